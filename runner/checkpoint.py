@@ -25,6 +25,7 @@ from procap.methods.method import Method
 from runner.config import Amount, Count
 from runner.meters import MeterState
 from runner.results import CheckpointCard, EpochLog, write_bytes
+from shards.files import read_regular
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def read_checkpoint(path: Path, sha256: str | None = None) -> tuple[dict[str, Te
 def read_checkpoint_bytes(path: Path, sha256: str | None) -> bytes:
     """Read the bytes of a checkpoint. Raises UserError if it is missing or was altered."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"cannot read the checkpoint {path}: {reason}; train again with --force") from error

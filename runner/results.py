@@ -21,7 +21,7 @@ from procap.text import LabelSpace
 from runner.calibration import Calibration
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
 from shards.credentials import mask
-from shards.files import write_file
+from shards.files import read_regular, write_file
 
 SCHEMA: Literal[1] = 1
 Document = TypeVar("Document", bound=BaseModel)
@@ -269,7 +269,7 @@ def read_document(path: Path, model: type[Document], repair: str = "") -> Docume
     Raises UserError, which ends in `repair`, if it is broken. Types are strict: `true` is not accepted as a number.
     """
     try:
-        return model.model_validate_json(path.read_bytes(), strict=True)
+        return model.model_validate_json(read_regular(path), strict=True)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -38,6 +38,13 @@ def write_file(file: Path, content: bytes | str) -> None:
         os.fsync(stream.fileno())
 
 
+def read_regular(file: Path) -> bytes:
+    """Read a regular file. Raises OSError for anything else: a pipe or a device can be read without end."""
+    if file.exists() and not file.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(file))
+    return file.read_bytes()
+
+
 def file_sha256(file: Path) -> str:
     """Compute the SHA-256 of a whole file, in hex."""
     with file.open("rb") as stream:

@@ -272,6 +272,19 @@ def test_pictures_are_regular_files_inside_the_results_or_not_read(tmp_path, pla
     assert not [file for file in page.parent.rglob("predictions*")]
 
 
+def test_pipes_in_place_of_documents_are_named_and_not_read(tmp_path):
+    _, entries = begin(tmp_path, "base-to-novel", datasets=("tiles",), methods=("zeroshot", "maple"), seeds=(1,))
+    for entry in entries:
+        put_entry(tmp_path, entry)
+    folder = tmp_path / "collections/suite/base-to-novel"
+    first, second = (RunFolder(tmp_path / entry.path) for entry in entries)
+    for file in (folder / "plan.json", folder / "pictures.json", first.train_file, second.eval_files()[0]):
+        file.unlink(missing_ok=True)
+        os.mkfifo(file)
+    missing = section(write_report(tmp_path).read_text(), "missing")
+    assert missing.count("it is no regular file") == 2
+
+
 def test_pictures_that_are_not_recorded_or_that_are_of_other_runs_are_not_in_the_page(tmp_path):
     """Such as figures of an older options, which still lie in the folder."""
     root = tmp_path / "results"

@@ -29,6 +29,7 @@ from runner.config import Target
 from runner.results import write_json
 from runner.run_collection import COLLECTIONS
 from runner.run_folders import RunFolder
+from shards.files import read_regular
 from shards.names import NAME
 from shards.resolve import kind_of_name
 
@@ -113,7 +114,7 @@ class SuiteResults:
     def pictures(self) -> dict[str, Any]:
         """The contents of PICTURES if it covers exactly the planned runs, in their order; else empty."""
         try:
-            record = json.loads((self.folder / PICTURES).read_bytes())
+            record = json.loads(read_regular(self.folder / PICTURES))
             is_current = record["runs"] == self.paths and all(map(NAME.fullmatch, record["pictures"]))
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return {}
@@ -230,7 +231,7 @@ def write_plan(folder: Path, options: SuiteOptions, runs: Sequence[SuiteRun]) ->
 def read_plan(folder: Path, options: SuiteOptions) -> tuple[SuiteRun, ...]:
     """Read the planned runs of a suite with these options; empty if others or none were planned last."""
     try:
-        document = json.loads((folder / PLAN).read_bytes())
+        document = json.loads(read_regular(folder / PLAN))
         is_current = document["options"] == replace(options, reference="").to_json()
         return RUNS.validate_json(json.dumps(document["runs"])) if is_current else ()
     except (OSError, ValueError, RecursionError, KeyError, TypeError):

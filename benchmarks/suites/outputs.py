@@ -24,6 +24,7 @@ from runner.failures import describe_failure
 from runner.results import write_json
 from runner.run_collection import COLLECTIONS
 from runner.stop_signals import Interrupted
+from shards.files import read_regular
 
 OUTPUTS = "outputs.json"
 """The names of the current tables and plots in the folder of a suite."""
@@ -119,7 +120,7 @@ def remove_outdated(folder: Path, names: Iterable[str]) -> None:
     earlier: list[str] = []
     # Without a readable record nothing is removed.
     with suppress(OSError, ValueError):
-        earlier = json.loads(record.read_text(encoding="utf-8"))["outputs"]
+        earlier = json.loads(read_regular(record))["outputs"]
     for name in {*earlier} - {*current}:
         for suffix in (*SUFFIXES.values(), *FORMATS):
             (folder / f"{Path(name).name}.{suffix}").unlink(missing_ok=True)

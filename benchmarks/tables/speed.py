@@ -16,6 +16,7 @@ from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import BACKBONE, SuiteResults
 from benchmarks.tables.rows import published_title
 from benchmarks.tables.table import Column, Row, Table
+from shards.files import read_regular
 
 SCHEMA = 4
 """Version of `runtime.json`; reports of another version are ignored and measured again."""
@@ -38,7 +39,7 @@ def load_runtime_reports(results: Path) -> Iterator[tuple[Path, Report]]:
     """Load each report of this version below `results`, with its file; other files are left out."""
     for file in sorted((results / "runtime").glob("*/runtime.json")):
         try:
-            report = json.loads(file.read_bytes())
+            report = json.loads(read_regular(file))
         except (OSError, ValueError):
             continue
         if isinstance(report, dict) and report.get("schema") == SCHEMA:
