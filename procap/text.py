@@ -22,8 +22,9 @@ class LabelSpace:
 
     def __post_init__(self) -> None:
         for template in (self.template, *self.templates):
-            if template.count("{}") != 1:
-                raise ValueError(f"template {template!r} needs exactly one {{}} for the class name")
+            parts = template.split("{}")
+            if len(parts) != 2 or {*"".join(parts)} & {*"{}"}:
+                raise ValueError(f"template {template!r} needs exactly one {{}} for the class name, and no other brace")
         if not self.classnames:
             raise ValueError("a label space needs at least one class name")
 

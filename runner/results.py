@@ -291,6 +291,12 @@ class CheckpointCard(FrozenModel):
     backbone_digest: str
     manifest_digest: str
 
+    @model_validator(mode="after")
+    def _makes_prompts(self) -> CheckpointCard:
+        """Refuse templates and class names of which no prompts can be made."""
+        _ = self.space
+        return self
+
     @property
     def space(self) -> LabelSpace:
         """The classes the prompts were trained on."""

@@ -375,7 +375,7 @@ def saved(name, clip, space, seed=1):
         extra = {"token_prefix": words[:, :1], "token_suffix": words[:, 1 + n_ctx :]}
         extra = extra if layout.module else {f"prompt_learner.{key}": value for key, value in extra.items()}
     else:
-        extra = {"prompt_embeddings": words} if name == "mmrl" else {}
+        extra = {"prompt_embeddings": words} if name in ("mmrl", "mmrlpp") else {}
     if not layout.module:
         extra |= public.frozen_state(clip) | {"logit_scale": clip.logit_scale}
     extra |= {f"{start}weight" if start.endswith(".") else start: torch.ones(2) for start in layout.unused}

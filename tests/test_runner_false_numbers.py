@@ -18,7 +18,7 @@ from small_runs import make_runtime
 
 from benchmarks.cli import main
 from procap.errors import UserError
-from runner.checkpoint import save_checkpoint
+from runner.checkpoint import read_checkpoint, save_checkpoint
 from runner.config import RunConfig, RuntimeConfig
 from runner.planning import plan_run
 from runner.results import CheckpointCard, write_bytes
@@ -127,6 +127,14 @@ def test_a_file_of_another_run_or_program_is_refused(runs, capsys, name):
     damage, words = FILES[name]
     damage(*runs)
     assert_table(runs, capsys, words)
+
+
+@pytest.mark.parametrize("changes", [{"template": "a photo"}, {"templates": ("{} {x}",)}, {"classnames": ()}])
+def test_a_checkpoint_of_which_no_prompts_can_be_made_is_refused(runs, tmp_path, changes):
+    _, card = read_checkpoint(runs[0].checkpoint_file)
+    save_checkpoint(tmp_path / CHECKPOINT, torch.nn.Linear(2, 2), card.model_copy(update=changes))
+    with pytest.raises(UserError, match=r"checkpoint\.safetensors is not a checkpoint of this program \(.*exactly|least"):
+        read_checkpoint(tmp_path / CHECKPOINT)
 
 
 @pytest.fixture(scope="module")
