@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from statistics import mean, stdev
 from types import SimpleNamespace
@@ -391,6 +391,15 @@ def test_the_diagram_shows_the_accuracy_of_every_bin(done):
     assert heights == pytest.approx({place: correct[place] / count[place] for place in np.flatnonzero(count)})
     shown = float(re.search(r"ECE ([\d.]+) %", novel.get_title(loc="left"))[1])
     assert shown == pytest.approx(rows.ece.mean(), abs=0.05)
+
+
+def test_a_method_without_results_on_a_half_has_an_empty_diagram(done):
+    is_missing = (done.frame.method == "zeroshot") & (done.frame.target_classes == "base")
+    part = replace(done, frame=done.frame[~is_missing])
+    figure = draw_styled(part.suite.plots(part)["reliability"])
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    empty = titles.index("CLIP (zero-shot)\nECE -")
+    assert [len(axes.patches) == 0 for axes in figure.axes] == [number == empty for number in range(12)]
 
 
 def test_the_report_has_the_measures_and_the_diagram(done, tmp_path):

@@ -147,7 +147,8 @@ def _draw_bins(panel: Axes, rows: pd.DataFrame, look: Look) -> None:
 
     bins = [fit.equal_width for fit in rows.calibration]
     count, confidence, correct = (
-        np.sum([getattr(widths, name) for widths in bins], axis=0) for name in ("count", "confidence", "correct")
+        np.sum([np.zeros(BINS), *(getattr(widths, name) for widths in bins)], axis=0)
+        for name in ("count", "confidence", "correct")
     )
     used = np.flatnonzero(count)
     accuracy, mean = correct[used] / count[used], confidence[used] / count[used]
