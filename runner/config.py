@@ -61,6 +61,8 @@ class RunConfig(FrozenModel):
     shots: int = Field(default=16, ge=0, description="training images per class; 0 takes all of them")
     seed: int = Field(default=1, ge=0, lt=2**32)
     precision: Precision = "fp32"
+    init: str = Field(default="", description="folder of the run that the training starts from, in these results")
+    init_digest: str = Field(default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of its checkpoint")
 
     @field_validator("method", "dataset", "backbone")
     @classmethod
@@ -74,9 +76,11 @@ class RunConfig(FrozenModel):
     def identity(self) -> dict[str, Any]:
         """Return the fields that change the trained weights and no others, so that equal trainings are one run.
 
-        A file of weights counts by the digest of its content: its path can differ between machines.
+        A file of weights, or a run to start from, counts by the digest of its content: paths differ between machines.
         """
-        plain = self.model_dump(mode="json", exclude={"recipe_name"})
+        plain = self.model_dump(mode="json", exclude={"recipe_name", "init"})
+        if not self.init_digest:
+            del plain["init_digest"]
         if self.weights_digest:
             plain |= {"backbone": self.backbone_name, "pretrained": None}
         recipe = plain["recipe"]

@@ -108,8 +108,8 @@ class CheckCase:
         if bank is not None:
             return bank.features[:BATCH, 0], bank.labels[:BATCH]
         assert setup.schedule is not None
-        images, labels = next(iter(setup.schedule.batches(0)))
-        return images.to(setup.method.clip.device), labels.to(setup.method.clip.device)
+        images, labels = (tensor.to(setup.method.clip.device) for tensor in next(iter(setup.schedule.batches(0))))
+        return setup.method.extend_batch(images, labels, generator(self.config.seed, "extend", 0))
 
     @cached_property
     def images(self) -> Tensor:
@@ -318,8 +318,10 @@ def train_in_memory(case: CheckCase) -> Method:
                 engine.close()
                 engine = setup.make_engine()
             engine.set_rate(*schedule.rates(step, epoch))
+            extend = generator(case.config.seed, "extend", step)
+            images, labels = method.extend_batch(images.to(device), labels.to(device), extend)
             noise = method.draw(generator(case.config.seed, "noise", step))
-            batch = Batch(images.to(device), labels.to(device), tuple(each.to(device) for each in noise))
+            batch = Batch(images, labels, tuple(each.to(device) for each in noise))
             engine.backward(engine.terms(batch))
             engine.update()
     if engine is not None:

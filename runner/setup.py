@@ -27,6 +27,7 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.engine import Engine
 from runner.environment import num_decoders
+from runner.initial_run import InitialRun
 from runner.schedule import Schedule
 from runner.workbench import Workbench
 from shards.device.stream import DeviceTrainStream, augments_on_device
@@ -64,9 +65,17 @@ class Setup:
 
 
 def set_up(
-    config: RunConfig, runtime: RuntimeConfig, device: torch.device, group: ProcessGroup, workbench: Workbench
+    config: RunConfig,
+    runtime: RuntimeConfig,
+    device: torch.device,
+    group: ProcessGroup,
+    workbench: Workbench,
+    initial: InitialRun | None = None,
 ) -> Setup:
-    """Open the data, load the backbone, build method, optimizer and engine; raises the user errors of all of them."""
+    """Open the data, load the backbone, build method, optimizer and engine; raises the user errors of all of them.
+
+    initial: the run whose learned tensors the training starts from.
+    """
     acceleration = Acceleration.parse(runtime.accelerate, device)
     if group.size > 1:
         # Collectives are not captured, so steps of several ranks run eagerly.
@@ -98,10 +107,14 @@ def set_up(
     make = partial(make_engine, method, config, runtime, group)
     if stream:
         schedule = Schedule(config.recipe, stream, method)
+        method.training_images = stream
         method.prepare_training()
         files = method.file_digests(method.options, method.space.dataset)
         for option, digest in files.items():
             group.check_same(f"the file of option {option}", digest)
+        if initial:
+            initial.load_into(method)
+            files = {**files, "init": initial.sha256}
         method.begin_stage(0)
         engine = make()
     return Setup(method, card, engine, make, schedule, fewshot, acceleration, files, source)
@@ -188,12 +201,10 @@ def changed_file(config: RunConfig, recorded: Mapping[str, str]) -> str:
 
     A file that is no longer there is not compared.
     """
-    if not recorded:
-        return ""
     options = method_options(config.method, config.options)
     with suppress(UserError):
         digests = method_class(config.method).file_digests(options, config.dataset)
-        return next((name for name in recorded if digests.get(name) != recorded[name]), "")
+        return next((name for name, digest in digests.items() if recorded.get(name, digest) != digest), "")
     return ""
 
 

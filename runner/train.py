@@ -20,6 +20,7 @@ from runner.engine import Batch
 from runner.environment import environment, provenance, resolve_device
 from runner.failures import describe_failure
 from runner.feature_bank import learn_features
+from runner.initial_run import first_stage, read_initial_run
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults, synchronized_run
@@ -76,6 +77,8 @@ def train(
         if finished := read_finished(config, runtime, folder, group, workbench):
             remote.push_run(config.path)
             return finished
+    if source := first_stage(config):
+        train(source, runtime, group=group, workbench=workbench)
     with folder.locked() if first else nullcontext(), synchronized_run(remote, config.path, resumes=not force):
         if not force:
             # Another process may have finished the run while this one waited for the lock.
@@ -146,10 +149,11 @@ def _train(
 ) -> TrainResult | Progress:
     """Set up, train to the end or to epoch `until`, and write the result."""
     device = resolve_device(runtime.device)
+    initial = read_initial_run(config, runtime, group)
     start_memory_peak(device)
     meter = Meter(device, WARMUP_STEPS, PHASES)
     with meter.phase("load", rated=False):
-        setup = set_up(config, runtime, device, group, workbench)
+        setup = set_up(config, runtime, device, group, workbench, initial)
     bank = None
     if isinstance(setup.method, FeatureMethod):
         with meter.phase("features", rated=False):
@@ -280,6 +284,7 @@ class TrainLoop:
             self.step = TrainStep(self.checkpointer.engine, self.meter, self.graphs)
         rates = self.schedule.rates(number, epoch)
         self.checkpointer.engine.set_rate(*rates)
+        images, labels = self.method.extend_batch(images, labels, generator(self.config.seed, "extend", number))
         noise = self.method.draw(generator(self.config.seed, "noise", number))
         device = self.method.clip.device
         batch = Batch(images, labels, tuple(upload(tensor, device) for tensor in noise))

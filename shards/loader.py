@@ -132,6 +132,10 @@ class TrainStream:
         """Return this process's part of a global batch."""
         return batch[self.rank :: self.world_size]
 
+    def image(self, i: int, generator: torch.Generator) -> Tensor:
+        """Return image `i` in a random view [3, S, S], on the CPU."""
+        return self.augment(self._images[i], generator)
+
     def augment_generator(self, epoch: int, i: int) -> torch.Generator:
         """Return the generator for the augmentation of image `i` in `epoch`."""
         return generator(self.seed, "augment", epoch, i)

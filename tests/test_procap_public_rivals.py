@@ -1,6 +1,8 @@
 """ProGrad, BPL and DePT equal their public code; figures as in test_procap_public_code."""
 
+import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from public_code import CLASSNAMES, FIGURES, LABELS, condense, draws, images, lo
 
 from procap import reference, text
 from procap.errors import UsageError
-from procap.methods import build_method, method_class
+from procap.methods import build_method, dpc, method_class
 from procap.weights.loading import load_clip
 from runner.engine import Batch, Engine
 from runner.planning import plan_run
@@ -229,3 +231,55 @@ def test_the_teacher_of_kdpl_predicts_at_the_scale_of_the_student():
     assert method.file_digests(method.options, "") == {"teacher": mini_clip.digest()}
     with pytest.raises(UsageError, match="give --option teacher=BACKBONE:WEIGHTS"):
         build_method("kdpl", mini_clip, space, {}, torch.Generator().manual_seed(0)).prepare_training()
+
+
+def pool_of_images(images, shots):
+    """Training images of which each class has `shots`, one class behind the other, without random views."""
+    labels = torch.arange(len(images)) // shots
+    return SimpleNamespace(labels=labels, image=lambda i, generator: images[i])
+
+
+def built_dpc(new_weight=0.0):
+    method = build_method(
+        "dpc", small_clip(), text.LabelSpace(CLASSNAMES), {"similar": 3, "new_weight": new_weight},
+        torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    tuned = torch.from_numpy(0.1 * draws(13).standard_normal((4, 512), dtype=np.float32))
+    method.load_state_dict(method.initial_state({"context": tuned}))
+    return method
+
+
+def test_dpc_equals_the_public_code(monkeypatch):
+    figures, method, same_draws = figures_of("dpc"), built_dpc(), random.Random(5)
+    monkeypatch.setattr(dpc.random, "Random", lambda seed: same_draws)
+    method.training_images = pool_of_images(images(27, seed=20), 3)
+    engine = Engine(method, plan_run(method="dpc", dataset="dtd"))
+    engine.set_rate(0.002)
+    for step in range(3):
+        batch = method.extend_batch(images(), LABELS, torch.Generator())
+        terms = engine.terms(Batch(*batch, ()))
+        near(terms.detach().sum(), figures["steps/loss"][step])
+        engine.backward(terms)
+        if not step:
+            # Theirs has the negatives of an image behind it, ours behind the batch.
+            assert sorted(batch[1].tolist()) == sorted(figures["sample/labels"].tolist())
+            assert batch[1][5:].tolist() == [i // 3 for i in figures["sample/pool_index"]]
+            near(terms.detach() * 2, [figures["loss/ce_image"], figures["loss/ce_text"]])
+            near_condensed(method.context.grad, figures["grad/prompt_learner.ctx"])
+            assert figures["rule/gradient_factor"] == 1 / method.options.weight
+        engine.update()
+        if not step:
+            near_condensed(method.context, figures["steps/ctx_after_1"])
+    near_condensed(method.context, figures["steps/ctx_after_3"])
+    near(method.classifier()(images()), figures["eval_logits"])
+    near(method.classifier(novel_space(method, figures))(images()), figures["novel_logits"])
+
+
+def test_dpc_mixes_both_prompts_for_new_classes():
+    method, half = built_dpc(), built_dpc(0.5)
+    with torch.no_grad():
+        half.context.mul_(3)
+        method.context.mul_(2)
+    other = replace(method.space, dataset="another")
+    assert torch.equal(half.classifier(other)(images()), method.classifier()(images()))
+    assert not torch.equal(half.classifier()(images()), method.classifier()(images()))

@@ -97,6 +97,14 @@ def default_method(selection: SelectionFlags, datasets: Iterable[str], data: Pat
     return "probe" if is_users and selection.backbone in ("", "mini") else ""
 
 
+def start_runs(configs: Sequence[RunConfig], init: str, runtime: RuntimeConfig) -> list[RunConfig]:
+    """Let runs start from the finished run `init`: its folder, or a unique prefix of its hash."""
+    from runner.initial_run import start_from
+
+    source, found_in = find_run(Path(init), runtime)
+    return [start_from(config, source, found_in.results, runtime) for config in configs]
+
+
 def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """Leave out methods of the group `text`, such as "all", for which `options` lack one that their training needs.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.config_file import ConfigFlags
 from benchmarks.cli.dry_run import show_plan
-from benchmarks.cli.selection import runtime_config, selected_runs
+from benchmarks.cli.selection import runtime_config, selected_runs, start_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, plural, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
 from benchmarks.suites.checks import check_training_images, check_weights_of, note_warmup, note_warning
@@ -45,6 +45,7 @@ def train(
     engine: flags.EngineFlags,
     mode: flags.ModeFlags,
     output: flags.OutputFlags,
+    init: Annotated[str, flags.flag("RUN", "finished run to start from: its folder, or a prefix of its hash")] = "",
 ) -> int:
     """Train methods on data sets. Finished runs are kept, interrupted ones are resumed.
 
@@ -57,13 +58,17 @@ def train(
         if not is_first_rank():
             return 0
         RemoteResults.from_runtime(runtime).pull_all()
-        specs = [RunSpec(config=config) for config in selected_runs(selection, recipe, runtime.data)]
+        configs = selected_runs(selection, recipe, runtime.data)
+        specs = [RunSpec(config=config) for config in (start_runs(configs, init, runtime) if init else configs)]
         return show_plan(specs, read_states(specs, runtime, force=mode.force), output)
     # One process checks its flags before it imports torch, which takes seconds. Several check them inside the group, so
     # that an error of one host alone, such as missing data, reaches the others.
-    runs = _checked_runs(selection, recipe, runtime, mode) if ranks_from_environment().size == 1 else []
+    runs = _checked_runs(selection, recipe, runtime, mode, init) if ranks_from_environment().size == 1 else []
     with process_group(runtime) as (group, runtime):
-        runs = runs or _checked_runs(selection, recipe, runtime, mode)
+        if not runs:
+            # Only rank 0 needs access to the results folder, which has the run to start from.
+            call = group.call_on_first if init else lambda check: check()
+            runs = call(lambda: _checked_runs(selection, recipe, runtime, mode, init))
         failures = Failures(len(runs), verbose=output.verbose, group=group)
         done = _train_all(runs, runtime, failures, group, force=mode.force)
         exporter_for(runtime).flush(create=False)
@@ -76,7 +81,8 @@ def train(
         show(columns(("run", "loss (all terms)", "steps", "seconds", "images/s"), rows))
         note_warning((config.path, _training_warning(config, result)) for config, result in done.items())
     if rows and not failures.reasons:
-        note(f"next: procap eval {flags.command_line(selection, recipe, runtime_flags)}")
+        named = " ".join(str(runtime.results / config.path) for config in done) if init else ""
+        note(f"next: procap eval {named or flags.command_line(selection, recipe, runtime_flags)}")
     code = note_failures(len(done), failures.reasons)
     if output.json:
         long = {"epochs", "fewshot", "environment"}
@@ -86,10 +92,11 @@ def train(
 
 
 def _checked_runs(
-    selection: flags.SelectionFlags, recipe: flags.RecipeFlags, runtime: RuntimeConfig, mode: flags.ModeFlags
+    selection: flags.SelectionFlags, recipe: flags.RecipeFlags, runtime: RuntimeConfig, mode: flags.ModeFlags, init: str
 ) -> list[RunConfig]:
     """Return the selected runs. Raises UserError without their weights."""
     runs = selected_runs(selection, recipe, runtime.data)
+    runs = start_runs(runs, init, runtime) if init else runs
     check_weights_of(runs, runtime)
     folders = [(config.dataset, RunFolder(runtime.results / config.path)) for config in runs]
     find_unpacked((name for name, folder in folders if mode.force or not folder.train_file.exists()), runtime.data)

@@ -30,6 +30,7 @@ TITLES: Mapping[str, str] = {
     "dept-maple": "DePT (MaPLe)",
     "kdpl": "KDPL (CoOp)",
     "kdpl-maple": "KDPL (MaPLe)",
+    "dpc": "DPC (CoOp)",
     "mma": "MMA",
     "mmrl": "MMRL",
     "mmrlpp": "MMRL++",

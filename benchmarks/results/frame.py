@@ -245,6 +245,8 @@ def describe_settings(config: RunConfig) -> dict[str, str]:
     settings |= {f"{config.method}.{name}": format_value(value) for name, value in sorted(config.options.items())}
     if config.recipe.epochs:
         settings |= {"shots": str(config.shots or "full"), "recipe": config.recipe_name}
+        # The method of the run that the training started from.
+        settings["init"] = Path(config.init).parts[-4] if config.init else "none"
         # Published recipes set these two by data set.
         fields = set(config.identity()["recipe"]) - {"colour_jitter", "rotation"}
         settings |= {f"recipe.{name}": format_value(getattr(config.recipe, name)) for name in sorted(fields)}

@@ -46,6 +46,7 @@ class Case:
         if self.trains:
             self.training = Training(self.method, config, mode, settings.accelerations, self.meter)
             self.stream = self._stream()
+            self.method.training_images = self.stream
             self.schedule = Schedule(config.recipe, self.stream, self.method)
             self.steps = self.schedule.steps
             self._losses = AsyncLosses(self.device)

@@ -119,6 +119,7 @@ class Training(_Workload):
 
     def batch(self, images: Tensor, labels: Tensor, number: int) -> Batch:
         """Make a batch of images [B, 3, S, S] and labels [B] on the device, with the noise of step `number`."""
+        images, labels = self.method.extend_batch(images, labels, generator(self.config.seed, "extend", number))
         noise = self.method.draw(generator(self.config.seed, "noise", number))
         return Batch(images, labels, tuple(upload(tensor, self.device) for tensor in noise))
 

@@ -46,6 +46,7 @@ METHODS: dict[str, str] = {
     "dept-maple": "procap.methods.dept:DePTMaPLe",
     "kdpl": "procap.methods.kdpl:KDPL",
     "kdpl-maple": "procap.methods.kdpl:KDPLMaPLe",
+    "dpc": "procap.methods.dpc:DPC",
     "mma": "procap.methods.mma:MMA",
     "mmrl": "procap.methods.mmrl:MMRL",
     "mmrlpp": "procap.methods.mmrlpp:MMRLPP",
@@ -63,7 +64,7 @@ METHOD_GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "prompts": (
         "coop", "cocoop", "kgcoop", "vpt", "ivlp", "maple", "promptsrc", "coprompt", "tcp", "prograd", "bpl", "dept",
-        "dept-maple", "kdpl", "kdpl-maple", "mmrl", "mmrlpp", "mmlop", "procap",
+        "dept-maple", "kdpl", "kdpl-maple", "dpc", "mmrl", "mmrlpp", "mmlop", "procap",
     ),
     "probabilistic": ("bpl", "procap"),
 }  # fmt: skip

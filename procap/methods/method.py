@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import getattr_static
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,15 @@ TRANSFER_TASKS = ("cross-dataset", "domain-generalization")
 
 Noise = tuple[Tensor, ...]
 """All random tensors of one training step, drawn before it; () for a deterministic method."""
+
+
+class TrainingImages(Protocol):
+    """The training images of a run, by index."""
+
+    labels: Tensor
+
+    def image(self, i: int, generator: torch.Generator) -> Tensor:
+        """Return image `i` in a random view [3, H, W], on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,8 @@ class Method(nn.Module):
     reads_names: it depends on the names of the classes.
     knows_new_classes: it can classify images of classes that it was not trained on.
     combines_gradients: training descends what `combine_gradients` makes of the gradients of the loss terms.
+    first_stage: a method with a subset of its options, whose trained tensors are its initial ones.
+    training_images: the training images, None outside of training.
     """
 
     Options: ClassVar[type[BaseModel]]
@@ -91,6 +102,7 @@ class Method(nn.Module):
     reads_names: ClassVar[bool] = True
     knows_new_classes: ClassVar[bool] = True
     combines_gradients: ClassVar[bool] = False
+    first_stage: ClassVar[str] = ""
     class_ids: Tensor
     class_reference: Tensor | None
 
@@ -105,6 +117,7 @@ class Method(nn.Module):
         self.space = space
         self.options = options
         self.group: Communicator | None = None
+        self.training_images: TrainingImages | None = None
         self.image_adapter: nn.Module = nn.Identity()
         self.text_adapter: nn.Module = nn.Identity()
         self._prompts = self.class_prompts(space)
@@ -206,6 +219,17 @@ class Method(nn.Module):
     def kernels(self) -> str:
         """Which of several implementations the method uses on its device, recorded in `train.json`; empty for one."""
         return ""
+
+    def initial_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the learned tensors that a training starts from, made from those of a finished run."""
+        return dict(tensors)
+
+    def extend_batch(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Add training images to a batch before a step; all ranks call this with equal generators.
+
+        images [B, 3, H, W] and labels [B] are those of `loss`, which gets what is returned.
+        """
+        return images, labels
 
     def adapt_shapes(self, tensors: Mapping[str, Tensor]) -> None:
         """Prepare learned tensors whose shape depends on the training images for loading `tensors`."""

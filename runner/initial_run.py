@@ -1,0 +1,84 @@
+"""Start a training from the learned tensors of a finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from procap.errors import UsageError, UserError
+from procap.methods import method_class
+from procap.methods.features import FeatureMethod
+from procap.methods.method import Method
+from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
+from runner.config import RunConfig, RuntimeConfig
+from runner.distributed.collectives import ProcessGroup
+from runner.remote_results import RemoteResults
+from runner.run_folders import RunFolder
+
+
+@dataclass(frozen=True)
+class InitialRun:
+    """The learned tensors of a finished run, and the folder and SHA-256 of its checkpoint."""
+
+    folder: Path
+    tensors: Mapping[str, Tensor]
+    sha256: str
+
+    def load_into(self, method: Method) -> None:
+        """Set the initial tensors of `method`. Raises UserError, which names tensors that do not fit."""
+        load_into(method, method.initial_state(self.tensors), self.folder)
+
+
+def start_from(config: RunConfig, source: RunConfig, results: Path, runtime: RuntimeConfig) -> RunConfig:
+    """Return `config` with the finished run `source`, which lies below `results`, as its start.
+
+    Raises UsageError for a run that has seen other images of the data set, whose accuracy would not be that of the
+    shots or classes of `config`.
+    """
+    if not config.recipe.epochs or issubclass(method_class(config.method), FeatureMethod):
+        raise UsageError(f"--init: {config.method} has no training on images that could start from a run")
+    training = RunFolder(results / source.path).train()
+    if training is None:
+        raise UsageError(f"--init: {source.path} is not finished")
+    images = ("classes", "shots", "seed")
+    if source.dataset == config.dataset and any(getattr(source, name) != getattr(config, name) for name in images):
+        raise UsageError(f"--init: {source.path} has seen other images: train with its {', '.join(images)}")
+    is_here = results.resolve() == runtime.results.resolve()
+    folder = source.path if is_here else (results / source.path).resolve().as_posix()
+    return config.model_copy(update={"init": folder, "init_digest": training.checkpoint_sha256})
+
+
+def first_stage(config: RunConfig) -> RunConfig | None:
+    """Return the run that `config` starts from unless it names one: its method's first stage, in the same recipe."""
+    name = method_class(config.method).first_stage
+    if config.init or not name or not config.recipe.epochs:
+        return None
+    options = {option: config.options[option] for option in method_class(name).Options.model_fields}
+    return config.model_copy(update={"method": name, "options": options})
+
+
+def read_initial_run(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> InitialRun | None:
+    """Read the run that `config` starts from, None without one; all ranks call this.
+
+    Raises UserError if its checkpoint is not the one that `config` was planned with.
+    """
+    first = first_stage(config)
+    path = first.path if first else config.init
+    if not path:
+        return None
+    folder = RunFolder(runtime.results / path)
+
+    def read() -> tuple[bytes, str]:
+        if not Path(path).is_absolute():
+            RemoteResults.from_runtime(runtime).pull_run(path)
+        training = folder.train()
+        if training is None:
+            raise UserError(f"{folder.path}, from which {config.path} starts, is not finished")
+        sha256 = config.init_digest or training.checkpoint_sha256
+        return read_checkpoint_bytes(folder.checkpoint_file, sha256), sha256
+
+    data, sha256 = group.call_on_first(read)
+    return InitialRun(folder.path, decode_checkpoint(data, folder.checkpoint_file)[0], sha256)

@@ -1,0 +1,75 @@
+"""Trainings that start from a finished run."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_runs import make_runtime
+
+from procap.errors import UserError
+from runner.config import Target
+from runner.evaluate import evaluate
+from runner.initial_run import first_stage, start_from
+from runner.planning import plan_run
+from runner.run_folders import RunFolder
+from runner.train import train
+
+FIELDS = {"dataset": "digits", "shots": 2}
+SHORT = {"epochs": 2, "batch_size": 4, "warmup": "none"}
+
+
+def tensors(runtime, config):
+    return load_file(RunFolder(runtime.results / config.path).checkpoint_file)
+
+
+@pytest.fixture(scope="module")
+def runtime(few_digits, tmp_path_factory):
+    return make_runtime(few_digits, tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="module")
+def coop(runtime, short_checkpoint):
+    config = plan_run(method="coop", backbone=str(short_checkpoint), overrides={**SHORT, "lr": 0.01}, **FIELDS)
+    train(config, runtime)
+    return config
+
+
+def test_a_training_starts_from_the_tensors_of_a_run_which_is_part_of_its_identity(coop, runtime, short_checkpoint):
+    slow = {**SHORT, "epochs": 1, "lr": 1e-9}
+    plain = plan_run(method="kgcoop", backbone=str(short_checkpoint), overrides=slow, **FIELDS)
+    config = start_from(plain, coop, runtime.results, runtime)
+    assert config.path != plain.path == plain.model_copy(update={"init": "elsewhere"}).path
+    result = train(config, runtime)
+    source = RunFolder(runtime.results / coop.path).train()
+    assert result.files == {"init": source.checkpoint_sha256} == {"init": config.init_digest}
+    assert torch.allclose(tensors(runtime, config)["context"], tensors(runtime, coop)["context"], atol=1e-7)
+    assert train(config, runtime) == result, "a finished run is read"
+
+
+def test_a_run_that_does_not_fit_is_refused_in_one_line(coop, runtime, short_checkpoint):
+    def start(method="coop", **more):
+        plain = plan_run(method=method, backbone=str(short_checkpoint), overrides={**SHORT, "lr": 0.1}, **FIELDS | more)
+        train(start_from(plain, coop, runtime.results, runtime), runtime)
+
+    wrong = [("does not fit this method", {"options": {"n_ctx": 2, "ctx_init": ""}}), ("other images", {"seed": 2})]
+    wrong += [("no training on images", {"method": "taskres"}), ("other images", {"classes": "all"})]
+    for message, fields in wrong:
+        with pytest.raises(UserError, match=message) as raised:
+            start(**fields)
+        assert "\n" not in str(raised.value)
+    other = coop.model_copy(update={"init": coop.path, "init_digest": "0" * 64})
+    with pytest.raises(UserError, match="SHA-256 differs"):
+        train(other, runtime)
+
+
+def test_dpc_trains_coop_first_and_keeps_its_prompt_for_new_classes(runtime, short_checkpoint, tmp_path):
+    config = plan_run(method="dpc", backbone=str(short_checkpoint), overrides={**SHORT, "lr": 0.01}, **FIELDS)
+    first = first_stage(config)
+    train(config, runtime)
+    mine, tuned = tensors(runtime, config), tensors(runtime, first)["context"]
+    assert torch.equal(mine["tuned"], tuned) and not torch.equal(mine["context"], tuned)
+    novel = Target("digits", "novel")
+    assert evaluate(config, novel, runtime).correct == evaluate(first, novel, runtime).correct
+    paused = make_runtime(runtime.data, tmp_path)
+    train(config, paused, until=1)
+    train(config, paused)
+    assert all(torch.equal(tensor, mine[name]) for name, tensor in tensors(paused, config).items())
