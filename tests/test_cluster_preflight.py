@@ -116,7 +116,8 @@ def nodes(data, tmp_path_factory):
 
 def check(data: str, results: str, **how: float) -> None:
     runtime = RuntimeConfig(data=Path(data), results=Path(results))
-    check_nodes(StoragePaths(data, results, runtime), {"toy": ("train", "test")}, **how)
+    # A busy machine takes its time to start the processes of several nodes.
+    check_nodes(StoragePaths(data, results, runtime), {"toy": ("train", "test")}, **{"timeout": 600.0} | how)
 
 
 @pytest.mark.slow

@@ -419,7 +419,7 @@ def test_the_error_of_a_node_that_died_is_printed_without_its_log(local_ray, mon
         report_raylet_error_logs(folder, ray._private.worker.global_worker.gcs_client)
     lines = ""
     while "Raylet is terminated" not in lines or not lines.endswith("\n"):
-        lines += printed.get(timeout=60)
+        lines += printed.get(timeout=600)
     assert "(3) Other termination signals." in lines and "state-dump" not in lines
 
 

@@ -122,7 +122,10 @@ def _read_sections(
 
 def _describe_state(sections: Sequence[Section]) -> str:
     """Describe how many runs are finished; a run that is unfinished in several suites counts once."""
-    runs = plural(len({path for section in sections for path in section.paths}), "run")
+    paths = {path for section in sections for path in section.paths}
+    if not paths:
+        return "No run can be shown."
+    runs = plural(len(paths), "run")
     unfinished = {run.path: run for section in reversed(sections) for run in section.unfinished}
     if unfinished:
         return f"{len(unfinished)} of {runs} unfinished: {count_states(unfinished.values())}."
