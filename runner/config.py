@@ -14,6 +14,7 @@ from procap.errors import UsageError, unknown_name
 from procap.recipe import Recipe
 from runner.acceleration import acceleration_names
 from runner.environment import check_device_name
+from shards.default_paths import data_root
 from shards.fewshot import Classes, parse_classes
 from shards.names import has_control
 from shards.urls import redact
@@ -206,6 +207,7 @@ ENGINES = ("ddp", "deepspeed")
 class RuntimeConfig:
     """Where and how a run is executed; no field changes its training, and only two its evaluations.
 
+    data: the folder of packed data sets, by default the one of the command line.
     workers: threads that decode images; None: see `runner.environment.num_decoders`.
     accelerate: accelerations, as `runner.acceleration.Acceleration.parse` parses them.
     limit, evaluation: the first N images of a target, and the settings; both are recorded with each result.
@@ -214,8 +216,8 @@ class RuntimeConfig:
     no_cache: read shards from start to end for evaluation and for training on all images, from a URL without a copy.
     """
 
-    data: Path
-    results: Path
+    data: Path = field(default_factory=data_root)
+    results: Path = Path("results")
     device: str = "auto"
     workers: int | None = None
     checkpoint_seconds: float = 30.0

@@ -1,6 +1,7 @@
 """The documentation: links lead somewhere, commands exist with their flags, and the runnable ones run."""
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -140,6 +141,27 @@ def test_the_commands_of_a_page_run(page, tmp_path):
     if page.stem == "extending":
         write_examples(page, tmp_path)
     run_blocks(page, tmp_path)
+
+
+def run_python(code: str, folder: Path) -> str:
+    """Run Python code in a new folder, and return what it prints."""
+    environment = os.environ | {"PROCAP_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_python_of_the_training_page_runs(tmp_path):
+    code = blocks(ROOT / "docs" / "training.md", "python")
+    code.append("print(len(training.epochs), result.total, len(frame), len(features.paths), *probabilities.shape)")
+    assert run_python("\n".join(code), tmp_path).splitlines()[-1] == "2 540 1 898 1 10"
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path):
+    notebook = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text())
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert "| MaPLe" in run_python("\n".join(cells), tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
