@@ -181,7 +181,7 @@ class Block(nn.Module):
         live: the only rows of `x` that depend on something learned; None: all may.
         folded: compute the MLP in fewer passes (`MLP.folded`).
         adapter: a row-wise module whose output on `ln_1(x)` is added to the block's.
-        branch: low-rank branches beside the projections of the attention.
+        branch: low-rank branches next to the projections of the attention.
         """
         if branch is not None:
             out = self._with_branch(x, pattern, read, folded, branch)

@@ -145,7 +145,7 @@ class CLIP(nn.Module):
         return tokenize(texts, self.geometry.context_length).to(self.device)
 
     def unknown_names(self, names: Sequence[str]) -> list[str]:
-        """List names without a word that has an embedding of its own; CLIPs trained on large data have none.
+        """List names in which no word has a learned embedding; CLIPs trained on large data have none.
 
         `mini` gives all words that it was not trained on one embedding, and so cannot distinguish such classes.
         """
@@ -171,14 +171,14 @@ class CLIP(nn.Module):
         return self._digest
 
 
-def describe_differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """Describe how the names and shapes of `found` differ from those of `expected`; lists the first few."""
-    missing = [name for name in expected if name not in found]
-    extra = [name for name in found if name not in expected]
+def describe_differences(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> list[str]:
+    """Describe how the names and shapes of `actual` differ from those of `expected`; lists the first few."""
+    missing = [name for name in expected if name not in actual]
+    extra = [name for name in actual if name not in expected]
     shapes = [
-        f"{name} is {list(found[name].shape)}, expected {list(like.shape)}"
+        f"{name} is {list(actual[name].shape)}, expected {list(like.shape)}"
         for name, like in expected.items()
-        if name in found and found[name].shape != like.shape
+        if name in actual and actual[name].shape != like.shape
     ]
     lists = {"": shapes, "lacks ": missing, "has unknown ": extra}
     return [

@@ -1,4 +1,4 @@
-"""Low-rank branches beside the projections of a block's attention, and dropout that a seed alone determines.
+"""Low-rank branches next to the projections of a block's attention, and dropout that a seed alone determines.
 
 Shapes: N items of the tower's batch, L rows, D width, R rank.
 """

@@ -56,12 +56,12 @@ class Plan:
     """What a method changes in a frozen tower.
 
     tokens: token operations; those of one layer act in this order.
-    adapters: by block (0-based), a row-wise module beside the block, on `ln_1` of its input x [N, L, D]: the block's
+    adapters: by block (0-based), a row-wise module next to the block, on `ln_1` of its input x [N, L, D]: the block's
         output becomes block(x) + adapter(ln_1(x)). Attention and MLP of the block do not see what the adapter adds.
     weights: tensors, learned or not, that replace the tower's own, by their names in the tower's state dict: those of
         blocks, of the LayerNorms before (vision only) and after them, and of the projection.
     read_op: index in `tokens` of an operation that inserts rows, whose final states the vision tower returns as well.
-    branches: by block (0-based), low-rank branches beside the projections of its attention, for training with dropout;
+    branches: by block (0-based), low-rank branches next to the projections of its attention, for training with dropout;
         without dropout the same change is one of `weights`.
     """
 
@@ -257,7 +257,7 @@ def call_with(module: nn.Module, name: str, weights: Mapping[str, Tensor], *argu
 def check_plan(plan: Plan, layers: int, others: Sequence[str]) -> None:
     """Raise ValueError for a change that a tower of `layers` blocks does not have.
 
-    others: names of the parts beside the blocks whose weights a plan may replace as well.
+    others: names of the parts next to the blocks whose weights a plan may replace as well.
     """
     for name in plan.weights:
         if not name.startswith((BLOCKS, *others)):

@@ -74,7 +74,7 @@ def with_plain_encoders(method: Method) -> Method:
 
 
 EPSILON = 1e-5
-"""Of every LayerNorm of CLIP."""
+"""The epsilon of every LayerNorm of CLIP."""
 
 
 class PlainCLIP:

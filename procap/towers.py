@@ -68,7 +68,7 @@ class Transformer(nn.Module):
             if live is not None and 2 * (live.stop - live.start) > sequence.x.shape[1]:
                 live = None
             pattern, select = sequence.pattern(layer), None
-            # Of the last block only the rows that are read out are needed: all rows are keys, few are queries.
+            # Only the rows of the last block that are read out are needed: all rows are keys, few are queries.
             if layer == last and not every_row:
                 pattern, select = sequence.read_out_rows(plan.read_op)
             x = block(

@@ -62,7 +62,7 @@ class CudaGraphs:
 
 
 def warm_up_and_capture(graphs: CudaGraphs, parts: Sequence[Part], what: str) -> list[Part]:
-    """Run `parts` in turns and return their replays; none, with a warning, if they cannot be captured."""
+    """Run `parts` alternately and return their replays; none, with a warning, if they cannot be captured."""
     for _ in range(WARMUP_RUNS):
         for part in parts:
             part()

@@ -33,7 +33,7 @@ LIBRARY_DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Otherwise torch prints a page of C++ frames when another process of the run dies.
     "TORCH_CPP_LOG_LEVEL": "ERROR",
-    # The profiler would print messages of its own.
+    # The profiler would print further messages.
     "KINETO_LOG_LEVEL": "99",
 }
 

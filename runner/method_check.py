@@ -333,12 +333,12 @@ def train_in_memory(case: CheckCase) -> Method:
 
 def check_processes(case: CheckCase) -> str:
     """Check that two processes train to the losses and weights of one."""
-    one, runtime = case.training, replace(case.runtime, results=case.runtime.results / "two")
+    single, runtime = case.training, replace(case.runtime, results=case.runtime.results / "two")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        ranks = [pool.submit(_train_rank, rank, port, case.config, replace(runtime, timeout=60.0)) for rank in range(2)]
+        ranks = [pool.submit(_train_rank, rank, port, case.config, runtime) for rank in range(2)]
         errors = [error for rank in ranks if (error := rank.result())]
     # A rank that waits for another one reports that first.
     causes = [error for error in errors if not error.startswith("rank ")]
@@ -347,7 +347,7 @@ def check_processes(case: CheckCase) -> str:
     results = [RunFolder(each.results / case.config.path) for each in (case.runtime, runtime)]
     two = results[1].train()
     assert two
-    for log, other in zip(one.epochs, two.epochs, strict=True):
+    for log, other in zip(single.epochs, two.epochs, strict=True):
         for name, value in log.terms.items():
             close = abs(value - other.terms[name]) <= TERMS_TOLERANCE * max(1.0, abs(value))
             _require(close, f"{name} of epoch {log.epoch + 1}: {value:.5f}, with two {other.terms[name]:.5f}; {hint}")

@@ -35,13 +35,13 @@ LOCAL_ONLY = re.compile(r"(mlruns|mlartifacts)/|mlflow\.db|(.*/)?\.")
 logger = logging.getLogger(__name__)
 
 
-def results_root(given: str, cache: Path) -> tuple[Path, str | None]:
+def results_root(location: str, cache: Path) -> tuple[Path, str | None]:
     """Return the local folder for `--results`, and the URL that it stands for; None for a folder or a file:// URL.
 
     Raises UsageError for a URL that cannot be written to, UserError if a package is missing.
     """
-    url = canonical(given) if is_url(given) else ""
-    folder = local_path(url) if url else Path(given).expanduser()
+    url = canonical(location) if is_url(location) else ""
+    folder = local_path(url) if url else Path(location).expanduser()
     if folder is not None:
         return folder, None
     if scheme(url) in ("http", "https", "hf"):

@@ -19,7 +19,7 @@ NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS
 
 @contextmanager
 def replace_at_end(file: Path) -> Iterator[Path]:
-    """Yield the name of a temporary file beside `file` that replaces it at the end of the block, not after an error."""
+    """Yield the name of a temporary file next to `file`, which replaces it at the end of the block unless it fails."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         yield temporary

@@ -35,7 +35,7 @@ def to_device(
 
 
 class SideStream:
-    """A CUDA stream for work beside that of the consumer; the work issued on one device keeps its order."""
+    """A CUDA stream for work parallel to that of the consumer; the work issued on one device keeps its order."""
 
     def __init__(self, device: torch.device) -> None:
         if device.type == "cuda" and device.index is None:

@@ -179,7 +179,7 @@ def table(report: dict[str, Any]) -> str:
     """Format the report as Markdown."""
     images = report["images"]
     parts = [
-        "# Packing and streaming beside bare loops of Pillow",
+        "# Packing and streaming compared with bare loops of Pillow",
         f"{images['count']:,} JPEGs of 500 x 375 pixels, {images['mean_bytes'] / 1000:.0f} kB on average; medians of "
         f"{report['rounds']} interleaved rounds; {describe_machine(report)}, Pillow {report['pillow']}.",
         f"    {report['command']}",
@@ -203,11 +203,11 @@ def _line(row: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Parse the command line, measure, print the table and write it with the measurements."""
-    parser = argparse.ArgumentParser(description="Time packing and streaming beside bare loops of Pillow.")
+    parser = argparse.ArgumentParser(description="Time packing and streaming compared with bare loops of Pillow.")
     parser.add_argument("--images", type=int, default=1500, help="100 for a quick look")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="default: one per core")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/loader.json"), help="and .md beside it")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/loader.json"), help="and .md next to it")
     arguments = parser.parse_args()
     import torch
 

@@ -35,6 +35,6 @@ def describe_machine(record: dict[str, Any]) -> str:
 
 
 def write_record(file: Path, record: dict[str, Any], markdown: str) -> None:
-    """Write `record` to `file`, a .json, and `markdown` to the .md beside it."""
+    """Write `record` to `file`, a .json, and `markdown` to the .md next to it."""
     write_json(file, record)
     write_bytes(file.with_suffix(".md"), markdown.encode())

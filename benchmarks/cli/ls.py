@@ -179,7 +179,7 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         for result in folder.evaluations():
             target = Target.parse_unchecked(result.target)
             is_test_set = (target.dataset, target.split) == (config.dataset, "test")
-            # Of two classes or one there are no halves: the accuracy after base classes is then that on all.
+            # Two classes or fewer have no halves: the accuracy after base classes is then that on all.
             is_extra = (config.classes, target.classes) == ("base", "all") and result.num_classes > 2
             if is_test_set and not (is_extra or result.limited or result.settings.label):
                 accuracies[target.classes] = result.accuracy

@@ -1,1 +1,1 @@
-"""Define an experiment: suites, variants, options, runs, profiles, and the published numbers beside them."""
+"""Define an experiment: suites, variants, options, runs, profiles, and the published numbers next to them."""

@@ -287,7 +287,7 @@ class Suite:
             raise UsageError(f"--shots {listed}: {self.name} takes one number; few-shot draws curves over several")
         for first, second in combinations(variants, 2):
             if (first.name, first.key) == (second.name, second.key) and first != second:
-                raise UsageError(f"two variants are called '{first.name}': give each a title or a key of its own")
+                raise UsageError(f"two variants are called '{first.name}': give each a different title or key")
         runs: list[SuiteRun] = []
         for dataset in options.datasets if self.trains else ():
             trainings = {chosen: tuple(map(str, self.targets(options, dataset)))}

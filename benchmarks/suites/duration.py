@@ -2,7 +2,7 @@
 
     procap bench duration --data DATA
 
-Cost: 11 data sets, two shorter durations, three seeds: 66 runs beside those of base-to-novel; 132 evaluations.
+Cost: 11 data sets, two shorter durations, three seeds: 66 runs in addition to those of base-to-novel; 132 evaluations.
 
 Published: harmonic mean 80.04, 80.56 and 81.33 after 10, 25 and 50 epochs.
 """

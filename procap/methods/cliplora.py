@@ -1,4 +1,4 @@
-"""CLIP-LoRA: low-rank matrices beside the attention's projections of both towers.
+"""CLIP-LoRA: low-rank matrices next to the attention's projections of both towers.
 
 Source: Zanella and Ben Ayed 2024, "Low-Rank Few-Shot Adaptation of Vision-Language Models", section 4, and its public
 code. Learns 184,320 parameters on ViT-B/16.

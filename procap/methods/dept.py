@@ -1,4 +1,4 @@
-"""DePT: a linear head with its own scale and shift of the features trains beside the similarities of a prompt method.
+"""DePT: a linear head with its own scale and shift of the features trains next to the similarities of a prompt method.
 
 Source: Zhang et al. 2024, "DePT: Decoupled Prompt Tuning", section 3, and the behaviour of its public code. Learns
 2,048 parameters, and 513 per class, more than the prompt method.
@@ -121,7 +121,7 @@ class DePT(Decoupled, ContextMethod):
     """Decoupled prompt tuning of CoOp's context."""
 
     Options = DePTOptions
-    summary: ClassVar[str] = "DePT (Zhang et al. 2024) on CoOp: a linear head beside the similarities"
+    summary: ClassVar[str] = "DePT (Zhang et al. 2024) on CoOp: a linear head next to the similarities"
     public_layout = PublicLayout("PromptLearner", CONTEXT_NAMES | HEAD_NAMES)
     options: DePTOptions
 
@@ -141,7 +141,7 @@ class DePTMaPLe(Decoupled, MaPLe):
     """Decoupled prompt tuning of MaPLe's prompts."""
 
     Options = DePTMaPLeOptions
-    summary: ClassVar[str] = "DePT (Zhang et al. 2024) on MaPLe: a linear head beside the similarities"
+    summary: ClassVar[str] = "DePT (Zhang et al. 2024) on MaPLe: a linear head next to the similarities"
     public_layout = PublicLayout("MultiModalPromptLearner", MAPLE_NAMES | HEAD_NAMES)
     options: DePTMaPLeOptions
 

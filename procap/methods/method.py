@@ -55,7 +55,7 @@ class PublicLayout:
     """How the public code of a method names the tensors of its model and saves it.
 
     folder: the model's name, and that of the folder of its files.
-    names: names of parameters, or their first parts, and what stands in their place; {} is the rest of the name. The
+    names: names of parameters, or their first parts, and what replaces them; {} is the rest of the name. The
         longest one that fits counts, and slashes in the rest become dots.
     module: the part of the model that is saved; empty if all of it is, with the frozen towers.
     unused: beginnings of the names of tensors that are saved as well but not used in inference.
@@ -193,7 +193,7 @@ class Method(nn.Module):
     def stage_starts(self, steps: int) -> tuple[int, ...]:
         """Return the first step (0-based) of every stage of a training of `steps` steps; most methods have one stage.
 
-        Each stage is trained with an optimizer of its own.
+        Each stage has a new optimizer.
         """
         return (0,)
 

@@ -1,4 +1,4 @@
-"""MMA: small adapters beside the upper blocks of both towers, which meet in a layer that both share.
+"""MMA: small adapters next to the upper blocks of both towers, which meet in a layer that both share.
 
 Source: Yang et al. 2024, "MMA: Multi-Modal Adapter for Vision-Language Models", section 3.2, and its public code.
 Learns 674,560 parameters on ViT-B/16.
@@ -82,7 +82,7 @@ class MMA(Method):
     """Multi-modal adapters."""
 
     Options = MMAOptions
-    summary: ClassVar[str] = "MMA (Yang et al. 2024): adapters beside the upper blocks of both towers"
+    summary: ClassVar[str] = "MMA (Yang et al. 2024): adapters next to the upper blocks of both towers"
     public_layout = PublicLayout("adapter_learner", {}, module="adapter_learner")
     options: MMAOptions
 

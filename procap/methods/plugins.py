@@ -56,7 +56,7 @@ def plugin_source(point: EntryPoint) -> PlugInSource:
 def describe_unexpected(error: BaseException) -> str:
     """Describe an error that is no user's: the plug-in, file and line that raised it, else an internal error."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"{place}: {text}" if (place := find_place(error)) else f"internal error: {text}"
+    return f"{frame}: {text}" if (frame := find_place(error)) else f"internal error: {text}"
 
 
 def find_place(error: BaseException) -> str:
@@ -65,7 +65,7 @@ def find_place(error: BaseException) -> str:
     for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
         file, code = Path(frame.f_code.co_filename), frame.f_code
         inside = [point for point, root in plugins if root in (file, *file.parents)]
-        # Of several plug-ins in one module the one whose class has the function.
+        # If a module has several plug-ins, choose the one whose class has the function.
         inside.sort(key=lambda point: point.attr != code.co_qualname.partition(".")[0])
         if inside:
             return f"method '{inside[0].name}' (plug-in) fails in {file}, line {line}, {code.co_name}"

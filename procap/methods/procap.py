@@ -289,7 +289,7 @@ class ProCAP(Method):
     def training_warning(cls, options: BaseModel, statistics: Mapping[str, Mapping[str, float]]) -> str:
         """Name the sigmas whose median moved by less than `LEAST_MOVE`, unless they are meant not to move."""
         assert isinstance(options, ProCAP.Options)
-        still = {name: own["moved_median"] for name, own in statistics.items() if own["moved_median"] < LEAST_MOVE}
+        still = {name: move["moved_median"] for name, move in statistics.items() if move["moved_median"] < LEAST_MOVE}
         if not still or not options.logvar_lr_scale:
             return ""
         return (

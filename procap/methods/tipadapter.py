@@ -1,4 +1,4 @@
-"""Tip-Adapter: few-shot features vote for their classes, beside zero-shot CLIP; Tip-Adapter-F trains these features.
+"""Tip-Adapter: few-shot features vote for their classes, as zero-shot CLIP does; Tip-Adapter-F trains these features.
 
 Source: Zhang et al. 2022, "Tip-Adapter: Training-free Adaption of CLIP for Few-shot Classification", sections 3.1 and
 3.2, and its public code. Tip-Adapter-F learns 512 parameters per training image on ViT-B/16.

@@ -51,7 +51,7 @@ def named_architecture(name: str, pretrained: str | None) -> str | None:
     if architecture is None and not names_file(name) and not name.startswith(HUB):
         raise unknown_name("backbone", name, model_configs(), listing="list them with `procap ls backbones`")
     if architecture is None and pretrained is not None:
-        raise UsageError(f"'{name}' has weights already: name an architecture beside '{pretrained}', or drop it")
+        raise UsageError(f"'{name}' has weights already: name an architecture next to '{pretrained}', or drop it")
     return architecture
 
 

@@ -134,7 +134,7 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
 
         config = open_clip.get_model_config(source.model)
     if "vision_cfg" not in config:
-        raise UsageError(f"{source.file} has no configuration of its model: name the architecture beside it")
+        raise UsageError(f"{source.file} has no configuration of its model: name the architecture next to it")
     quick_gelu = any(each.get("quick_gelu") for each in (config, declared, source.settings))
     geometry, plain = geometry_from_config(config, quick_gelu), plain_towers(config)
     about: dict[str, Any] = {"name": source.name, "pretrained": source.pretrained}

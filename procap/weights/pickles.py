@@ -2,7 +2,7 @@
 
 Both are zip files of a pickle and raw storages. Tensors and plain values are restored; an object of any other class and
 the result of any function become an object without behaviour. `torch.load` and `torch.jit.load` would refuse or run
-what OpenAI (TorchScript) and the public trainers (schedulers that hold live objects) have saved beside the tensors.
+what OpenAI (TorchScript) and the public trainers (schedulers that hold live objects) have saved with the tensors.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ GLOBALS: Mapping[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
 }
-"""What names in a pickle are resolved to, beside storages."""
+"""What names in a pickle are resolved to, except storages."""
 
 
 class _TensorUnpickler(pickle.Unpickler):

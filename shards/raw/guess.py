@@ -34,7 +34,7 @@ SEED = 1
 
 
 def find_description(folder: Path) -> tuple[Path, str]:
-    """Return the YAML file beside a folder, and its guessed content, "" if the file exists and describes the folder.
+    """Return the YAML file next to a folder, and its guessed content, "" if the file exists and describes the folder.
 
     Raises UsageError for a file that describes different images, UserError if no layout fits.
     """

@@ -174,7 +174,7 @@ def _read_variant_lists(location: RawLocation) -> Listing:
     except FileNotFoundError as error:
         raise UserError(f"{error.filename} is missing; put it there: get {location.raw.get}") from None
     except (OSError, KeyError, ValueError) as error:
-        raise UserError(f"the lists beside {location.images} are damaged ({error}); {UNCHANGED}") from error
+        raise UserError(f"the lists next to {location.images} are damaged ({error}); {UNCHANGED}") from error
     return Listing(location.images, classnames, splits, "official variant lists")
 
 

@@ -93,7 +93,7 @@ def _make_case(
 def _largest_difference(outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     """Return the largest difference over the tensors, each relative to its own largest element.
 
-    Gradients that are tiny beside the others are compared with a thousandth of the largest one.
+    Gradients that are tiny compared with the others are compared with a thousandth of the largest one.
     """
     if outputs.keys() != expected.keys():
         raise ValueError(f"other tensors: {sorted(outputs.keys() ^ expected.keys())}")

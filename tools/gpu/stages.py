@@ -118,7 +118,7 @@ def list_parity(setup: StudySetup) -> Iterator[Part]:
 
 
 def list_sizes(setup: StudySetup) -> Iterator[Part]:
-    """Training steps and evaluated batches over methods, classes and images, fast beside reference mode."""
+    """Training steps and evaluated batches over methods, classes and images, in fast and in reference mode."""
     classes, batches = ((5,), (4,)) if setup.quick else (CLASSES, BATCHES)
     # The sizes that decide come first, since the time on a device may end.
     order = sorted(product(setup.methods, classes, batches), key=lambda size: size[0] not in COMPARED)

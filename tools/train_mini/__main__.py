@@ -138,7 +138,7 @@ def rate_at(done: float) -> float:
 
 @dataclass
 class Progress:
-    """The state of a training: what a checkpoint contains beside weights and optimizer states."""
+    """The state of a training: what a checkpoint contains in addition to weights and optimizer states."""
 
     step: int = 0
     layers: int = 0

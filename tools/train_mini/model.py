@@ -34,7 +34,7 @@ PHRASES = (
 
 @dataclass(frozen=True)
 class MiniRecipe:
-    """The settings of the training; written beside the weights."""
+    """The settings of the training; written next to the weights."""
 
     seed: int = 0
     images: int = 700_000

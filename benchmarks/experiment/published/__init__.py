@@ -36,7 +36,7 @@ METHOD_KEYS: Mapping[str, str] = {
 PROMPT_PICTURE: Mapping[str, Mapping[str, float]] = {"eurosat": {"maple": 96.86, "procap": 98.43}}
 """Base accuracies in the caption of the figure of learned prompts, by data set and method.
 
-The first belongs to "the trained baseline", which the figure does not name; the figures beside it have MaPLe.
+The first belongs to "the trained baseline", which the figure does not name; the figures next to it have MaPLe.
 """
 
 COMPONENTS = ("cross_attention", "gaussian", "kl", "l2", "infonce")
