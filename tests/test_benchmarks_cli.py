@@ -296,6 +296,8 @@ def test_flags_are_read_from_a_file_and_written_to_one(capsys, tmp_path, shards)
     file.write_text("profile: mini\nquick: true\nmethods: coop\nlauncher: local\n")
     assert run(capsys, "bench", "few-shot", "--config", file, "--save-config", saved, "--dry-run")[0] == 0
     assert saved.read_text().splitlines() == ["methods: coop", "profile: mini", "quick: true"]
+    run(capsys, "train", "--methods", "coop", "--init", "1a2b", "--save-config", saved)
+    assert saved.read_text() == "methods: coop\ninit: 1a2b\n"
     file.write_text("epoch: 3\n")
     assert "unknown key of" in (error := run(capsys, "train", "--config", file)[2]) and "mean epochs" in error
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import run
 from golden_results import write_results
 from made_results import made, put_halves, put_run, put_score, table_of
 from report_pages import Page, begin, put_entry, tables
@@ -173,6 +174,19 @@ def test_speed_is_images_over_seconds_of_both_halves_together(tmp_path):
     for lines in printed:
         [line] = [line for line in lines if "CoOp" in line and "50.00" in line]
         assert "57" in line and "12.5" in line
+
+
+def test_notes_are_printed_once_and_in_latex_on_request(tmp_path, capsys):
+    config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    put_score(tmp_path, config, "shapes-sketch", 33, 100)
+    shared, recipe = "Setting: mini", "optimizer "
+    counts = {}
+    for form in ("md", "latex"):
+        for notes in ("short", "full"):
+            code, out, _ = run(capsys, "table", "--results", tmp_path, "--format", form, "--notes", notes)
+            counts[form, notes] = code, out.count(shared), out.count(recipe)
+    assert counts["latex", "short"] == (0, 0, 0) and counts["md", "short"][2] == 0
+    assert counts["md", "full"] == counts["latex", "full"] and counts["md", "full"][2] == 1
 
 
 def test_other_targets_stand_in_a_table_of_their_own(tmp_path):

@@ -60,10 +60,11 @@ class ConfigFlags:
     ] = None
     save_config: Annotated[Path | None, flag("FILE.yaml", "write the flags to a file for --config")] = None
 
-    def save(self, *groups: object) -> None:
-        """Write the flags of `groups` that are not the default, if --save-config names a file."""
+    def save(self, *groups: object, **others: str) -> None:
+        """Write the flags of `groups` that are not the default, and other flags, if --save-config names a file."""
         import yaml
 
         if self.save_config and is_first_rank():
-            self.save_config.write_text(yaml.safe_dump(given_values(*groups), sort_keys=False), encoding="utf-8")
+            values = given_values(*groups) | {name: value for name, value in others.items() if value}
+            self.save_config.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
             note(f"flags written to {self.save_config}")

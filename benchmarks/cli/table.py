@@ -18,7 +18,7 @@ from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.planning import last_options
 from benchmarks.tables.check import check_table
-from benchmarks.tables.render import FORMATS, render, to_dict
+from benchmarks.tables.render import FORMATS, arrange_notes, render, to_dict
 from benchmarks.tables.runs import calibration_of_runs, run_tables
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError, check_names, unknown_name
@@ -66,6 +66,7 @@ def table(
     ] = "",
     results: flags.Results = "results",
     form: Annotated[str, flags.flag("md|csv|latex|html|json", "of the tables", "--format")] = "md",
+    notes: Annotated[str, flags.flag("short|full", "full: recipes of all rows; in LaTeX captions too")] = "short",
 ) -> int:
     """Print base, novel, harmonic mean and speed from results, or the tables of a suite with the paper's numbers.
 
@@ -74,6 +75,7 @@ def table(
     """
     if form not in FORMATS:
         raise unknown_name("format", form, FORMATS)
+    check_names("notes", [notes], ("short", "full"))
     tables: Sequence[Table]
     code = 0
     if suite in ("", CALIBRATION):
@@ -83,12 +85,12 @@ def table(
         tables, code = _suite_tables(suite, selection, results, suite_flags)
     document = {"suite": suite or None, "tables": [to_dict(table) for table in tables]}
     if form != "json":
-        texts = [render(table, form) for table in tables]
+        texts = [render(table, form) for table in arrange_notes(tables, form, full=notes == "full")]
         show("\n\n".join(texts))
         if len(texts) > 1 and form == "csv":
             note(f"{len(texts)} tables with different columns, an empty line between them")
-        notes = [line for table in tables for line in (*table.notes, *table.details)]
-        for line in dict.fromkeys(notes) if form == "csv" else ():
+        lines = [line for table in tables for line in (*table.notes, *table.details)]
+        for line in dict.fromkeys(lines) if form == "csv" else ():
             note(line)
     if output.json or form == "json":
         show_json(document)

@@ -52,7 +52,7 @@ def train(
     Under torchrun all processes train each run together, with the results of one process.
     """
     library_defaults()
-    file.save(selection, recipe, runtime_flags, engine)
+    file.save(selection, recipe, runtime_flags, engine, init=init)
     runtime = runtime_config(runtime_flags, engine)
     if mode.dry_run:
         if not is_first_rank():

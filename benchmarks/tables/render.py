@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from html import escape
 from itertools import compress
 from pathlib import Path
@@ -49,6 +50,21 @@ LATEX = {
 def render(table: Table, form: str) -> str:
     """Render the table in one of FORMATS, without a newline at the end."""
     return FORMATS[form](table)
+
+
+def arrange_notes(tables: Iterable[Table], form: str, *, full: bool = False) -> list[Table]:
+    """Keep each note of tables that are printed together below the first of them.
+
+    full: with recipe and options of each row, and in LaTeX as part of the captions.
+    """
+    arranged: list[Table] = []
+    printed: set[str] = set()
+    for table in tables:
+        lines = [line for line in (*table.notes, *(table.details if full else ())) if line not in printed]
+        printed |= {*lines}
+        caption = " ".join([f"{table.title.rstrip('.')}.", *lines])
+        arranged.append(replace(table, notes=lines, title=caption if full and form == "latex" else table.title))
+    return arranged
 
 
 def write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
