@@ -21,7 +21,6 @@ from pathlib import Path
 
 from procap.errors import Unreachable, UserError
 from shards.catalogue import Archive, Dataset
-from shards.files import file_lock
 from shards.raw.published import raw_layout
 from shards.remote import file_size, resume_download, translate_errors
 from shards.urls import redact
@@ -106,17 +105,17 @@ def check_space(plans: Sequence[FetchPlan], data_root: Path) -> None:
 def fetch(plan: FetchPlan, data_root: Path, on_progress: Callable[[int], None]) -> Path:
     """Download and unpack the files of a data set; return the raw root that holds its folder.
 
-    on_progress: called with the bytes of the file that is downloaded.
+    One process at a time may do this for a data set. on_progress: called with the bytes of the file that is downloaded.
     """
     folder = work_folder(data_root, plan.dataset.name)
     raw_root = folder / "raw"
-    with file_lock(folder / ".lock"):
-        for file in plan.files:
-            fetch_file(file, folder / file.archive.file, on_progress)
-        # What a stopped command has unpacked is not whole.
-        shutil.rmtree(raw_root, ignore_errors=True)
-        for file in plan.files:
-            _unpack_file(file.archive, folder / file.archive.file, raw_root)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in plan.files:
+        fetch_file(file, folder / file.archive.file, on_progress)
+    # What a stopped command has unpacked is not whole.
+    shutil.rmtree(raw_root, ignore_errors=True)
+    for file in plan.files:
+        _unpack_file(file.archive, folder / file.archive.file, raw_root)
     return raw_root
 
 

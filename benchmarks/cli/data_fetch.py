@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +21,7 @@ from runner.progress import ProgressDisplay
 from shards.catalogue import Dataset
 from shards.default_paths import data_root
 from shards.fetch import FetchPlan, check_space, fetch, list_hub, plan_fetch, work_folder
+from shards.files import file_lock
 from shards.manifest import Manifest, read_manifest
 from shards.mirror import refuse_packing
 from shards.raw.published import raw_source
@@ -68,7 +69,8 @@ def fetch_datasets(
     if mode.dry_run:
         rows = [(plan.dataset.name, plan.origin, f"{plan.size / 1e9:,.2f} GB") for plan in plans]
         rows += [(name, f"packed in {root}", "-") for name in packed]
-        show(columns(("data set", "source", "size"), rows) + "\nNothing was downloaded.")
+        total = sum(plan.size for plan in plans) / 1e9
+        show(columns(("data set", "source", "size"), rows) + f"\n{total:,.2f} GB in all. Nothing was downloaded.")
         if output.json:
             show_json({"data": str(root), "sizes": {plan.dataset.name: plan.size for plan in plans}, "failed": failed})
         return 1 if failed else 0
@@ -114,12 +116,15 @@ def _collect(failed: dict[str, str], name: str, datasets: int) -> Iterator[None]
 def _fetch_and_pack(plan: FetchPlan, root: Path, force: bool, workers: int) -> Manifest:
     """Fetch one data set and pack it; its archives are kept if that fails."""
     name = plan.dataset.name
-    with ProgressDisplay(f"downloading {name}", plan.size // MB, unit="MB") as display:
-        raw_root = fetch(plan, root, lambda done: display.update(done // MB))
-    try:
-        source = raw_source(plan.dataset, raw_root)
-        manifest = pack_with_progress(source, root, force=force, workers=workers)
-    except UserError as error:
-        raise UserError(f"{error} (from {plan.origin}; its files are in {work_folder(root, name)})") from error
-    shutil.rmtree(work_folder(root, name))
+    folder = work_folder(root, name)
+    with file_lock(folder.with_name(f"{name}.lock"), remove=True):
+        with ProgressDisplay(f"downloading {name}", plan.size // MB, unit="MB") as display:
+            raw_root = fetch(plan, root, lambda done: display.update(done // MB))
+        try:
+            manifest = pack_with_progress(raw_source(plan.dataset, raw_root), root, force=force, workers=workers)
+        except UserError as error:
+            raise UserError(f"{error} (from {plan.origin}; its files are in {folder})") from error
+        shutil.rmtree(folder)
+    with suppress(OSError):
+        folder.parent.rmdir()
     return manifest
