@@ -19,20 +19,19 @@ Layout = Literal["split-file", "imagenet", "wnid-folders", "numbered-folders", "
 
 @dataclass(frozen=True)
 class Archive:
-    """A file of an official source: an archive to unpack, or a list.
+    """A file to download: an archive to unpack, or a list (.json).
 
-    file: its name. into: the folder below the raw root that it belongs in. inner: an archive in it that is unpacked
-    too. md5: in hex; "" if nobody publishes it.
+    into: the folder below the raw root that it belongs in. inner: an archive in it that is unpacked too.
+    size: bytes, None if unknown. md5, sha256: in hex, "" if unknown.
     """
 
     url: str
-    file: str = ""
+    file: str
     into: str = ""
     inner: str = ""
+    size: int | None = None
     md5: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "file", self.file or self.url.rpartition("/")[2])
+    sha256: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,61 +7,48 @@ reads it: it changes no digest.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from shards.catalogue import find_or_none
-from shards.manifest import Manifest
+from shards.manifest import Manifest, SplitEntry
 from shards.tar import IMAGES
 
 FILE = "croissant.json"
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
-_TERMS = (
-    "citeAs", "column", "equivalentProperty", "extract", "field", "fileObject", "fileProperty", "fileSet", "format",
-    "includes", "isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex",
-    "repeated", "replace", "samplingRate", "separator", "source", "subField", "transform",
-)  # fmt: skip
-CONTEXT: dict[str, Any] = {
-    "@language": "en",
-    "@vocab": "https://schema.org/",
-    "sc": "https://schema.org/",
-    "cr": "http://mlcommons.org/croissant/",
-    "rai": "http://mlcommons.org/croissant/RAI/",
-    "dct": "http://purl.org/dc/terms/",
-    "conformsTo": "dct:conformsTo",
-    "data": {"@id": "cr:data", "@type": "@json"},
-    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    "examples": {"@id": "cr:examples", "@type": "@json"},
-    **{term: f"cr:{term}" for term in _TERMS},
-}
 
 
 def croissant_json(manifest: Manifest) -> str:
-    """Describe a packed data set: its shards with their SHA-256, and for each split records of images and of labels."""
+    """Describe a packed data set: shards with SHA-256, classes, and the images and labels of each split."""
     dataset = find_or_none(manifest.dataset)
     subject = dataset.description if dataset else manifest.source
+    names = [name.replace("_", " ").strip() for name in manifest.classnames]
+    classes = _record_set("classes", ("label", "sc:Integer", {}), ("name", "sc:Text", {}))
+    classes["dataType"] = "sc:Enumeration"
+    classes["data"] = [{"classes/label": label, "classes/name": name} for label, name in enumerate(names)]
     document: dict[str, Any] = {
-        "@context": CONTEXT,
+        "@context": json.loads(Path(__file__).with_name("croissant_context.json").read_text(encoding="utf-8")),
         "@type": "sc:Dataset",
         "conformsTo": CONFORMS_TO,
         "name": manifest.dataset,
         "description": f"{subject}; {manifest.images:,} images as WebDataset",
         "version": "1.0.0",
         "distribution": [],
-        "recordSet": [_classes(manifest)],
+        "recordSet": [classes],
     }
     if dataset:
         document["license"] = dataset.licence
-    for split in manifest.splits:
-        document["distribution"] += _files(manifest, split)
-        document["recordSet"].append(_records(split, "images", "image", "sc:ImageObject"))
-        document["recordSet"].append(_records(split, "labels", "label", "sc:Integer"))
+    for split, entry in manifest.splits.items():
+        images = _file_set(f"{split}-images", entry, "image/*", *IMAGES)
+        labels = _file_set(f"{split}-labels", entry, "text/plain", "cls")
+        document["distribution"] += [*_tars(entry), images, labels]
+        document["recordSet"].append(_records(f"{split}/images", images, "image", "sc:ImageObject"))
+        document["recordSet"].append(_records(f"{split}/labels", labels, "label", "sc:Integer"))
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def _files(manifest: Manifest, split: str) -> list[dict[str, Any]]:
-    """List the shards of a split, and the images and labels in them."""
-    shards = manifest.splits[split].shards
-    tars = [
+def _tars(entry: SplitEntry) -> list[dict[str, Any]]:
+    return [
         {
             "@type": "cr:FileObject",
             "@id": shard.file,
@@ -71,58 +58,35 @@ def _files(manifest: Manifest, split: str) -> list[dict[str, Any]]:
             "encodingFormat": "application/x-tar",
             "sha256": shard.sha256,
         }
-        for shard in shards
+        for shard in entry.shards
     ]
-    members = {
-        "images": ("image/*", [f"*.{extension}" for extension in IMAGES]),
-        "labels": ("text/plain", ["*.cls"]),
+
+
+def _file_set(name: str, entry: SplitEntry, encoding: str, *extensions: str) -> dict[str, Any]:
+    """Describe the members of a split's shards with some extensions."""
+    return {
+        "@type": "cr:FileSet",
+        "@id": name,
+        "name": name,
+        "containedIn": [{"@id": shard.file} for shard in entry.shards],
+        "encodingFormat": encoding,
+        "includes": [f"*.{extension}" for extension in extensions],
     }
-    sets = [
-        {
-            "@type": "cr:FileSet",
-            "@id": f"{split}-{name}",
-            "name": f"{split}-{name}",
-            "containedIn": [{"@id": shard.file} for shard in shards],
-            "encodingFormat": encoding,
-            "includes": includes,
-        }
-        for name, (encoding, includes) in members.items()
+
+
+def _records(name: str, files: dict[str, Any], field: str, data_type: str) -> dict[str, Any]:
+    """Describe a record per member: its content, and the key that image and label share, its name before the dot."""
+    file_set = {"fileSet": {"@id": files["@id"]}}
+    key = {**file_set, "extract": {"fileProperty": "filename"}, "transform": {"regex": r"^(.+)\.[a-z]+$"}}
+    content = {**file_set, "extract": {"fileProperty": "content"}}
+    return _record_set(name, ("key", "sc:Text", {"source": key}), (field, data_type, {"source": content}))
+
+
+def _record_set(name: str, *fields: tuple[str, str, dict[str, Any]]) -> dict[str, Any]:
+    """Describe records by their fields (name, type, properties), of which the first is the key."""
+    described = [
+        {"@type": "cr:Field", "@id": f"{name}/{field}", "name": f"{name}/{field}", "dataType": data_type, **properties}
+        for field, data_type, properties in fields
     ]
-    return [*tars, *sets]
-
-
-def _classes(manifest: Manifest) -> dict[str, Any]:
-    """List the class names by label."""
-    return {
-        "@type": "cr:RecordSet",
-        "@id": "classes",
-        "name": "classes",
-        "dataType": "sc:Enumeration",
-        "key": {"@id": "classes/label"},
-        "field": [_field("classes/label", "sc:Integer"), _field("classes/name", "sc:Text")],
-        "data": [
-            {"classes/label": label, "classes/name": name.replace("_", " ").strip()}
-            for label, name in enumerate(manifest.classnames)
-        ],
-    }
-
-
-def _records(split: str, name: str, field: str, data_type: str) -> dict[str, Any]:
-    """Describe the images or the labels of a split: a key, which both share, and the content of a member of a shard."""
-    files = {"fileSet": {"@id": f"{split}-{name}"}}
-    key = {**files, "extract": {"fileProperty": "filename"}, "transform": {"regex": r"^(.+)\.[a-z]+$"}}
-    content = {**files, "extract": {"fileProperty": "content"}}
-    return {
-        "@type": "cr:RecordSet",
-        "@id": f"{split}/{name}",
-        "name": f"{split}/{name}",
-        "key": {"@id": f"{split}/{name}/key"},
-        "field": [
-            _field(f"{split}/{name}/key", "sc:Text", source=key),
-            _field(f"{split}/{name}/{field}", data_type, source=content),
-        ],
-    }
-
-
-def _field(name: str, data_type: str, **properties: Any) -> dict[str, Any]:
-    return {"@type": "cr:Field", "@id": name, "name": name, "dataType": data_type, **properties}
+    key = {"@id": described[0]["@id"]}
+    return {"@type": "cr:RecordSet", "@id": name, "name": name, "key": key, "field": described}

@@ -16,7 +16,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from procap.errors import Unreachable, UserError
@@ -28,18 +28,8 @@ from shards.urls import redact
 HUB_REPOSITORY = "zhengli97/prompt_learning_dataset"
 """A repository of type "model" with a zip for each data set: its folder as CoOp has it, with the split file."""
 WORK_FOLDER = ".fetch"
-ATTEMPTS = 3
-"""How often in a row a connection may bring no bytes."""
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file to download. size: bytes, None if the server does not say. sha256: "" if unknown."""
-
-    archive: Archive
-    size: int | None
-    sha256: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+ATTEMPTS = 5
+"""How often a command opens a connection that ends."""
 
 
 @dataclass(frozen=True)
@@ -48,37 +38,35 @@ class FetchPlan:
 
     dataset: Dataset
     origin: str
-    files: tuple[RemoteFile, ...]
+    files: tuple[Archive, ...]
 
     @property
     def size(self) -> int:
         return sum(file.size or 0 for file in self.files)
 
 
-def list_hub() -> dict[str, RemoteFile]:
+def list_hub() -> dict[str, Archive]:
     """List the files of the Hub repository by name; the Hub is that of `$HF_ENDPOINT`."""
     from huggingface_hub import HfApi, hf_hub_url
     from huggingface_hub.hf_api import RepoFile
-    from huggingface_hub.utils import build_hf_headers
 
-    headers = build_hf_headers()
-    files: dict[str, RemoteFile] = {}
+    files: dict[str, Archive] = {}
     with translate_errors(f"hf://{HUB_REPOSITORY}"):
         for entry in HfApi().list_repo_tree(HUB_REPOSITORY):
             if isinstance(entry, RepoFile) and entry.lfs:
-                archive = Archive(hf_hub_url(HUB_REPOSITORY, entry.path))
-                files[entry.path] = RemoteFile(archive, entry.size, entry.lfs.sha256, headers)
+                url = hf_hub_url(HUB_REPOSITORY, entry.path)
+                files[entry.path] = Archive(url, entry.path, size=entry.size, sha256=entry.lfs.sha256)
     return files
 
 
-def plan_fetch(dataset: Dataset, hub_files: Mapping[str, RemoteFile]) -> FetchPlan:
+def plan_fetch(dataset: Dataset, hub_files: Mapping[str, Archive]) -> FetchPlan:
     """Find the files of a data set: on the Hub, else the official ones, whose servers are asked for the sizes."""
     raw = raw_layout(dataset)
     if raw.hub in hub_files:
         return FetchPlan(dataset, f"hf://{HUB_REPOSITORY}", (hub_files[raw.hub],))
     if not raw.archives:
         raise UserError(f"'{dataset.name}' has no official archive that can be downloaded; get {raw.get}")
-    files = tuple(RemoteFile(archive, file_size(archive.url)) for archive in raw.archives)
+    files = tuple(replace(archive, size=file_size(archive.url)) for archive in raw.archives)
     return FetchPlan(dataset, redact(raw.archives[0].url), files)
 
 
@@ -111,37 +99,34 @@ def fetch(plan: FetchPlan, data_root: Path, on_progress: Callable[[int], None]) 
     raw_root = folder / "raw"
     folder.mkdir(parents=True, exist_ok=True)
     for file in plan.files:
-        fetch_file(file, folder / file.archive.file, on_progress)
+        fetch_file(file, folder / file.file, on_progress)
     # What a stopped command has unpacked is not whole.
     shutil.rmtree(raw_root, ignore_errors=True)
     for file in plan.files:
-        _unpack_file(file.archive, folder / file.archive.file, raw_root)
+        _unpack_file(file, folder / file.file, raw_root)
     return raw_root
 
 
-def fetch_file(file: RemoteFile, target: Path, on_progress: Callable[[int], None]) -> None:
+def fetch_file(archive: Archive, target: Path, on_progress: Callable[[int], None]) -> None:
     """Download a file to `target`, or continue an earlier download; it appears there whole and verified."""
     if target.is_file():
         return
-    url, partial = file.archive.url, target.with_name(f"{target.name}.part")
-    failures = 0
-    while True:
-        before = partial.stat().st_size if partial.is_file() else 0
+    partial = target.with_name(f"{target.name}.part")
+    for attempt in range(ATTEMPTS):
         try:
-            resume_download(url, partial, size=file.size, headers=file.headers, on_progress=on_progress)
+            resume_download(archive.url, partial, archive.size, on_progress)
             break
         except Unreachable:
-            # A connection that ended is opened again as long as it brings bytes.
-            is_longer = partial.is_file() and partial.stat().st_size > before
-            failures = 0 if is_longer else failures + 1
-            if failures == ATTEMPTS:
+            if attempt == ATTEMPTS - 1:
                 raise
-    for algorithm, expected in (("sha256", file.sha256), ("md5", file.archive.md5)):
+    for algorithm, expected in (("sha256", archive.sha256), ("md5", archive.md5)):
         with partial.open("rb") as stream:
             if expected and hashlib.file_digest(stream, algorithm).hexdigest() != expected:
                 partial.unlink()
                 what = f"its {algorithm.upper()} is not {expected}"
-                raise UserError(f"{target.name} from {redact(url)} is not the expected file: {what}; it was deleted")
+                raise UserError(
+                    f"{target.name} from {redact(archive.url)} is not the expected file: {what}; it was deleted"
+                )
     os.replace(partial, target)
 
 

@@ -71,8 +71,6 @@ def fetch_datasets(
         rows += [(name, f"packed in {root}", "-") for name in packed]
         total = sum(plan.size for plan in plans) / 1e9
         show(columns(("data set", "source", "size"), rows) + f"\n{total:,.2f} GB in all. Nothing was downloaded.")
-        if output.json:
-            show_json({"data": str(root), "sizes": {plan.dataset.name: plan.size for plan in plans}, "failed": failed})
         return 1 if failed else 0
     check_space(plans, root)
     manifests = {name: read_manifest(root / name) for name in packed}
