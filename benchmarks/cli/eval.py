@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -106,6 +106,11 @@ def evaluate(
         failures = Failures(len(runs), verbose=output.verbose, group=group)
         done = _evaluate_all(runs, runtime, failures, group, force=mode.force)
         exporter_for(runtime).flush(create=False)
+    return _show_evaluations(done, failures, output)
+
+
+def _show_evaluations(done: Sequence[Evaluated], failures: Failures, output: flags.OutputFlags) -> int:
+    """Print the evaluations and the failures; returns the exit code."""
     if done:
         show(format_evaluations(done))
     if any(result.limited for _, _, result in done):

@@ -59,10 +59,7 @@ def bench(
         if states[run.path].status == "other data":
             # Raises before anything is written.
             read_state(run, runtime)
-    kinds = sorted({kind_of_name(dataset) for plan in plans for dataset in plan.options.datasets})
-    title = plural(len(plans), "suite") if len(plans) > 1 else plans[0].suite.title
-    data = f"on {' and '.join(kinds)} data, profile {plans[0].options.profile.name}"
-    note(f"{title}, {data}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already")
+    note(f"{_describe_plans(plans)}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already")
     trackers = CollectionTrackers([CollectionTracker(runtime, plan.collection) for plan in plans])
     failed: dict[str, str] = {}
     try:
@@ -94,6 +91,13 @@ def bench(
     failed = {path: why for made in outputs for path, why in made.failed_runs.items()} | failed
     done = [run.path for run in runs if run.path not in failed]
     return _show_outputs(name, outputs, done, failed, runtime, runtime_flags, output)
+
+
+def _describe_plans(plans: Sequence[SuitePlan]) -> str:
+    """Describe the suites and their data in a few words."""
+    kinds = sorted({kind_of_name(dataset) for plan in plans for dataset in plan.options.datasets})
+    title = plural(len(plans), "suite") if len(plans) > 1 else plans[0].suite.title
+    return f"{title}, on {' and '.join(kinds)} data, profile {plans[0].options.profile.name}"
 
 
 def _finish(
