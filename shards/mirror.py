@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from procap.errors import Unreachable, UsageError
+from shards import croissant
 from shards.files import file_lock, write_file
 from shards.index import INDEX_FILE, PATHS_FILE
 from shards.manifest import (
@@ -91,6 +92,7 @@ def refresh(root: Path, name: str) -> None:
             # The manifest is written last: it says that the other files are there.
             for file, content in convention_texts(manifest).items():
                 write_file(folder / file, content)
+            write_file(folder / croissant.FILE, croissant.croissant_json(manifest))
             write_file(folder / FILE, text)
 
 
