@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -137,6 +137,17 @@ def check_terms(terms: object, method: str) -> None:
             )
 
 
+def term_gradients(
+    objective: Objective, terms: Tensor, group: ProcessGroup
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yield the name of each of the terms [T] and its gradients by parameter, averaged over the ranks."""
+    learned = learned_parameters(objective.method)
+    for name, term in zip(objective.names, terms.unbind(), strict=True):
+        parts = torch.autograd.grad(term, list(learned.values()), retain_graph=True, materialize_grads=True)
+        averaged = [group.gather(part[None]).mean(dim=0) if group.size > 1 else part for part in parts]
+        yield name, dict(zip(learned, averaged, strict=True))
+
+
 class Engine:
     """Method, optimizer and, in a group of several ranks, DistributedDataParallel over the learned tensors.
 
@@ -197,17 +208,9 @@ class Engine:
             self.scaler.scale(terms.sum()).backward()
             return
         learned = learned_parameters(self.method)
-        gradients = {
-            name: dict(zip(learned, self._average_gradients(self.scaler.scale(term), learned), strict=True))
-            for name, term in zip(self.objective.names, terms.unbind(), strict=True)
-        }
+        gradients = dict(term_gradients(self.objective, self.scaler.scale(terms), self.group))
         for name, gradient in self.method.combine_gradients(gradients).items():
             learned[name].grad = gradient
-
-    def _average_gradients(self, term: Tensor, learned: Mapping[str, nn.Parameter]) -> list[Tensor]:
-        """Compute the gradients of one term, averaged over the ranks."""
-        parts = torch.autograd.grad(term, list(learned.values()), retain_graph=True, materialize_grads=True)
-        return [self.group.gather(part[None]).mean(dim=0) if self.group.size > 1 else part for part in parts]
 
     def update(self) -> None:
         """Clip the gradients if the recipe does so, and take an optimizer step.

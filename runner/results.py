@@ -86,6 +86,9 @@ class TrainResult(FrozenModel):
     statistics: dict[str, dict[str, float]] = Field(
         default_factory=dict, description="numbers about the learned parameters, see `Method.statistics`"
     )
+    gradient_norms: dict[str, float] = Field(
+        default_factory=dict, description="of the weighted loss terms at the end, see `Method.measures_terms`"
+    )
     kernels: str = Field(default="", description="implementation that the method chose by device, see `Method.kernels`")
     fewshot: FewShotRecord | None = Field(default=None, description="None when nothing was trained")
     manifest_digest: str = Field(description="of the packed training set")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +16,7 @@ from runner.checkpointer import Checkpointer
 from runner.config import RunConfig, RuntimeConfig
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import FlagSync, ProcessGroup
-from runner.engine import Batch
+from runner.engine import Batch, term_gradients
 from runner.environment import environment, provenance, resolve_device
 from runner.failures import describe_failure
 from runner.feature_bank import learn_features
@@ -39,7 +39,7 @@ from shards.transfer import to_device, upload
 
 WARMUP_STEPS = 5
 PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
-UNTIMED_PHASES = ("load", "compile", "tracking", "validation")
+UNTIMED_PHASES = ("load", "compile", "tracking", "validation", "statistics")
 """Phases that are not part of the training's seconds; only runs with callbacks have the last one."""
 MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
@@ -165,7 +165,7 @@ def _train(
         folder.clear()
     if first and not folder.config_file.exists():
         write_json(folder.config_file, config)
-    state, validator = TrainState(), None
+    state, validator, gradient_norms = TrainState(), None, dict[str, float]()
     if setup.engine is not None:
         checkpointer = Checkpointer(setup, folder, meter, remote, facts, group)
         try:
@@ -181,11 +181,14 @@ def _train(
         if checkpointer.average:
             # Again, because a run that resumes after its last epoch has restored the sums but perhaps other weights.
             checkpointer.average.apply()
+        if setup.method.measures_terms:
+            with meter.phase("statistics", rated=False):
+                gradient_norms = measure_terms(checkpointer, group)
     if bank is not None and isinstance(setup.method, FeatureMethod):
         setup.method.finish(bank)
     check_finite(setup.method.state_dict(), f"after step {state.step}")
     meter.settle()
-    result = group.call_on_first(lambda: _write_result(folder, setup, state, meter, facts, group.size))
+    result = group.call_on_first(lambda: _write_result(folder, setup, state, meter, facts, gradient_norms, group.size))
     if validator is not None:
         validator.notify(finished=True)
     return result
@@ -354,6 +357,22 @@ class TrainLoop:
             )
 
 
+def measure_terms(checkpointer: Checkpointer, group: ProcessGroup) -> dict[str, float]:
+    """Compute the norm of each weighted loss term's gradient, on the first batch with the weights of now."""
+    method, schedule = checkpointer.setup.method, checkpointer.setup.schedule
+    assert schedule is not None
+    device = method.clip.device
+    with closing(schedule.batches(0)) as batches:
+        images, labels = (tensor.to(device) for tensor in next(batches))
+    noise = method.draw(generator(checkpointer.config.seed, "noise", 0))
+    objective = checkpointer.engine.objective
+    terms = objective(images, labels, *(tensor.to(device) for tensor in noise))
+    return {
+        name: math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
+        for name, gradients in term_gradients(objective, terms, group)
+    }
+
+
 def _record_failure(folder: RunFolder, error: Exception) -> None:
     """Record in the progress that the training has failed, and why, unless that cannot be written."""
     with suppress(UserError, OSError):
@@ -368,6 +387,7 @@ def _write_result(
     state: TrainState,
     meter: Meter,
     environment: dict[str, Any],
+    gradient_norms: dict[str, float],
     processes: int,
 ) -> TrainResult:
     """Write the checkpoint, then `train.json`, which marks the run as finished."""
@@ -392,6 +412,7 @@ def _write_result(
         peak_memory_bytes=peak_memory(meter.device),
         trainable_parameters=sum(parameter.numel() for parameter in setup.method.parameters()),
         statistics=setup.method.statistics() if state.step else {},
+        gradient_norms=gradient_norms,
         kernels=setup.method.kernels,
         fewshot=few_shot,
         manifest_digest=setup.card.manifest_digest,

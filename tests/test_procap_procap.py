@@ -77,8 +77,31 @@ def test_statistics_say_how_far_sigma_moved_and_a_warning_where_it_hardly_did(ti
     assert (found["sigma of text"]["moved_median"], found["sigma of text"]["moved_max"]) == pytest.approx((0.5, 2))
     assert "the median sigma of vision moved by " in ProCAP.training_warning(method.options, found)
     levels = build(tiny_clip, space, depth=3, deep_tokens="independent").statistics()
-    assert [*levels] == [f"sigma of {tokens} level {level}" for tokens in ("vision", "text") for level in (1, 2, 3)]
-    assert build(tiny_clip, space, gaussian=False).statistics() == {}
+    sigmas = [f"sigma of {tokens} level {level}" for tokens in ("vision", "text") for level in (1, 2, 3)]
+    assert [name for name in levels if name.startswith("sigma")] == sigmas
+    assert not any(name.startswith("sigma") for name in build(tiny_clip, space, gaussian=False).statistics())
+
+
+def test_statistics_compare_refined_tokens_with_their_means(tiny_clip, space):
+    """Refinement changes nothing at first; afterwards every level has its own norm."""
+    method = build(tiny_clip, space, depth=3)
+    tokens = method.statistics()["tokens of text"]
+    assert tokens["level 1"] == tokens["level 3"] == pytest.approx(tokens["means"])
+    with torch.no_grad():
+        method.text_attention[2].output.weight.normal_(generator=seeded(0))
+    moved = method.statistics()["tokens of text"]
+    assert moved["level 2"] == pytest.approx(moved["means"]) and moved["level 3"] > 2 * moved["means"]
+    assert method.statistics()["tau_p"] == {"value": pytest.approx(0.07)}
+
+
+def test_the_letter_of_the_paper_is_one_option_that_stands_for_five(tiny_clip, space):
+    options = ProCAP.Options(reading="letter", norm="none")
+    changed = {name: value for name, value in options.model_dump().items() if value != getattr(ProCAP.Options(), name)}
+    assert changed == {
+        "class_prompt": "template", "norm": "none", "inject": "final", "shared_attention": True,
+        "learn_logit_scale": True,
+    }  # fmt: skip
+    assert ProCAP.Options(**options.model_dump()).model_dump() == options.model_dump(), "a configuration has the five"
 
 
 def attention_by_hand(module, x, y):

@@ -57,6 +57,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         source                package, version and digest of the code of a plug-in method; empty for a built-in one
         train_seconds         NaN for a method that trains nothing, and for imported weights
         steps                 of the optimizer; 0 for a method that trains nothing, and for imported weights
+        gradient_norms        norms of the weighted loss terms' gradients at the end, by term; {} if not recorded
         losses                the method's first loss term, mean over the training images of each epoch, a list
         manifest              digest of the packed test set: equal digests are equal images in equal order
         contents              digests of the data sets that were used, by name: trained on, and evaluated
@@ -140,6 +141,7 @@ def make_records(
         "source": str(training.method_source or ""),
         "train_seconds": training.seconds if config.recipe.epochs and not training.imported else math.nan,
         "steps": training.steps,
+        "gradient_norms": training.gradient_norms,
         "losses": [next(iter(epoch.terms.values())) for epoch in training.epochs],
     }
     settings = describe_settings(config)
@@ -183,7 +185,7 @@ COLUMNS = (
     *("backbone", "pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split"),
     *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "calibration", "per_class"),
     *("images", "limited", "evaluation", "fps", "fps_model", "chosen_on_test", "imported", "source"),
-    *("train_seconds", "steps", "losses", "manifest", "contents", "backbone_digest", "written"),
+    *("train_seconds", "steps", "gradient_norms", "losses", "manifest", "contents", "backbone_digest", "written"),
     *("correct_images", "wrong_images"),
 )
 

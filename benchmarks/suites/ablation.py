@@ -2,7 +2,8 @@
 
     procap bench ablation --data DATA
 
-Cost: four data sets, ten variants, seed 1: 40 runs and 80 evaluations; full ProCAP and MaPLe are runs of base-to-novel.
+Cost: four data sets, eleven variants, seed 1: 44 runs and 88 evaluations; full ProCAP and
+MaPLe are runs of base-to-novel.
 
 Published: numbers of DTD, EuroSAT, OxfordPets and StanfordCars, on average 84.86 for full ProCAP and 79.46 for
 MaPLe-style, a row in which all five components are marked as absent. The caption has Top-1 accuracy, but the numbers of
@@ -29,6 +30,7 @@ VARIANTS = {
     "w/o KL": {"kl": False},
     "w/o L2": {"l2": False},
     "w/o InfoNCE": {"infonce": False},
+    "Letter of section 3.2": {"reading": "letter"},
     FULL: {},
 }
 PRINTED_AS = {"All off": "MaPLe-style"}

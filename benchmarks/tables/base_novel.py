@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 from benchmarks.experiment import published
 from benchmarks.experiment.published import AVERAGE, display_name
@@ -98,12 +99,21 @@ def ablation_tables(suite: SuiteResults) -> list[Table]:
         ["Variant"],
         [Column(display_name(name)) for name in sets],
         lambda variant, _: [paired_halves(suite, variant, name, "ablation")[2] for name in sets],
-        _hm_rule(suite, means=True),
+        " ".join(filter(None, [_hm_rule(suite, means=True), _describe_gradients(suite)])),
         printed=printed,
     )
     title = f"{suite.suite.heading}: both halves"
     halves = halves_table(suite, f"{suite.name}-halves", title, label="Variant")
     return [main, halves, *comparison_tables(suite)]
+
+
+def _describe_gradients(suite: SuiteResults) -> str:
+    """Give the terms' gradients as shares of the cross-entropy's: a term without weight can neither help nor harm."""
+    norms = [norms for norms in suite.frame.gradient_norms if "ce" in norms]
+    names = dict.fromkeys(name for terms in norms for name in terms if name != "ce")
+    shares = {name: [terms[name] / terms["ce"] for terms in norms if name in terms and terms["ce"]] for name in names}
+    listed = ", ".join(f"{name} {median(values):.1g}" for name, values in shares.items() if values)
+    return f"Median gradient norm of a term at the end, as a share of the cross-entropy's: {listed}." if listed else ""
 
 
 def prompt_length_tables(suite: SuiteResults) -> list[Table]:

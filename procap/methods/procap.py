@@ -51,6 +51,15 @@ EUROSAT_JITTER, EUROSAT_ROTATION = 0.2, 10.0
 LEAST_MOVE = 0.05
 """Warn if the median of sigma changed by a smaller share than this."""
 
+LETTER = {
+    "class_prompt": "template",
+    "norm": "post",
+    "inject": "final",
+    "shared_attention": True,
+    "learn_logit_scale": True,
+}
+"""The options of section 3.2 to the letter, where the defaults follow the other passages and MaPLe's code."""
+
 
 class ProCAPOptions(BaseModel):
     """The options of ProCAP."""
@@ -105,6 +114,15 @@ class ProCAPOptions(BaseModel):
     zero_output: bool = Field(
         True, description="output projections start at zero, so refinement changes no token at first"
     )
+    # Not part of a configuration, which has the options that it stands for.
+    reading: Literal["default", "letter"] = Field(
+        "default", exclude=True, description=f"letter: section 3.2 of the paper, word for word, which is {LETTER}"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_reading(cls, options: Mapping[str, object]) -> Mapping[str, object]:
+        return {**LETTER, **options} if options.get("reading") == "letter" else options
 
     @model_validator(mode="after")
     def _clamp_holds(self) -> ProCAPOptions:
@@ -135,6 +153,7 @@ class ProCAP(Method):
 
     Options = ProCAPOptions
     summary: ClassVar[str] = "ProCAP (Abbas et al. 2026): Gaussian prompts refined across modalities"
+    measures_terms: ClassVar[bool] = True
     options: ProCAPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ProCAPOptions, generator: torch.Generator) -> None:
@@ -266,11 +285,17 @@ class ProCAP(Method):
 
     @torch.no_grad()
     def statistics(self) -> dict[str, dict[str, float]]:
-        """Compute median and range of sigma, and how far it moved from its initial value as a share of that.
+        """Describe the variances, the refined tokens and the temperature tau_p.
 
-        Each modality and token set has an entry: "sigma of text" or, of several sets, "sigma of text level 1".
+        sigma of text, vision: median and range, and how far it moved from its initial value as a share of that;
+            "sigma of text level 1" of several token sets.
+        tokens of text, vision: mean norm of the means mu, and of the tokens of every level, "level 9".
         """
-        statistics = {}
+        statistics = {"tau_p": {"value": float(self.log_temperature.exp())}} if self.options.infonce else {}
+        means = {"vision": self.vision_mu, "text": self.text_mu}
+        for (modality, mu), tokens in zip(means.items(), self.refine(*means.values()), strict=True):
+            norms = {f"level {level}": float(rows.norm(dim=-1).mean()) for level, rows in enumerate(tokens, 1)}
+            statistics[f"tokens of {modality}"] = {"means": float(mu.norm(dim=-1).mean()), **norms}
         for name, logvar in self._logvars().items():
             for level, level_logvar in enumerate(logvar.double(), 1):
                 sigma = (self._clamped(level_logvar) / 2).exp()
@@ -289,7 +314,8 @@ class ProCAP(Method):
     def training_warning(cls, options: BaseModel, statistics: Mapping[str, Mapping[str, float]]) -> str:
         """Name the sigmas whose median moved by less than `LEAST_MOVE`, unless they are meant not to move."""
         assert isinstance(options, ProCAP.Options)
-        still = {name: move["moved_median"] for name, move in statistics.items() if move["moved_median"] < LEAST_MOVE}
+        moved = {name: values["moved_median"] for name, values in statistics.items() if name.startswith("sigma")}
+        still = {name: share for name, share in moved.items() if share < LEAST_MOVE}
         if not still or not options.logvar_lr_scale:
             return ""
         return (
