@@ -11,7 +11,7 @@ from public_code import CLASSNAMES, FIGURES, LABELS, condense, draws, images, lo
 
 from procap import reference, text
 from procap.errors import UsageError
-from procap.methods import build_method, dpc, method_class
+from procap.methods import aapl, build_method, dpc, method_class
 from procap.weights.loading import load_clip
 from runner.engine import Batch, Engine
 from runner.planning import plan_run
@@ -283,3 +283,49 @@ def test_dpc_mixes_both_prompts_for_new_classes():
     other = replace(method.space, dataset="another")
     assert torch.equal(half.classifier(other)(images()), method.classifier()(images()))
     assert not torch.equal(half.classifier()(images()), method.classifier()(images()))
+
+
+AAPL_NAMES = {"context": "learnable_attr"} | {
+    f"meta_net.{ours}.{part}": f"meta_net.linear{theirs}.{part}"
+    for ours, theirs in ((0, 1), (2, 2))
+    for part in ("weight", "bias")
+}
+
+
+def built_aapl(classnames=CLASSNAMES):
+    method = build_method("aapl", small_clip(), text.LabelSpace(classnames), {}, torch.Generator().manual_seed(0))
+    shapes = {AAPL_NAMES[ours]: tensor.shape for ours, tensor in method.named_parameters()}
+    values = walk(shapes, lambda name: shapes[name][1] ** -0.5 if name.endswith("weight") else 0.1)
+    method.load_state_dict({ours: values[theirs] for ours, theirs in AAPL_NAMES.items()})
+    return method
+
+
+def test_aapl_equals_the_public_code():
+    figures, method = figures_of("aapl"), built_aapl()
+    near(method.classifier()(images()), figures["eval_logits"])
+    near(method.classifier(novel_space(method, figures))(images()), figures["novel_logits"])
+    batch = torch.cat([images()[[1, 3]], images(4, seed=53) * 2 - 0.3])[None], LABELS[1:2]
+    engine = Engine(method, plan_run(method="aapl", dataset="dtd"))
+    engine.set_rate(0.002)
+    for step in range(3):
+        terms = engine.terms(Batch(*batch, ()))
+        near(terms.detach() / torch.tensor([1, 0.2]), figures["steps/loss"][step])
+        engine.backward(terms)
+        if not step:
+            for ours, theirs in AAPL_NAMES.items():
+                near_condensed(method.get_parameter(ours).grad, figures[f"grad/{theirs}"])
+        engine.update()
+
+
+def test_aapl_draws_an_image_of_another_class_and_two_augmentations_for_both():
+    figures, method = figures_of("aapl"), built_aapl()
+    assert [*aapl.distortions(32)] == figures["rule/augmentations"].tolist()
+    method.training_images = pool_of_images(images(27, seed=20), 3)
+    pixels, labels = method.extend_batch(images(), LABELS, torch.Generator().manual_seed(1))
+    again, _ = method.extend_batch(images(), LABELS, torch.Generator().manual_seed(1))
+    assert torch.equal(pixels, again) and torch.equal(labels, LABELS) and torch.equal(pixels[:, 0], images())
+    for six, label in zip(pixels, LABELS, strict=True):
+        [second] = [i for i, image in enumerate(images(27, seed=20)) if torch.equal(image, six[1])]
+        assert second // 3 != label and len({image.sum().item() for image in six}) > 2
+    rotated = aapl.distort(images()[0], 8, torch.Generator())
+    assert torch.equal(rotated, images()[0].rot90(1, (1, 2)))

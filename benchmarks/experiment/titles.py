@@ -31,6 +31,7 @@ TITLES: Mapping[str, str] = {
     "kdpl": "KDPL (CoOp)",
     "kdpl-maple": "KDPL (MaPLe)",
     "dpc": "DPC (CoOp)",
+    "aapl": "AAPL",
     "mma": "MMA",
     "mmrl": "MMRL",
     "mmrlpp": "MMRL++",

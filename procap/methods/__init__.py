@@ -47,6 +47,7 @@ METHODS: dict[str, str] = {
     "kdpl": "procap.methods.kdpl:KDPL",
     "kdpl-maple": "procap.methods.kdpl:KDPLMaPLe",
     "dpc": "procap.methods.dpc:DPC",
+    "aapl": "procap.methods.aapl:AAPL",
     "mma": "procap.methods.mma:MMA",
     "mmrl": "procap.methods.mmrl:MMRL",
     "mmrlpp": "procap.methods.mmrlpp:MMRLPP",
@@ -64,7 +65,7 @@ METHOD_GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "prompts": (
         "coop", "cocoop", "kgcoop", "vpt", "ivlp", "maple", "promptsrc", "coprompt", "tcp", "prograd", "bpl", "dept",
-        "dept-maple", "kdpl", "kdpl-maple", "dpc", "mmrl", "mmrlpp", "mmlop", "procap",
+        "dept-maple", "kdpl", "kdpl-maple", "dpc", "aapl", "mmrl", "mmrlpp", "mmlop", "procap",
     ),
     "probabilistic": ("bpl", "procap"),
 }  # fmt: skip

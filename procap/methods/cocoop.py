@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from procap.classifier import Classifier, unit
@@ -36,7 +37,7 @@ META_NET_NAMES = {
 class CoCoOp(ContextMethod):
     """Conditional context optimization."""
 
-    Options = ContextOptions
+    Options: ClassVar[type[BaseModel]] = ContextOptions
     summary: ClassVar[str] = "CoCoOp (Zhou et al. 2022): context shifted for each image, text never cached"
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES | META_NET_NAMES, module="prompt_learner")
     depends_on_image = True

@@ -1,0 +1,130 @@
+"""AAPL: CoCoOp whose shift of the context should move with an augmentation of the image, not with the image.
+
+Source: Kim et al. 2024, "AAPL: Adding Attributes to Prompt Learning for Vision-Language Models", and its public code.
+Learns 35,360 parameters on ViT-B/16.
+
+Shapes: B images, C classes, D text width, S image size.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, Field
+from torch import Tensor
+
+from procap.classifier import unit
+from procap.methods.cocoop import CoCoOp, conditional_logits
+from procap.methods.coop import ContextOptions
+from procap.methods.method import Noise
+from procap.parallel import gather_batch
+
+MARGIN = 0.2
+"""Of the triplets; the public code has an option for it, which it does not read."""
+
+
+class AAPLOptions(ContextOptions):
+    """The options of AAPL."""
+
+    ctx_init: str = Field("", description="words to start from; empty draws N(0, 0.02)")
+    triplet_weight: float = Field(0.2, ge=0, description="weight of both triplets (alpha)")
+    ce_weight: float = Field(1.0, ge=0, description="weight of the cross-entropy (beta)")
+
+
+class AAPL(CoCoOp):
+    """Attributes added to conditional prompts."""
+
+    Options: ClassVar[type[BaseModel]] = AAPLOptions
+    summary = "AAPL (Kim et al. 2024): CoCoOp with triplets of augmented images"
+    # A public checkpoint holds the whole CLIP under names of its own.
+    public_layout = None  # type: ignore[assignment]
+    options: AAPLOptions
+
+    def extend_batch(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Put with each image one of another class, and both under two augmentations: [B, 6, 3, S, S].
+
+        The order is 1, 2, 1A, 1B, 2A, 2B.
+        """
+        pool = self.training_images
+        if pool is None:
+            return images, labels
+        rank, size = (self.group.rank, self.group.size) if self.group else (0, 1)
+        seeds = torch.randint(2**62, (len(labels),), generator=generator).tolist()
+        sets = []
+        for image, label, seed in zip(images.cpu(), labels.tolist()[rank::size], seeds[rank::size], strict=True):
+            draws = torch.Generator().manual_seed(seed)
+            others = pool.labels.unique()
+            other = draw_item(others[others != label], draws)
+            pair = [image, pool.image(draw_item((pool.labels == other).nonzero()[:, 0], draws), draws)]
+            first, second = torch.randperm(len(distortions(image.shape[-1])), generator=draws)[:2].tolist()
+            sets.append(torch.stack([*pair, *(distort(each, i, draws) for each in pair for i in (first, second))]))
+        return torch.stack(sets).to(images), labels
+
+    def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
+        """Compute the cross-entropy of the first images and, where `extend_batch` has added others, the triplets."""
+        if images.dim() == 4:
+            return {"ce": self.options.ce_weight * super().loss(images, labels, noise)["ce"]}
+        features = self.clip.encode_image(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+        logits = conditional_logits(
+            self.clip, features[:, 0], self.prompts.tokenized, self.context, self.meta_net, self.scale()
+        )
+        shifts = self.meta_net(unit(features)).float()
+        first_a, first_b = (shifts[:, i] - shifts[:, 0] for i in (2, 3))
+        second_a, second_b = (shifts[:, i] - shifts[:, 1] for i in (4, 5))
+        triplets = triplet(first_a, second_a, first_b) + triplet(second_b, first_b, second_a)
+        return {
+            "ce": self.options.ce_weight * F.cross_entropy(gather_batch(self.group, logits), labels),
+            "triplet": self.options.triplet_weight * gather_batch(self.group, triplets).mean(),
+        }
+
+
+def triplet(anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """Compute the hinge [B] of squared distances: the anchor [B, D] should be nearer to the positive."""
+    near, far = ((anchor - other).square().sum(dim=1) for other in (positive, negative))
+    return F.relu(near - far + MARGIN)
+
+
+def draw_item(items: Tensor, generator: torch.Generator) -> int:
+    return int(items[torch.randint(len(items), (), generator=generator)])
+
+
+def distort(image: Tensor, number: int, generator: torch.Generator) -> Tensor:
+    """Apply one of `distortions` to an image [3, S, S] on the CPU."""
+    # torchvision draws from the global generator.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        return [*distortions(image.shape[-1]).values()][number](image)
+
+
+@functools.cache
+def distortions(size: int) -> Mapping[str, Callable[[Tensor], Tensor]]:
+    """Return the 14 augmentations of the public code by name, which it applies to normalised images."""
+    # Takes seconds, and other methods do without.
+    from torchvision import transforms
+    from torchvision.transforms.functional import crop
+
+    def sobel(image: Tensor) -> Tensor:
+        kernel = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
+        padded = F.pad(image[:, None], (1, 1, 1, 1), mode="reflect")
+        return F.conv2d(padded, torch.stack([kernel, kernel.t()])[:, None]).norm(dim=1)
+
+    # 30 and 224 pixels at the public code's image size of 224.
+    offset = round(30 / 224 * size)
+    return {
+        "color_jitter_red": transforms.ColorJitter(1.5, 1.0, 1.0, 0.2),
+        "color_jitter_green": transforms.ColorJitter(1.0, 1.0, 1.5, 0.0),
+        "color_jitter_blue": transforms.ColorJitter(1.0, 1.0, 1.0, 0.5),
+        "grayscale": transforms.Grayscale(3),
+        "gaussian_noise": lambda image: image + torch.randn_like(image),
+        "gaussian_blur": transforms.GaussianBlur(3),
+        "horizontal_flip": transforms.RandomHorizontalFlip(1.0),
+        "vertical_flip": transforms.RandomVerticalFlip(1.0),
+        **{f"rotation_{angle}": transforms.RandomRotation((angle, angle)) for angle in (90, 180, 270)},
+        "crop": lambda image: crop(image, offset, offset, size, size),
+        "cutout": transforms.RandomErasing(1.0, scale=(0.5, 0.5), ratio=(0.3, 3.3)),
+        "sobel_filter": sobel,
+    }
