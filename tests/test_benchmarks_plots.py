@@ -265,3 +265,16 @@ def test_a_method_looks_the_same_everywhere_and_like_no_other():
     assert len(set(style.LOOKS.values())) == len(METHODS)
     for method, look in style.LOOKS.items():
         assert style.assign_looks({"CoOp": "coop", "title": method})["title"] == look or method == "coop"
+
+
+def test_of_many_methods_the_best_ten_the_last_and_zero_shot_have_colours(tmp_path):
+    methods = [name for name in METHODS if name not in ("probe", "ncm", "lppp")][:14]
+    made = make(tmp_path, "base-to-novel", datasets=SETS, methods=(*methods, "procap"), seeds=(1,))
+    hms = {variant.name: mean(made.hm(variant, name) for name in (*SETS,)) for variant in made.done.variants}
+    best = {*sorted(hms, key=hms.get)[-10:], "CLIP (zero-shot)", "ProCAP"}
+    lines = {line.get_label(): line.get_color() for line in made.figure("hm-radar").axes[0].lines}
+    assert {title for title, colour in lines.items() if colour != style.GREY} == best and len(lines) == 15
+    heights = bars_of(made.figure("hm-bars"))
+    assert [*heights] == [*SETS, "Average"] and heights["tiles"] == near(
+        [made.hm(v, "tiles") for v in made.done.variants]
+    )

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 WIDTH = 17
 """Letters of a title that fit above a panel."""
+THINNEST = 0.055
+"""Inches of a bar and the space beside it."""
 
 
 def halves_plots(suite: SuiteResults) -> Plots:
@@ -35,8 +37,11 @@ def halves_plots(suite: SuiteResults) -> Plots:
     }
 
 
-def _assign_looks(suite: SuiteResults) -> dict[str, Look]:
-    return style.assign_looks({title: variant.method for title, variant in suite.by_title.items()})
+def _assign_looks(suite: SuiteResults, hms: pd.DataFrame) -> dict[str, Look]:
+    """Assign looks to the titles; of many, those of the highest mean have colours. hms: see `_list_hms`."""
+    heights = hms.map(lambda cell: cell.mean if cell else math.nan).mean().to_dict()
+    looks = style.assign_looks({title: variant.method for title, variant in suite.by_title.items()})
+    return style.highlight_best(looks, heights)
 
 
 def _list_hms(suite: SuiteResults, datasets: Sequence[str]) -> pd.DataFrame:
@@ -50,22 +55,35 @@ def _list_hms(suite: SuiteResults, datasets: Sequence[str]) -> pd.DataFrame:
 
 def hm_bars(suite: SuiteResults) -> Figure | None:
     """Draw bars of HM per data set, with the deviation over seeds."""
-    hms, looks = _list_hms(suite, suite.datasets_and_average), _assign_looks(suite)
+    from matplotlib.container import BarContainer
+
+    hms = _list_hms(suite, suite.datasets_and_average)
     gaps = join_first([title for title in hms if hms[title].isna().any()])
     hms = hms.dropna(axis="columns", how="all")
     if hms.empty:
         return None
+    looks, count = _assign_looks(suite, hms), len(hms.columns)
     means, deviations = (hms.map(lambda cell, name=name: getattr(cell, name, None)) for name in ("mean", "std"))
-    figure, (axes,) = style.panels(1, 2.1, y="harmonic mean, %")
+    # Bars that would be thinner are drawn in several rows.
+    across = min(len(hms), max(1, int(style.PAGE / (THINNEST * count))))
+    rows = math.ceil(len(hms) / across)
+    figure, panels = style.panels(rows, 2.1 if rows == 1 else 1.3, y="harmonic mean, %", across=1)
     # Wide enough for the bars and for the names below them.
-    width = max(0.34 * len(hms.columns), 0.062 * max(map(len, hms.index)))
+    width = max(0.34 * count, 0.062 * max(map(len, hms.index)))
     figure.set_figwidth(max(style.COLUMN, min(style.PAGE, 0.9 + width * len(hms))))
-    colours = [looks[title].colour for title in hms]
-    errors = {"yerr": deviations.astype(float), "error_kw": {"elinewidth": 0.8, "ecolor": style.INK, "zorder": 3}}
-    means.astype(float).plot.bar(ax=axes, color=colours, rot=0, width=0.84, legend=False, zorder=2, **errors)
-    axes.tick_params(axis="x", length=0)
-    axes.set_ylim(0, 100)
-    style.grid(axes, "y")
+    error_bars = {"elinewidth": 0.8, "ecolor": style.INK, "zorder": 3} | ({"capsize": 0} if rows > 1 else {})
+    for axes, start in zip(panels, range(0, len(hms), across), strict=True):
+        part = slice(start, start + across)
+        bars: dict[str, Any] = {"yerr": deviations.iloc[part].astype(float), "error_kw": error_bars, "zorder": 2}
+        bars |= {"color": [looks[title].colour for title in hms], "rot": 0, "width": 0.84, "legend": False}
+        means.iloc[part].astype(float).plot.bar(ax=axes, **bars)
+        bar_sets = [bar_set for bar_set in axes.containers if isinstance(bar_set, BarContainer)]
+        for number, bar_set in enumerate(bar_sets if count > style.COLOURED else ()):
+            for bar in bar_set:
+                bar.set(hatch=style.HATCHES[number % len(style.HATCHES)], edgecolor="white", linewidth=0)
+        axes.tick_params(axis="x", length=0)
+        axes.set(xlim=(-0.5, across - 0.5), ylim=(0, 100))
+        style.grid(axes, "y")
     cells = [cell for cell in hms.to_numpy().flat if cell]
     missing = gaps and f";\nresults of {gaps} are missing"
     title = f"Harmonic mean of base and novel accuracy ({style.describe_seeds(cells)})"
@@ -76,9 +94,10 @@ def hm_bars(suite: SuiteResults) -> Figure | None:
 
 def hm_radar(suite: SuiteResults) -> Figure | None:
     """Draw HM of every method on an axis per data set, with gaps where it is missing; None below three data sets."""
-    hms, looks = _list_hms(suite, suite.options.datasets).dropna(how="all"), _assign_looks(suite)
+    hms = _list_hms(suite, suite.options.datasets).dropna(how="all")
     if len(hms) < 3:
         return None
+    looks = _assign_looks(suite, hms)
     figure, (panel,) = style.panels(1, 3.8, subplot_kw={"projection": "polar"})
     figure.set_figwidth(4.9)
     axes: Any = panel
@@ -118,8 +137,8 @@ def reliability(suite: SuiteResults) -> Figure | None:
     """
     frame = suite.frame[suite.frame.nll.notna() & suite.frame.target_classes.isin(["base", "novel"])]
     frames = {title: frame[frame.number == suite.variants.index(variant)] for title, variant in suite.by_title.items()}
-    looks = _assign_looks(suite)
-    titles = [title for title, rows in frames.items() if len(rows)]
+    looks = _assign_looks(suite, _list_hms(suite, suite.options.datasets))
+    titles = [title for title, rows in frames.items() if len(rows) and looks[title].colour != style.GREY]
     if not titles:
         return None
     halves, across = sorted(frame.target_classes.unique()), len(titles)

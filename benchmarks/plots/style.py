@@ -24,13 +24,18 @@ if TYPE_CHECKING:
 
 STYLE = Path(__file__).with_name("procap.mplstyle")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-INK, FAINT, GRID = "#1f2430", "#6b7280", "#e5e7eb"
+INK, FAINT, GRID, GREY = "#1f2430", "#6b7280", "#e5e7eb", "#c3c8d0"
+COLOURED = 10
+"""Methods of a plot that have colours; with more, the others are grey."""
 FORMATS = ("png", "pdf")
 MAKER = "ProCAP Bench"
 """Metadata of every plot file; identifies files that this program may replace."""
 DPI = 200
 COLUMN, PAGE = 3.4, 6.9
 """Inches: one column of a two-column page, and its whole width."""
+
+HATCHES = ("", "////", "....", "xxxx", "----")
+"""Patterns of bars of many methods, next to which equal colours are not."""
 
 Dashes = str | tuple[float, tuple[float, ...]]
 DASHES: tuple[Dashes, ...] = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
@@ -47,8 +52,9 @@ class Look(NamedTuple):
     dashes: Dashes = "-"
 
     def line(self, **more: Any) -> dict[str, Any]:
-        """Return arguments of `Axes.plot`."""
-        return {"color": self.colour, "marker": self.marker, "linestyle": self.dashes, **more}
+        """Return arguments of `Axes.plot`; grey lines are thin and lie below the others."""
+        faded = {"linewidth": 0.7, "markersize": 3, "zorder": 2} if self.colour == GREY else {}
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.dashes, **more, **faded}
 
 
 ENDS: Mapping[str, Look] = {"zeroshot": Look("#7f7f7f", "o", DASHES[2]), "procap": Look("#d55e00", "o", DASHES[0])}
@@ -88,6 +94,15 @@ def assign_looks(methods: Mapping[str, str]) -> dict[str, Look]:
             look, colour = next(further), title_and_colour(method)[1]
             looks[title] = look._replace(colour=colour) if colour else look
     return looks
+
+
+def highlight_best(looks: Mapping[str, Look], heights: Mapping[str, float]) -> dict[str, Look]:
+    """Make the looks of all titles grey but those of the COLOURED highest, of the last title and of ENDS."""
+    best = sorted(looks, key=lambda title: heights.get(title, 0.0), reverse=True)[:COLOURED]
+    kept = {*best, [*looks][-1], *(title for title, look in looks.items() if look in ENDS.values())}
+    if len(looks) <= COLOURED:
+        return dict(looks)
+    return {title: look if title in kept else look._replace(colour=GREY) for title, look in looks.items()}
 
 
 def draw_styled(draw: Callable[[], Figure | None]) -> Figure | None:
@@ -192,6 +207,8 @@ def legend(figure: Figure) -> None:
     # Inches of a handle and of letters.
     width = max(0.58 + 0.056 * len(label) for label in entries)
     columns = max(1, int(figure.get_figwidth() / width))
+    # The panels would give their height to the rows of a long legend.
+    figure.set_figheight(figure.get_figheight() + 0.16 * max(0, math.ceil(len(entries) / columns) - 4))
     figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=columns)
 
 
