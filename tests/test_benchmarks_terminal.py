@@ -107,9 +107,13 @@ def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_for
         monkeypatch.setenv(name, "")
     # The command does not return where the server replaces this process.
     main(["ui", "--suite", "base-to-novel", "--results", str(tmp_path), "--port", "5001"])
-    printed = capsys.readouterr().out
-    assert printed.startswith("MLflow: http://127.0.0.1:5001/#/experiments/1/runs?compareRunsMode=CHART&searchFilter=")
-    assert unquote(printed).rstrip().endswith("tags.`suite.base-to-novel` = 'yes'")
+    compared, listed, report = unquote(capsys.readouterr().out).splitlines()
+    [exported] = store.client.search_runs([store.experiment_id], "tags.method = 'maple'")
+    page = "http://127.0.0.1:5001/#"
+    assert compared == f'side by side: {page}/compare-runs?runs=["{exported.info.run_id}"]&experiments=["1"]'
+    search = "tags.`suite.base-to-novel` = 'yes' AND tags.method LIKE '%'"
+    assert listed == f"all runs: {page}/experiments/1/runs?searchFilter={search}"
+    assert report == f"report: procap report base-to-novel --results {tmp_path}"
     [words] = started
     assert words[words.index("--host") + 1] == "127.0.0.1" and not any("sqlite:" in word for word in words)
     assert os.environ["MLFLOW_BACKEND_STORE_URI"] == store.uri and not sync(TrackingStore.choose(tmp_path)).sent

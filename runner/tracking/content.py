@@ -88,10 +88,10 @@ def _epoch_metrics(
     for log in logs:
         clock += 1000 * log.seconds
         metrics = {"training/loss": sum(log.terms.values()), "training/lr": log.lr}
-        metrics["training/epoch_seconds"] = log.seconds
         if log.images_per_second is not None:
             metrics["training/images_per_second"] = log.images_per_second
-        metrics |= {f"training/loss_{name}": value for name, value in log.terms.items()}
+        if len(log.terms) > 1:
+            metrics |= {f"training/loss_{name}": value for name, value in log.terms.items()}
         if accuracies := validation.get(log.epoch):
             metrics["validation/accuracy"] = harmonic_mean(*accuracies) if len(accuracies) == 2 else accuracies[0]
         for name, value in metrics.items():
@@ -143,15 +143,19 @@ def result_metrics(config: RunConfig, train: TrainResult, evaluations: Iterable[
     """Return accuracies in percent, FPS and seconds of a finished run.
 
     `accuracy` is the harmonic mean over base and novel classes of the run's data set, else the accuracy on its classes.
-    Results of a part of the images or under other settings than the default are left out.
+    Results of a part of the images or under other settings than the default are left out. Of more than two targets of
+    other data sets only the mean is returned, `accuracy/transfer`.
     """
     whole = [result for result in evaluations if not result.limited and not result.settings.label]
     accuracies: Metrics = {}
+    transfer: Metrics = {}
     for result in whole:
         dataset, classes, split = result.target.split(":")
-        name = classes if dataset == config.dataset else f"{dataset}-{classes}"
-        accuracies[name if split == "test" else f"{name}-{split}"] = result.accuracy
-    metrics = {f"accuracy/{name}": accuracy for name, accuracy in accuracies.items()}
+        values, name = (accuracies, classes) if dataset == config.dataset else (transfer, f"{dataset}-{classes}")
+        values[name if split == "test" else f"{name}-{split}"] = result.accuracy
+    if len(transfer) > 2:
+        transfer = {"transfer": fmean(transfer.values())}
+    metrics = {f"accuracy/{name}": accuracy for name, accuracy in (accuracies | transfer).items()}
     if {"base", "novel"} <= accuracies.keys():
         metrics["accuracy"] = harmonic_mean(accuracies["base"], accuracies["novel"])
     elif config.classes in accuracies:
