@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks.cli.data_sources import select_published, show_packed
+from benchmarks.cli.data_sources import collect_failure, packing_root, report_packed, select_published
 from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag, switch
-from benchmarks.console.errors import one_line
-from benchmarks.console.output import SOME_FAILED, columns, note, plural, show, show_json
+from benchmarks.console.output import columns, note, show
 from benchmarks.console.packing import pack_with_progress
 from procap.errors import UsageError, UserError
 from runner.environment import available_cores
 from runner.progress import ProgressDisplay
 from shards.catalogue import Dataset
-from shards.default_paths import data_root
 from shards.fetch import FetchPlan, check_space, fetch, list_hub, plan_fetch, work_folder
 from shards.files import file_lock
 from shards.manifest import Manifest, read_manifest
-from shards.mirror import refuse_packing
 from shards.raw.published import raw_source
 from shards.resolve import is_packed
-from shards.urls import redact
 
 IMAGENET = (
     "'imagenet' needs an account of yours that accepts its terms (https://image-net.org/download): unpack it to "
@@ -53,10 +49,7 @@ def fetch_datasets(
     They come from the Hub ($HF_ENDPOINT) as one archive each with CoOp's split file. An interrupted download is
     continued by the same command, and archives are deleted once their set is packed. --dry-run lists sources and sizes.
     """
-    if "://" in data:
-        raise UsageError(f"--data {redact(data)}: shards are packed into a folder; copy it to where the URL points")
-    root = data_root(data)
-    refuse_packing(root)
+    root = packing_root(data)
     datasets = {dataset.name: dataset for dataset in select_published(names)}
     if datasets.pop("imagenet", None):
         if not datasets:
@@ -75,15 +68,9 @@ def fetch_datasets(
     check_space(plans, root)
     manifests = {name: read_manifest(root / name) for name in packed}
     for plan in plans:
-        with _collect(failed, plan.dataset.name, len(wanted)):
+        with collect_failure(failed, plan.dataset.name, len(wanted)):
             manifests[plan.dataset.name] = _fetch_and_pack(plan, root, mode.force, workers or available_cores())
-    show_packed(manifests, root)
-    if failed:
-        note(f"procap: {plural(len(failed), 'data set')} not fetched: {', '.join(failed)}; repeat the command to go on")
-    if output.json:
-        digests = {name: manifest.digest for name, manifest in manifests.items()}
-        show_json({"data": str(root), "datasets": digests, "failed": failed})
-    return 0 if not failed else SOME_FAILED if manifests else 1
+    return report_packed(manifests, failed, root, output)
 
 
 def _plan(datasets: Sequence[Dataset], official: bool, failed: dict[str, str]) -> list[FetchPlan]:
@@ -94,21 +81,9 @@ def _plan(datasets: Sequence[Dataset], official: bool, failed: dict[str, str]) -
         raise UserError(f"{error}, or take the official archives with --official") from error
     plans: list[FetchPlan] = []
     for dataset in datasets:
-        with _collect(failed, dataset.name, len(datasets)):
+        with collect_failure(failed, dataset.name, len(datasets)):
             plans.append(plan_fetch(dataset, hub_files))
     return plans
-
-
-@contextmanager
-def _collect(failed: dict[str, str], name: str, datasets: int) -> Iterator[None]:
-    """Note the failure of one of many data sets, and go on."""
-    try:
-        yield
-    except UserError as error:
-        if datasets == 1:
-            raise
-        failed[name] = str(error)
-        note(f"procap: error: {one_line(str(error))}")
 
 
 def _fetch_and_pack(plan: FetchPlan, root: Path, force: bool, workers: int) -> Manifest:

@@ -8,20 +8,23 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.data_sources import DatasetToPack, report_note, select_datasets, show_packed
+from benchmarks.cli.data_sources import (
+    DatasetToPack,
+    collect_failure,
+    packing_root,
+    report_note,
+    report_packed,
+    select_datasets,
+)
 from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, command, flag, switch
-from benchmarks.console.errors import one_line
-from benchmarks.console.output import SOME_FAILED, columns, note, plural, show, show_json
+from benchmarks.console.output import columns, note, show, show_json
 from benchmarks.console.packing import format_classes, pack_with_progress
 from procap.errors import UsageError, UserError
 from runner.environment import available_cores
-from shards.default_paths import data_root
 from shards.files import write_file
 from shards.manifest import Manifest, read_manifest
-from shards.mirror import refuse_packing
 from shards.reader import open_dataset
 from shards.resolve import is_packed
-from shards.urls import redact
 
 
 @command(
@@ -48,10 +51,7 @@ def pack(
     Packing twice gives the same bytes, and finished data sets are kept. Raw folders are only read. For a folder of your
     images a YAML file is guessed, and written next to it once packed; all findings are listed at once.
     """
-    if "://" in data:
-        raise UsageError(f"--data {redact(data)}: shards are packed into a folder; copy it to where the URL points")
-    root = data_root(data)
-    refuse_packing(root)
+    root = packing_root(data)
     selected = select_datasets(names, packing, root)
     if skip_broken and (published := [dataset.name for dataset in selected if not dataset.is_users]):
         raise UsageError(f"--skip-broken is for your images: '{published[0]}' has a fixed list of images")
@@ -70,20 +70,9 @@ def pack(
     packed: dict[str, Manifest] = {}
     failed: dict[str, str] = {}
     for dataset in selected:
-        try:
+        with collect_failure(failed, dataset.name, len(selected)):
             packed[dataset.name] = _pack_dataset(dataset, root, mode.force, workers or available_cores(), skip_broken)
-        except UserError as error:
-            if len(selected) == 1:
-                raise
-            failed[dataset.name] = str(error)
-            note(f"procap: error: {one_line(str(error))}")
-    show_packed(packed, root)
-    if failed:
-        note(f"procap: {plural(len(failed), 'data set')} not packed: {', '.join(failed)}; repeat the command to resume")
-    if output.json:
-        digests = {name: manifest.digest for name, manifest in packed.items()}
-        show_json({"data": str(root), "datasets": digests, "failed": failed})
-    return 0 if not failed else SOME_FAILED if packed else 1
+    return report_packed(packed, failed, root, output)
 
 
 def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int, skip_broken: bool) -> Manifest:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from textwrap import indent
 
-from benchmarks.cli.flags import PackFlags
-from benchmarks.console.output import columns, note, quote, show
+from benchmarks.cli.flags import OutputFlags, PackFlags
+from benchmarks.console.errors import one_line
+from benchmarks.console.output import SOME_FAILED, columns, note, plural, quote, show, show_json
 from benchmarks.console.parse import split_names
-from procap.errors import UsageError
+from procap.errors import UsageError, UserError
 from shards.builtin_sources import builtin_source
 from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, find, find_or_none
+from shards.default_paths import data_root
 from shards.manifest import Manifest
+from shards.mirror import refuse_packing
 from shards.raw.description import parse_description, read_description
 from shards.raw.guess import find_description
 from shards.raw.published import find_folder, raw_source
 from shards.raw.user_dataset import user_source
 from shards.records import Source
 from shards.resolve import resolve_dataset
+from shards.urls import redact
 
 
 @dataclass(frozen=True)
@@ -147,8 +152,29 @@ def select_published(names: Sequence[str]) -> list[Dataset]:
     return list(selected.values())
 
 
-def show_packed(packed: Mapping[str, Manifest], root: Path) -> None:
-    """Print a table of packed data sets."""
+def packing_root(data: str) -> Path:
+    """Return the folder that `--data` names, for commands that pack. Raises UsageError for a URL or its mirror."""
+    if "://" in data:
+        raise UsageError(f"--data {redact(data)}: shards are packed into a folder; copy it to where the URL points")
+    root = data_root(data)
+    refuse_packing(root)
+    return root
+
+
+@contextmanager
+def collect_failure(failed: dict[str, str], name: str, datasets: int) -> Iterator[None]:
+    """Note the failure of one of many data sets, and go on; that of a single one is raised."""
+    try:
+        yield
+    except UserError as error:
+        if datasets == 1:
+            raise
+        failed[name] = str(error)
+        note(f"procap: error: {one_line(str(error))}")
+
+
+def report_packed(packed: Mapping[str, Manifest], failed: Mapping[str, str], root: Path, output: OutputFlags) -> int:
+    """Print what was packed and what was not; return the exit code."""
     rows = []
     for name, manifest in packed.items():
         shards = sum(len(split.shards) for split in manifest.splits.values())
@@ -156,3 +182,9 @@ def show_packed(packed: Mapping[str, Manifest], root: Path) -> None:
     if rows:
         show(columns(("data set", "classes", "images", "shards", "digest"), rows))
         note(f"packed in {root}; look at one: procap data show {rows[0][0]} --data {quote(root)}")
+    if failed:
+        note(f"procap: {plural(len(failed), 'data set')} not packed: {', '.join(failed)}; repeat the command to resume")
+    if output.json:
+        digests = {name: manifest.digest for name, manifest in packed.items()}
+        show_json({"data": str(root), "datasets": digests, "failed": failed})
+    return 0 if not failed else SOME_FAILED if packed else 1
