@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import closing, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from torch import Tensor
@@ -362,8 +362,7 @@ def measure_terms(checkpointer: Checkpointer, group: ProcessGroup) -> dict[str, 
     method, schedule = checkpointer.setup.method, checkpointer.setup.schedule
     assert schedule is not None
     device = method.clip.device
-    with closing(schedule.batches(0)) as batches:
-        images, labels = (tensor.to(device) for tensor in next(batches))
+    images, labels = (tensor.to(device) for tensor in next(schedule.batches(0)))
     noise = method.draw(generator(checkpointer.config.seed, "noise", 0))
     objective = checkpointer.engine.objective
     terms = objective(images, labels, *(tensor.to(device) for tensor in noise))

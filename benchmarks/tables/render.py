@@ -101,9 +101,10 @@ def to_markdown(table: Table) -> str:
 def to_latex(table: Table) -> str:
     """Render a booktabs table, or a longtable if it has more than PAGE rows, with a caption and without notes."""
     marked: dict[Mark | None, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", None: "{}"}
+    signs = {ord(sign): code for sign, code in MARKS.items()}
     body = format_rows(table, marked, r"\textit{{{}}}", escape_latex)
     for number, cells in enumerate(body):
-        cells[:] = [MINUS.sub("$-$", cell).translate(str.maketrans(MARKS)) for cell in cells]
+        cells[:] = [MINUS.sub("$-$", cell).translate(signs) for cell in cells]
         # LaTeX would read a bracket at the start of a row as an argument of the previous line break.
         cells[0] = "{}" + cells[0] if cells[0].startswith("[") else cells[0]
         row, previous = table.rows[number], table.rows[max(0, number - 1)]

@@ -51,7 +51,7 @@ class FeatureMethod(Method):
 
     augments: views are random, as the recipe says; otherwise there is one, prepared as test images are.
     has_steps: training takes the recipe's steps; otherwise `fit` does everything.
-    per_image: names of learned tensors whose first dimension is the number of training images.
+    per_image: names of tensors, if it has them, whose first dimension is the number of training images.
     """
 
     changes = ()
@@ -123,10 +123,10 @@ class FeatureMethod(Method):
 
     def adapt_shapes(self, tensors: Mapping[str, Tensor]) -> None:
         """Give each tensor in `per_image` as many rows as in `tensors`, so that these can be loaded."""
-        for name in self.per_image:
-            current = self.state_dict()[name]
-            if name in tensors and tensors[name].shape[1:] == current.shape[1:]:
-                rows = current.new_zeros(tensors[name].shape)
+        state = self.state_dict()
+        for name in tensors.keys() & state.keys() & {*self.per_image}:
+            if tensors[name].shape[1:] == state[name].shape[1:]:
+                rows = state[name].new_zeros(tensors[name].shape)
                 setattr(self, name, nn.Parameter(rows) if name in dict(self.named_parameters()) else rows)
 
 

@@ -293,8 +293,8 @@ class ProCAP(Method):
         """
         statistics = {"tau_p": {"value": float(self.log_temperature.exp())}} if self.options.infonce else {}
         means = {"vision": self.vision_mu, "text": self.text_mu}
-        for (modality, mu), tokens in zip(means.items(), self.refine(*means.values()), strict=True):
-            norms = {f"level {level}": float(rows.norm(dim=-1).mean()) for level, rows in enumerate(tokens, 1)}
+        for (modality, mu), levels in zip(means.items(), self.refine(*means.values()), strict=True):
+            norms = {f"level {level}": float(rows.norm(dim=-1).mean()) for level, rows in enumerate(levels, 1)}
             statistics[f"tokens of {modality}"] = {"means": float(mu.norm(dim=-1).mean()), **norms}
         for name, logvar in self._logvars().items():
             for level, level_logvar in enumerate(logvar.double(), 1):

@@ -81,7 +81,7 @@ class TipAdapter(FeatureMethod):
 
     Options = TipAdapterOptions
     summary: ClassVar[str] = "Tip-Adapter (Zhang et al. 2022): votes of few-shot features, nothing is trained"
-    per_image = ("keys", "key_labels")
+    per_image = ("keys", "key_labels", "best_keys")
     has_steps: ClassVar[bool] = False
     selection = "validation"
     options: TipAdapterOptions
@@ -152,7 +152,6 @@ class TipAdapterF(TipAdapter):
     def __init__(self, clip: CLIP, space: LabelSpace, options: TipAdapterOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
         if options.selection == "test":
-            self.per_image = (*self.per_image, "best_keys")
             self.register_buffer("best_keys", torch.zeros_like(self.keys))
             self.register_buffer("best_accuracy", torch.tensor(0.0))
 
