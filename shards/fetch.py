@@ -109,7 +109,8 @@ def fetch(plan: FetchPlan, data_root: Path, on_progress: Callable[[int], None]) 
 
 def fetch_file(archive: Archive, target: Path, on_progress: Callable[[int], None]) -> None:
     """Download a file to `target`, or continue an earlier download; it appears there whole and verified."""
-    if target.is_file():
+    # A list has no digest and is small: a server may have sent an error page in its place.
+    if target.is_file() and target.suffix != ".json":
         return
     partial = target.with_name(f"{target.name}.part")
     for attempt in range(ATTEMPTS):

@@ -43,9 +43,9 @@ def catalogue_digest(lines):
 
 @pytest.fixture
 def hub(tmp_path, miniature, monkeypatch):
-    """A server that lists and sends dtd.zip as the Hub does."""
+    """A server that lists dtd.zip and redirects to its content as the Hub does."""
     folder = tmp_path / "hub"
-    archive = shutil.make_archive(str(folder / FILES / "dtd"), "zip", miniature, "dtd")
+    archive = shutil.make_archive(str(folder / "cdn" / "dtd"), "zip", miniature, "dtd")
     content = Path(archive).read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     lfs = {"oid": digest, "size": len(content), "pointerSize": 134}
@@ -53,6 +53,7 @@ def hub(tmp_path, miniature, monkeypatch):
     (folder / TREE).parent.mkdir(parents=True)
     (folder / TREE).write_text(json.dumps([{"type": "directory", "path": "x", "oid": "0" * 40}, entry]))
     with LocalServer(folder) as server:
+        server.always[f"/{FILES}/dtd.zip"] = Answer(status=302, to=f"{server.url}/cdn/dtd.zip")
         # What $HF_ENDPOINT sets when the library is imported.
         template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         settings = {"HF_HUB_OFFLINE": False, "ENDPOINT": server.url, "HUGGINGFACE_CO_URL_TEMPLATE": template}
@@ -67,7 +68,7 @@ def fetch(capsys, tmp_path, *words):
 
 def test_a_set_of_the_hub_is_fetched_verified_and_packed_as_from_raw_folders(hub, miniature, tmp_path, capsys):
     code, out, err = fetch(capsys, tmp_path, "--dry-run")
-    size = (hub.folder / FILES / "dtd.zip").stat().st_size
+    size = (hub.folder / "cdn" / "dtd.zip").stat().st_size
     assert code == 0 and f"{size / 1e9:.2f} GB in all. Nothing was downloaded." in out, err
     assert f"hf://{HUB_REPOSITORY}" in out and not hub.paths(".zip") and not (tmp_path / "data").exists()
     code, out, err = fetch(capsys, tmp_path)
@@ -75,11 +76,11 @@ def test_a_set_of_the_hub_is_fetched_verified_and_packed_as_from_raw_folders(hub
     packed = read_manifest(tmp_path / "data" / "dtd")
     assert packed == pack_source(available("dtd", miniature), tmp_path / "other")
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["dtd"], "archives are deleted once they are packed"
-    assert fetch(capsys, tmp_path)[0] == 0 and len(hub.paths(".zip")) == 1, "a packed set is not fetched again"
+    assert fetch(capsys, tmp_path)[0] == 0 and len(hub.paths("cdn/dtd.zip")) == 1, "a packed set is not fetched again"
 
 
 def test_an_interrupted_download_is_continued_by_the_next_command(hub, tmp_path, capsys):
-    path = f"/{FILES}/dtd.zip"
+    path = "/cdn/dtd.zip"
     hub.always[path] = Answer(status=503)
     code, _, err = fetch(capsys, tmp_path)
     assert code == 1 and "dtd.zip cannot be reached (the server answers 503)" in err
@@ -92,7 +93,7 @@ def test_an_interrupted_download_is_continued_by_the_next_command(hub, tmp_path,
 
 
 def test_a_damaged_file_is_named_and_deleted_and_nothing_is_packed(hub, tmp_path, capsys):
-    file = hub.folder / FILES / "dtd.zip"
+    file = hub.folder / "cdn" / "dtd.zip"
     whole = file.read_bytes()
     file.write_bytes(whole[:-9] + bytes(9))
     code, _, err = fetch(capsys, tmp_path)
@@ -138,6 +139,11 @@ def test_official_archives_are_continued_or_begun_again_and_packed(miniature, tm
         monkeypatch.setattr(catalogue, "CATALOGUE", {**catalogue.CATALOGUE, "dtd": official})
         assert plan_fetch(official, {}).size == sum(file.stat().st_size for file in served.iterdir())
         server.answers["/dtd-r1.0.1.tar.gz"] = [Answer(), Answer(cut=5000)]
+        (served / split_file).rename(served / "list")
+        (served / split_file).write_text("<html>")
+        code, _, err = fetch(capsys, tmp_path, "--official")
+        assert code == 1 and f"{split_file} is damaged" in err
+        (served / "list").rename(served / split_file)
         code, _, err = fetch(capsys, tmp_path, "--official")
         assert code == 0, err
     assert read_manifest(tmp_path / "data" / "dtd").counts == small.counts
