@@ -29,6 +29,8 @@ INDEPENDENT: Mapping[str, Any] = {"deep_tokens": "independent", "inject": "level
 """Options of ProCAP with a token set for each layer, which enters that layer."""
 ALL_OFF: Mapping[str, Any] = {**dict.fromkeys(COMPONENTS, False), **INDEPENDENT}
 """Options of ProCAP without any of its components: deep prompts of both towers, a token set for each layer."""
+QUICK_VIEWS = 2
+"""Random views of an image under `--quick`, of a method that encodes several."""
 UNTRAINED_SEED = 1
 """The seed of runs without training."""
 
@@ -46,6 +48,13 @@ def learns_from_features(method: str) -> bool:
     from procap.methods.features import FeatureMethod
 
     return issubclass(method_class(method), FeatureMethod)
+
+
+def has_views(method: str) -> bool:
+    """Whether an option of the method is the number of random views of an image."""
+    from procap.methods import method_class
+
+    return "views" in method_class(method).Options.model_fields
 
 
 @dataclass(frozen=True)
@@ -142,6 +151,7 @@ class SuiteOptions:
             recipe=recipe,
             task=task,
             options={
+                **({"views": QUICK_VIEWS} if self.quick and has_views(method) else {}),
                 **profile.options.get(method, {}),
                 **control_options(method, variant.recipe or self.recipe),
                 **self.options.get(method, {}),
