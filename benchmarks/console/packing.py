@@ -40,7 +40,7 @@ def find_unpacked(names: Iterable[str], data_root: Path) -> list[Dataset]:
     if raw:
         names_at = f"{' '.join(raw)} --data {quote(data_root)}"
         folder = "" if os.environ.get("PROCAP_RAW") else " --raw FOLDER"
-        command = f"procap data pack {names_at}{folder}, or download them: procap data fetch {names_at}"
+        command = f"procap data pack {names_at}{folder}, or download: procap data fetch {names_at}"
         absent = ", ".join(f"'{name}'" for name in raw)
         raise UserError(f"{absent} {'is' if len(raw) == 1 else 'are'} not packed in {data_root}; pack with: {command}")
     return missing
