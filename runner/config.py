@@ -214,6 +214,7 @@ class RuntimeConfig:
     timeout: longest time in seconds that a process waits for others.
     results_url: the URL whose local copy the folder `results` is, see `runner.remote_results`; None without one.
     no_cache: read shards from start to end for evaluation and for training on all images, from a URL without a copy.
+    deterministic: see `runner.environment.set_deterministic`; for CUDA, as CPUs compute equal bits without it.
     """
 
     data: Path = field(default_factory=data_root)
@@ -231,6 +232,7 @@ class RuntimeConfig:
     zero_stage: int | None = None
     results_url: str | None = None
     no_cache: bool = False
+    deterministic: bool = False
 
     @property
     def shown_results(self) -> str:

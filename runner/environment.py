@@ -69,6 +69,18 @@ def resolve_device(name: str = "auto") -> torch.device:
     return device
 
 
+def set_deterministic() -> None:
+    """Let torch and cuBLAS compute equal bits in every repetition, for the rest of this process.
+
+    An operation that has no deterministic implementation on its device raises RuntimeError.
+    """
+    import torch
+
+    # cuBLAS reads the variable when the first matrix product on a GPU creates its handle.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+
+
 def count_gpus() -> int:
     """Count the GPUs that torch sees."""
     import torch
@@ -123,6 +135,7 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "cpu": {"name": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "cuda": torch.version.cuda if gpu else None,
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
         "git": source_state(),
         "packages": versions,
     }

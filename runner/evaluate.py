@@ -23,7 +23,7 @@ from runner.config import EvalSettings, Precision, RunConfig, RuntimeConfig, Tar
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import FlagSync, ProcessGroup
 from runner.engine import autocast
-from runner.environment import environment, num_decoders, provenance, resolve_device
+from runner.environment import environment, num_decoders, provenance, resolve_device, set_deterministic
 from runner.inference import Inference, Predictions, count_classes
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress import ProgressDisplay
@@ -69,6 +69,8 @@ def load_trained(
     data = group.call_on_first(lambda: read_checkpoint_bytes(file, training.checkpoint_sha256))
     tensors, card = decode_checkpoint(data, file)
     device = resolve_device(runtime.device)
+    if runtime.deterministic:
+        set_deterministic()
     clip = workbench.load_backbone(config, device, Acceleration.parse(runtime.accelerate, device))
     method = make_method(config, clip, card.space)
     load_into(method, tensors, folder.checkpoint_file)

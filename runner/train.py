@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from runner.config import RunConfig, RuntimeConfig
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import FlagSync, ProcessGroup
 from runner.engine import Batch, term_gradients
-from runner.environment import environment, provenance, resolve_device
+from runner.environment import environment, provenance, resolve_device, set_deterministic
 from runner.failures import describe_failure
 from runner.feature_bank import learn_features
 from runner.initial_run import first_stage, read_initial_run
@@ -149,6 +150,8 @@ def _train(
 ) -> TrainResult | Progress:
     """Set up, train to the end or to epoch `until`, and write the result."""
     device = resolve_device(runtime.device)
+    if runtime.deterministic:
+        set_deterministic()
     initial = read_initial_run(config, runtime, group)
     start_memory_peak(device)
     meter = Meter(device, WARMUP_STEPS, PHASES)
@@ -158,7 +161,7 @@ def _train(
     if isinstance(setup.method, FeatureMethod):
         with meter.phase("features", rated=False):
             setup, bank = learn_features(setup, runtime, group)
-    first, facts = group.ranks.is_first, environment(device)
+    first, facts = group.ranks.is_first, environment(device) | {"accelerations": asdict(setup.acceleration)}
     if force and first:
         # What is there stays where the set-up fails.
         remote.delete_run(config.path)

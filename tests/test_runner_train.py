@@ -1,6 +1,7 @@
 """Training and evaluating one run in this process."""
 
 import dataclasses
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -73,6 +74,20 @@ def test_train_json_describes_the_training(finished, runtime):
     left = {path.name for path in folder.path.iterdir()} - {"eval"}
     assert left == {".lock", "config.json", "train.json", "checkpoint.safetensors"}
     assert folder.config() == config
+
+
+def test_deterministic_algorithms_are_set_and_recorded(finished, runtime, tmp_path, monkeypatch):
+    config, plain = finished
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    try:
+        result = train(config, dataclasses.replace(runtime, results=tmp_path, deterministic=True))
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert result.checkpoint_sha256 == plain.checkpoint_sha256
+    assert [each.environment["deterministic"] for each in (plain, result)] == [False, True]
+    assert result.environment["accelerations"] == {"compile": False, "graphs": False, "images": False}
 
 
 def test_a_finished_run_is_read_and_not_repeated(finished, runtime):

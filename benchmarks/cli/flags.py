@@ -142,6 +142,7 @@ class RuntimeFlags(PlaceFlags):
     workers: Annotated[
         int | None, flag("N", "threads that decode images [default: 0 on a CPU, up to 12 with a GPU]", min=0)
     ] = None
+    deterministic: Annotated[bool, switch("--deterministic", "deterministic algorithms of torch and cuBLAS")] = False
     accelerate: Annotated[str, flag("auto|off|LIST", "GPU accelerations: compile,graphs,images; auto: all")] = "auto"
     timeout: Annotated[float, flag("SECONDS", "timeout of collective operations", min=1)] = 300.0
 

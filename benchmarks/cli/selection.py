@@ -192,6 +192,7 @@ def runtime_config(
         timeout=flags.timeout,
         results_url=url,
         no_cache=flags.no_cache,
+        deterministic=flags.deterministic,
         **asdict(engine or EngineFlags()),
     )
 
