@@ -44,8 +44,13 @@ MOST_DECODERS = 12
 """Upper limit of decoding threads; more do not decode faster in one interpreter."""
 
 
-def library_defaults() -> None:
-    """Set environment variables, unless the user has set them, before the libraries that read them are imported."""
+def library_defaults(*runs: object) -> None:
+    """Set environment variables, unless the user has set them, before the libraries that read them are imported.
+
+    runs: those that the user names; one at `hf://` allows downloads from the Hub.
+    """
+    if any(str(run).startswith("hf:/") for run in runs):
+        os.environ.setdefault("HF_HUB_OFFLINE", "0")
     for name, value in LIBRARY_DEFAULTS.items():
         os.environ.setdefault(name, value)
 

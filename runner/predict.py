@@ -24,11 +24,10 @@ from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.engine import autocast
 from runner.environment import num_decoders
-from runner.evaluate import TrainedRun, load_trained
-from runner.run_folders import locate_run
+from runner.evaluate import TrainedRun
+from runner.hub import load_run
 from runner.setup import clip_transform, warn_of_unknown_names
 from runner.threads import fitting_threads
-from shards.default_paths import data_root
 from shards.image_files import EncodedImage, OnError, load_batches, raise_error
 from shards.transfer import to_device
 
@@ -49,10 +48,8 @@ class ImageClassifier:
 
     @classmethod
     def load(cls, folder: str | Path, classnames: Sequence[str] = (), device: str = "auto") -> ImageClassifier:
-        """Load the run in `folder`. Raises UserError if it is not a finished run."""
-        config, results = locate_run(Path(folder))
-        runtime = RuntimeConfig(data=data_root(""), results=results, device=device)
-        return cls(load_trained(config, runtime), classnames)
+        """Load the run in `folder`, or at `hf://NAMESPACE/NAME`. Raises UserError if it is not a finished run."""
+        return cls(load_run(folder, RuntimeConfig(device=device)), classnames)
 
     def __call__(self, images: Tensor | Sequence[Image]) -> Tensor:
         """Return probabilities [B, C] of Pillow images of any size, or of transformed images [B, 3, S, S]."""

@@ -203,7 +203,8 @@ def translate_errors(location: str) -> Iterator[None]:
 
 def _translate(location: str, error: Exception) -> UserError:
     """Describe in one line what a file system raised; Unreachable if trying again may help."""
-    name, status = redact(location), getattr(error, "status", None)
+    name, answer = redact(location), getattr(error, "response", None)
+    status = getattr(error, "status", None) or getattr(answer, "status_code", None)
     if isinstance(error, FileNotFoundError | NotADirectoryError) or status in (404, 410):
         return NotFound(f"{name} is not there{'; check the address' if is_url(location) else ''}")
     reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__

@@ -88,6 +88,7 @@ COMMANDS: Commands = {
         "Import checkpoints of public trainers as finished runs.",
     ),
     "export": ("benchmarks.cli.export_run:export", "Export trained runs as checkpoints that public code loads."),
+    "push": ("benchmarks.cli.push:push", "Publish a trained run on the Hugging Face Hub."),
     "table": ("benchmarks.cli.table:table", "Print results as tables, with the paper's numbers."),
     "report": ("benchmarks.cli.report:report", "Write one HTML page of runs, suites and sweeps."),
     "track": (

@@ -63,7 +63,7 @@ def evaluate(
 
     Results under different --eval-precision, --eval-resize or --samples are different files.
     """
-    library_defaults()
+    library_defaults(*(folders or ()))
     settings = eval_settings(eval_precision, eval_resize, samples)
     runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)
     if folders and (selection != flags.SelectionFlags() or recipe != flags.RecipeFlags()):

@@ -34,7 +34,7 @@ def export(
     The file of format dassl is RUN/MODEL/model.pth.tar-EPOCHS below --out, where MODEL is what the public code calls
     its model: run it with --model-dir OUT/RUN --load-epoch EPOCHS.
     """
-    library_defaults()
+    library_defaults(*folders)
     check_names("format", [format], FORMATS)
     runtime = runtime_config(flags.RuntimeFlags(results=results, device=device))
     failures, files = Failures(len(folders), verbose=output.verbose), {}

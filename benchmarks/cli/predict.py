@@ -52,7 +52,7 @@ def predict(
     of the folder) and as prompts do (`label`), and the probability. Images are classified as in `procap eval`. Images
     that cannot be read are left out and named at the end; the exit code is then 1.
     """
-    library_defaults()
+    library_defaults(run)
     if out and (out.is_dir() or not out.parent.is_dir()):
         raise UsageError(f"--out {out}: name a file in a folder that exists")
     runtime = runtime_config(flags.RuntimeFlags(results=results, device=device))

@@ -235,10 +235,15 @@ def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]])
 
 
 def find_run(run: Path, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:
-    """Find a run by its folder, its path below the results, or a unique prefix of its hash.
+    """Find a run by its folder, its path below the results, a unique prefix of its hash, or its address at `hf://`.
 
     Returns its configuration, and the runtime with the results folder that it lies in.
     """
+    # A path has one slash where the address has two.
+    if run.parts[:1] == ("hf:",):
+        from runner.hub import fetch_run
+
+        return fetch_run(f"hf://{'/'.join(run.parts[1:])}", runtime), runtime
     if runtime.results_url and "/" in str(run) and not run.is_absolute():
         RemoteResults.from_runtime(runtime).pull_run(run.as_posix())
     folder, below = run.expanduser(), runtime.results / run

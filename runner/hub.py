@@ -1,0 +1,185 @@
+"""Share finished runs through the Hugging Face Hub: a repository of type "model" for each run.
+
+config.json         a `SharedRun`: method, options, recipe, backbone and its digest, classes, few-shot samples, versions
+model.safetensors   the learned tensors under the names of the method's parameters: the run's `checkpoint.safetensors`
+README.md           the model card, with measured accuracies as the Hub's model-index
+
+A downloaded run becomes a run folder in the results, without the evaluations of its publisher.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import model_validator
+
+from procap.errors import UsageError, UserError
+from procap.methods import method_class
+from runner.config import FrozenModel, RunConfig, RuntimeConfig, Target
+from runner.remote_results import RemoteResults, synchronized_run
+from runner.results import EvalResult, TrainResult, read_document, write_bytes, write_json
+from runner.run_folders import RunFolder, locate_run
+from runner.tracking.log import exporter_for
+from shards.files import read_regular
+from shards.remote import translate_errors
+
+if TYPE_CHECKING:
+    from runner.evaluate import TrainedRun
+
+HUB = "hf://"
+CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
+
+
+class SharedRun(FrozenModel):
+    """`config.json` of a repository: how the tensors were trained, and what they need.
+
+    training: includes the digest of the backbone's weights, and the digest and paths of the few-shot samples.
+    """
+
+    procap_version: str
+    config: RunConfig
+    training: TrainResult
+    classnames: tuple[str, ...]
+
+    @model_validator(mode="after")
+    def _is_one_run(self) -> SharedRun:
+        if self.config.hash != self.training.config_hash:
+            raise ValueError(f"config has the hash {self.config.hash}, and training {self.training.config_hash}")
+        return self
+
+
+def shared_files(config: RunConfig, runtime: RuntimeConfig, repository: str) -> dict[str, bytes]:
+    """Make the files of a finished run for the Hub, by their names. Raises UserError if it is not finished."""
+    from runner.checkpoint import decode_checkpoint, read_checkpoint_bytes
+
+    RemoteResults.from_runtime(runtime).pull_run(config.path)
+    folder = RunFolder(runtime.results / config.path)
+    training = folder.train()
+    if training is None:
+        raise UserError(f"{config.path} is not finished")
+    weights = read_checkpoint_bytes(folder.checkpoint_file, training.checkpoint_sha256)
+    _, card = decode_checkpoint(weights, folder.checkpoint_file)
+    # A file of weights counts by its content; on another machine it is looked for in the working folder.
+    paths = {"backbone": config.backbone, "pretrained": config.pretrained, "init": config.init}
+    names = {field: f"./{Path(path).name}" for field, path in paths.items() if path and Path(path).is_absolute()}
+    shared = SharedRun(
+        procap_version=training.program,
+        config=config.model_copy(update=names),
+        training=training,
+        classnames=card.classnames,
+    )
+    text = json.dumps(shared.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False, allow_nan=False)
+    results = [result for result in folder.evaluations() if result.is_current(training, None)]
+    readme = model_card(shared, results, repository)
+    return {CONFIG_FILE: f"{text}\n".encode(), WEIGHTS_FILE: weights, CARD_FILE: readme.encode()}
+
+
+def model_card(shared: SharedRun, results: list[EvalResult], repository: str) -> str:
+    """Write the model card: metadata of the Hub with the accuracies, and how the run is used."""
+    from huggingface_hub import EvalResult as CardResult
+    from huggingface_hub import ModelCardData
+
+    config, method = shared.config, method_class(shared.config.method)
+    title = f"{method.title or config.method} on {config.dataset}"
+    measured, rows = [], []
+    for result in results:
+        target = Target.parse_unchecked(result.target)
+        measured.append(
+            CardResult(
+                task_type="image-classification",
+                dataset_type=target.dataset,
+                dataset_name=str(target),
+                dataset_config=target.classes,
+                dataset_split=target.split,
+                metric_type="accuracy",
+                metric_value=round(result.accuracy, 2),
+                metric_args={"correct": result.correct, "total": result.total, **result.settings.changes},
+            )
+        )
+        counts = f"{result.correct} of {result.total}"
+        rows.append(f"| {target} | {result.settings.label or 'default'} | {counts} | {result.accuracy:.2f} |")
+    data = ModelCardData(
+        library_name="procap-bench",
+        pipeline_tag="image-classification",
+        tags=["clip", "few-shot", config.method],
+        model_name=title,
+        eval_results=measured or None,
+    )
+    shots = f"{config.shots} images per class" if config.shots else "all images"
+    lines = [
+        f"---\n{data.to_yaml()}\n---\n# {title}\n",
+        f"{method.summary or title}. Trained on {shots} of the {config.classes} classes of {config.dataset}, seed "
+        f"{config.seed}, on the frozen CLIP {config.backbone_name} (digest of its weights: "
+        f"{shared.training.backbone_digest}), by procap-bench {shared.procap_version}.\n",
+        f"```sh\nprocap eval {HUB}{repository}\n```\n",
+        f'```python\nfrom runner.hub import load_run\n\nrun = load_run("{HUB}{repository}")\n```\n',
+        f"`{WEIGHTS_FILE}` has the learned tensors, `{CONFIG_FILE}` everything that trained them.",
+    ]
+    if rows:
+        lines += ["\n| target | settings | correct | accuracy |\n| --- | --- | --- | --- |", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def push_files(files: dict[str, bytes], repository: str, *, private: bool = False) -> str:
+    """Upload the files in one commit to a repository, which is created if needed; returns the URL of the commit.
+
+    The token is that of `hf auth login` or $HF_TOKEN. Raises UserError if the Hub refuses.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    additions = [CommitOperationAdd(name, content) for name, content in files.items()]
+    with translate_errors(f"{HUB}{repository}"):
+        api = HfApi()
+        api.create_repo(repository, private=private or None, exist_ok=True)
+        return str(api.create_commit(repository, additions, commit_message="Upload a run").commit_url)
+
+
+def fetch_run(location: str, runtime: RuntimeConfig) -> RunConfig:
+    """Download the run at `hf://NAMESPACE/NAME[@REVISION]` into the results, where an equal one is kept.
+
+    Raises UserError for files that do not belong together, and if the results hold another training of the run.
+    """
+    from huggingface_hub import hf_hub_download
+
+    repository, _, revision = location.removeprefix(HUB).partition("@")
+    if repository.count("/") != 1:
+        raise UsageError(f"{location} is not {HUB}NAMESPACE/NAME")
+    with translate_errors(location):
+        files = [hf_hub_download(repository, name, revision=revision or None) for name in (CONFIG_FILE, WEIGHTS_FILE)]
+    shared = read_document(Path(files[0]), SharedRun, f"{location} is not a run of this program")
+    weights = read_regular(Path(files[1]))
+    assert shared is not None
+    training = shared.training
+    if hashlib.sha256(weights).hexdigest() != training.checkpoint_sha256:
+        raise UserError(f"{location}: {WEIGHTS_FILE} is not the file that {CONFIG_FILE} names (its SHA-256 differs)")
+    folder = RunFolder(runtime.results / shared.config.path)
+    remote = RemoteResults.from_runtime(runtime)
+    with folder.locked(), synchronized_run(remote, shared.config.path):
+        existing = folder.train()
+        if existing and existing.checkpoint_sha256 == training.checkpoint_sha256:
+            return shared.config
+        if existing or folder.config_file.exists():
+            raise UserError(f"{folder.path} has a different training than {location}: name another --results")
+        write_bytes(folder.checkpoint_file, weights)
+        write_json(folder.config_file, shared.config)
+        write_json(folder.train_file, training)
+    exporter_for(runtime).post(shared.config.path)
+    return shared.config
+
+
+def load_run(source: str | Path, runtime: RuntimeConfig | None = None) -> TrainedRun:
+    """Load a finished run from its folder, or from `hf://NAMESPACE/NAME` through the results of `runtime`.
+
+    Raises UserError as `load_trained`, also if the weights of the backbone here are not those of the training.
+    """
+    from runner.evaluate import load_trained
+
+    runtime = runtime or RuntimeConfig()
+    if str(source).startswith(HUB):
+        return load_trained(fetch_run(str(source), runtime), runtime)
+    config, results = locate_run(Path(source))
+    return load_trained(config, replace(runtime, results=results))
