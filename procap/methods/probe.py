@@ -85,16 +85,20 @@ class LinearProbe(Baseline):
 
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:
-        """Fit the rows for each strength, and keep those with the highest validation accuracy, the first of equals."""
+        """Fit the rows for each strength, and keep those of the best validation accuracy, then likelihood."""
         search = self.options.search and len(bank.val_labels)
-        best = -1.0
+        scores = {}
         for strength in STRENGTHS if search else (self.options.strength,):
             rows, bias = regress(bank.features[:, 0], bank.labels, len(self.rows), strength)
-            score = accuracy(LinearHead(rows, bias)(bank.val_features), bank.val_labels) if search else 0.0
-            if score > best:
-                best = score
+            scores[strength] = self._score(rows, bias, bank) if search else (0.0, 0.0)
+            if scores[strength] == max(scores.values()):
                 self.rows.copy_(rows)
                 self.bias.copy_(bias)
+
+    def _score(self, rows: Tensor, bias: Tensor, bank: FeatureBank) -> tuple[float, float]:
+        """Return the accuracy on validation images, and their mean log-likelihood."""
+        logits = LinearHead(rows, bias)(bank.val_features)
+        return accuracy(logits, bank.val_labels), -float(F.cross_entropy(logits, bank.val_labels))
 
     def head(self, space: LabelSpace) -> LinearHead:
         known = self.known_only(space)
