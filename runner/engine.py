@@ -137,9 +137,7 @@ def check_terms(terms: object, method: str) -> None:
             )
 
 
-def term_gradients(
-    objective: Objective, terms: Tensor, group: ProcessGroup
-) -> Iterator[tuple[str, dict[str, Tensor]]]:
+def term_gradients(objective: Objective, terms: Tensor, group: ProcessGroup) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield the name of each of the terms [T] and its gradients by parameter, averaged over the ranks."""
     learned = learned_parameters(objective.method)
     for name, term in zip(objective.names, terms.unbind(), strict=True):

@@ -36,7 +36,7 @@ from runner.threads import fitting_threads
 from runner.tracking.log import exporter_for
 from runner.workbench import Workbench
 from shards.fewshot import evaluation_split
-from shards.reader import open_dataset
+from shards.reader import Split, open_dataset
 from shards.rng import generator
 from shards.transfer import upload
 
@@ -194,22 +194,10 @@ def _evaluate(
     images = selection.images.subset(range(count))
     batch_size, workers = config.recipe.test_batch_size, num_decoders(runtime.workers, device)
     precision = settings.precision or config.precision
-    transform = clip_transform(clip, settings.resize)
     start_memory_peak(device)
     meter = Meter(device, warmup=0)
-    with meter.phase("classes", rated=False), autocast(precision, device):
-        space = label_space(manifest, selection.classnames)
-        warn_of_unknown_names(trained.method, space.names())
-        classifier = make_classifier(trained.method, config, space, settings.samples)
-    acceleration = Acceleration.parse(runtime.accelerate, device)
-    graphs = CudaGraphs(device) if acceleration.graphs else None
-    inference = Inference(clip, classifier, images, graphs, on_device=acceleration.images)
-    with meter.phase("warm-up", rated=False), autocast(precision, device):
-        # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
-        # is enough: two full batches could cost as much as the evaluation.
-        images_per_rank = -(-count // group.size)
-        warmup_batches = inference.warm_up(min(batch_size, images_per_rank) if device.type == "cuda" else 1)
-    meter.settle()
+    space = label_space(manifest, selection.classnames)
+    inference, warmup_batches = prepare_inference(trained, images, space, settings, runtime, meter, group)
     what = f"{config.path} on {target}"
     quiet = runtime.quiet or not group.ranks.is_first
     with (
@@ -221,7 +209,7 @@ def _evaluate(
             meter.step(evaluated)
             display.update(min(display.done + evaluated, count))
 
-        batches = inference.batches(transform, batch_size, workers, group.ranks)
+        batches = inference.batches(clip_transform(clip, settings.resize), batch_size, workers, group.ranks)
         signum, predictions = predict(inference, batches, config, precision, target, meter, stop, group, on_batch)
     if predictions is None:
         group.barrier()
@@ -256,6 +244,34 @@ def _evaluate(
         labels=predictions.labels.tolist(),
         predicted=predictions.predicted.tolist(),
     )
+
+
+def prepare_inference(
+    trained: TrainedRun,
+    images: Split,
+    space: LabelSpace,
+    settings: EvalSettings,
+    runtime: RuntimeConfig,
+    meter: Meter,
+    group: ProcessGroup,
+) -> tuple[Inference, int]:
+    """Make the classifier of the classes of `space`, and warm up; returns the number of warm-up batches as well."""
+    config, device = trained.config, trained.clip.device
+    precision = settings.precision or config.precision
+    with meter.phase("classes", rated=False), autocast(precision, device):
+        warn_of_unknown_names(trained.method, space.names())
+        classifier = make_classifier(trained.method, config, space, settings.samples)
+    acceleration = Acceleration.parse(runtime.accelerate, device)
+    graphs = CudaGraphs(device) if acceleration.graphs else None
+    inference = Inference(trained.clip, classifier, images, graphs, on_device=acceleration.images)
+    with meter.phase("warm-up", rated=False), autocast(precision, device):
+        # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
+        # is enough: two full batches could cost as much as the evaluation.
+        images_per_rank = -(-len(images) // group.size)
+        full_batch = min(config.recipe.test_batch_size, images_per_rank)
+        warmup_batches = inference.warm_up(full_batch if device.type == "cuda" else 1)
+    meter.settle()
+    return inference, warmup_batches
 
 
 def predict(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -12,6 +12,9 @@ from procap.errors import UsageError, explain_invalid, unknown_name
 from procap.recipe import Recipe
 from runner.config import RunConfig, Target
 from shards.fewshot import CLASS_CHOICES, parse_classes
+
+if TYPE_CHECKING:
+    from procap.methods.method import Method
 
 
 def plan_run(
@@ -68,9 +71,17 @@ def plan_run(
         raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
     published = cls.task_options(task, shots, resolved_dataset.name) if recipe == "published" else {}
     filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
+    recipe_name = "custom" if resolved != base and own_recipe.epochs > 0 else recipe
+    fields |= {"options": filled, "recipe_name": recipe_name, **_resolve_backbone(cls, method, backbone, pretrained)}
+    return _make_config(resolved, fields)
+
+
+def _resolve_backbone(cls: type[Method], method: str, backbone: str, pretrained: str | None) -> dict[str, Any]:
+    """Resolve the names of a backbone and its weights, with their digest if they are a file; checks the towers."""
     from procap.weights.architectures import canonical_name, check_towers, model_configs, names_file, plain_towers
 
     backbone, pretrained = canonical_name(backbone, pretrained)
+    fields = {"backbone": backbone, "pretrained": pretrained}
     if backbone in model_configs():
         check_towers(method, cls.changes, backbone, plain_towers(model_configs()[backbone]))
     if names_file(backbone) or (pretrained and names_file(pretrained)):
@@ -78,9 +89,7 @@ def plan_run(
         from procap.weights.loading import weights_digest
 
         fields["weights_digest"] = weights_digest(backbone, pretrained)
-    recipe_name = "custom" if resolved != base and own_recipe.epochs > 0 else recipe
-    fields |= {"options": filled, "recipe_name": recipe_name, "backbone": backbone, "pretrained": pretrained}
-    return _make_config(resolved, fields)
+    return fields
 
 
 def control_options(method: str, recipe: str) -> dict[str, Any]:

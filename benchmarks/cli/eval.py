@@ -59,10 +59,7 @@ def evaluate(
     eval_resize: flags.EvalResize = "",
     samples: flags.Samples = 0,
 ) -> int:
-    """Evaluate trained runs on any target.
-
-    Results under different --eval-precision, --eval-resize or --samples are different files.
-    """
+    """Evaluate trained runs on any target; results under different evaluation flags are different files."""
     library_defaults(*(folders or ()))
     settings = eval_settings(eval_precision, eval_resize, samples)
     runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)

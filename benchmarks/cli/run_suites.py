@@ -68,9 +68,8 @@ def bench(
             from benchmarks.suites.execute import execute
 
             # Workers print nothing and do not send to MLflow: this process does both for all runs.
-            paths = StoragePaths.with_absolute_paths(
-                runtime_flags.data, runtime_flags.results, replace(runtime, quiet=True, tracking_uri="off")
-            )
+            silent = replace(runtime, quiet=True, tracking_uri="off")
+            paths = StoragePaths.with_absolute_paths(runtime_flags.data, runtime_flags.results, silent)
             failed = execute(
                 open_runs, states, paths, runtime, launcher, trackers, force=mode.force, verbose=output.verbose
             )
