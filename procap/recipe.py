@@ -93,19 +93,21 @@ class Recipe(BaseModel):
         return scale
 
 
-def learning_rate(recipe: Recipe, epoch: int) -> float:
+def learning_rate(recipe: Recipe, epoch: int, cycles: int = 1) -> float:
     """Compute the learning rate of `epoch` (0-based) under the schedule per epoch.
 
     Warm-up epochs are followed by a cosine over `recipe.epochs` that starts after the warm-up and so never reaches
     zero: Dassl's schedule, with which the published numbers of CoOp, CoCoOp and MaPLe were measured. ProCAP's
-    paper names a warm-up and a cosine without details.
+    paper names a warm-up and a cosine without details. With several cycles the cosine is repeated over equal parts of
+    the epochs.
     """
     warm = 0 if recipe.warmup == "none" else recipe.warmup_epochs
     if epoch < warm:
         if recipe.warmup == "constant" or epoch == 0:
             return recipe.warmup_lr
         return recipe.lr * epoch / warm
-    return 0.5 * recipe.lr * (1 + math.cos(math.pi * (epoch - warm) / recipe.epochs))
+    cycle = max(1, recipe.epochs // cycles)
+    return 0.5 * recipe.lr * (1 + math.cos(math.pi * ((epoch - warm) % cycle) / cycle))
 
 
 def warmup_warning(recipe: Recipe) -> str:

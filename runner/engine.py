@@ -244,6 +244,7 @@ class Engine:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load what `state` returned."""
+        self.method.adapt_shapes(state["method"])
         self.method.load_state_dict(state["method"])
         # Learning rates follow from the step, and `set_rate` writes to the tensors of this optimizer.
         groups = self.optimizer.state_dict()["param_groups"]

@@ -311,6 +311,7 @@ def train_in_memory(case: CheckCase) -> Method:
     for epoch in range(case.config.recipe.epochs):
         if schedule is None or engine is None:
             break
+        method.begin_epoch(epoch, schedule.rates(schedule.first_step(epoch), epoch)[0], case.config.recipe)
         for step, (images, labels) in enumerate(schedule.batches(epoch), schedule.first_step(epoch)):
             if schedule.stage(step) != stage:
                 stage = schedule.stage(step)
@@ -324,6 +325,7 @@ def train_in_memory(case: CheckCase) -> Method:
             batch = Batch(images, labels, tuple(each.to(device) for each in noise))
             engine.backward(engine.terms(batch))
             engine.update()
+        method.end_epoch(epoch, case.config.recipe)
     if engine is not None:
         engine.close()
     if isinstance(method, FeatureMethod) and bank is not None:

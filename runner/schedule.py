@@ -33,7 +33,7 @@ class Schedule:
         self.stream = stream
         self._recipes = [recipe.model_copy(update={"lr": peak}) for peak in list_peaks(method, recipe)]
         self.steps = recipe.iterations or recipe.epochs * stream.steps_per_epoch
-        self.stage_starts = method.stage_starts(self.steps)
+        self.stage_starts, self.cycles = method.stage_starts(self.steps), method.cycles
 
     def first_step(self, epoch: int) -> int:
         """Return the first step of `epoch`."""
@@ -49,7 +49,7 @@ class Schedule:
         A constant warm-up has the same rate for all.
         """
         if self.recipe.schedule == "epoch":
-            return [learning_rate(recipe, epoch) for recipe in self._recipes]
+            return [learning_rate(recipe, epoch, self.cycles) for recipe in self._recipes]
         stages = list(pairwise((*self.stage_starts, self.steps)))
         start, end = stages[self.stage(step)]
         warm = self._warm_steps() if start == 0 else 0

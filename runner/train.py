@@ -253,6 +253,10 @@ class TrainLoop:
 
     def train_epoch(self, epoch: int) -> None:
         """Take the steps that are left of an epoch, and add it to the log."""
+        rate = self.schedule.rates(self.schedule.first_step(epoch), epoch)[0]
+        if self.method.begin_epoch(epoch, rate, self.config.recipe):
+            # A CUDA graph replays the work of the epochs before.
+            self.step = TrainStep(self.checkpointer.engine, self.meter, self.graphs)
         batches = self.schedule.batches(epoch, start_step=self.state.step_in_epoch)
         on_device = isinstance(self.schedule.stream, DeviceTrainStream)
         moved = batches if on_device else to_device(batches, self.method.clip.device)
@@ -263,6 +267,7 @@ class TrainLoop:
         if self.group.size == 1 and self.stop.signum:
             self.checkpointer.stop(self.stop.signum)
         self.meter.settle()
+        self.method.end_epoch(epoch, self.config.recipe)
         if average := self.checkpointer.average:
             average.add(epoch)
             if epoch == self.config.recipe.epochs - 1:

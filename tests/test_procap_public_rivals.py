@@ -329,3 +329,89 @@ def test_aapl_draws_an_image_of_another_class_and_two_augmentations_for_both():
         assert second // 3 != label and len({image.sum().item() for image in six}) > 2
     rotated = aapl.distort(images()[0], 8, torch.Generator())
     assert torch.equal(rotated, images()[0].rot90(1, (1, 2)))
+
+
+REBAPL_NAMES = {"context": "ctx", "projection": "proj", "deep_context": "compound_prompts_text"}
+REBAPL_NAMES |= {"deep_projection": "compound_prompt_projections"}
+
+
+def public_name(ours):
+    first, _, rest = ours.partition(".")
+    return f"{REBAPL_NAMES[first]}.{rest}".rstrip(".")
+
+
+def maple_weights(method, seed):
+    """Draw the parameters [N] of MaPLe in the order of its figures."""
+    source = draws(seed)
+    stds = {name: 0.04 if "projection" in name else 0.1 for name, _ in method.named_parameters()}
+    shapes = [(tuple(tensor.shape), stds[name]) for name, tensor in method.named_parameters()]
+    drawn = [source.standard_normal(shape, dtype=np.float32) * np.float32(std) for shape, std in shapes]
+    return torch.from_numpy(np.concatenate([values.ravel() for values in drawn]))
+
+
+def built_rebapl(**options):
+    method = build_method(
+        "rebapl", small_clip(), text.LabelSpace(CLASSNAMES), {"depth": 2, **options}, torch.Generator().manual_seed(0)
+    )
+    torch.nn.utils.vector_to_parameters(maple_weights(method, 13), method.parameters())
+    return method
+
+
+@pytest.mark.parametrize("distance, rows", [("mse", 14), ("mmd", 14), ("mmd", 3)])
+def test_rebapl_is_repelled_as_by_the_public_code(distance, rows):
+    figures, method = figures_of("rebapl"), built_rebapl(distance=distance)
+    method._images, method._past = images(5, seed=23), torch.from_numpy(figures["repulsion/past"])
+    order = torch.from_numpy(figures["repulsion/order"])[:rows]
+    terms = method.loss(images(), LABELS, (order,))
+    near(terms["ce"].detach(), figures["loss/ce"])
+    case = distance if rows == 14 else f"{distance}_3rows"
+    near(terms["repulsion"].detach(), figures[f"repulsion/{case}/potential"])
+    terms["repulsion"].backward()
+    for name, parameter in method.named_parameters():
+        if (key := f"repulsion/{case}/grad/{public_name(name)}") in figures:
+            near_condensed(parameter.grad, figures[key])
+
+
+@pytest.mark.parametrize("repelled", [False, True])
+def test_rebapl_takes_noisy_steps_as_the_public_code(repelled):
+    figures, method = figures_of("rebapl"), built_rebapl()
+    recipe = plan_run(method="rebapl", dataset="dtd").recipe
+    method.training_images = SimpleNamespace(labels=torch.zeros(144))
+    method.begin_epoch(2, 0.002, recipe)
+    near(method._noise, figures["rule/noise_std"])
+    steps, rows = "steps_repulsed" if repelled else "steps", torch.arange(14)
+    method._images, method._past = images(5, seed=23), torch.from_numpy(figures["repulsion/past"])
+    engine, source = Engine(method, plan_run(method="rebapl", dataset="dtd")), draws(91)
+    engine.set_rate(0.002)
+    for step in range(3):
+        shapes = [tuple(parameter.shape) for parameter in method.parameters()]
+        drawn = [torch.from_numpy(source.standard_normal(shape, dtype=np.float32)).flatten() for shape in shapes]
+        noise = (method._noise * torch.cat(drawn), *((rows,) if repelled else ()))
+        terms = engine.terms(Batch(images(), LABELS, noise))
+        near(terms[0].detach(), figures[f"{steps}/loss"][step])
+        engine.backward(terms)
+        engine.update()
+    for name, parameter in method.named_parameters():
+        near_condensed(parameter, figures[f"{steps}/after_3/{public_name(name)}"])
+
+
+def test_rebapl_has_the_schedule_and_the_mean_logits_of_the_public_code():
+    figures, method = figures_of("rebapl"), built_rebapl()
+    recipe = plan_run(method="rebapl", dataset="dtd").recipe
+    rates = Schedule(recipe, SimpleNamespace(steps_per_epoch=1), method)
+    np.testing.assert_allclose([rates.rates(e, e)[0] for e in range(15)], figures["schedule/sequential/lr"], rtol=1e-9)
+    method.training_images = SimpleNamespace(labels=torch.zeros(144))
+    noisy = [e for e in range(15) if method.begin_epoch(e, 0.002, recipe) in (True, False) and method._noise]
+    assert noisy == figures["schedule/sequential/noisy_epochs"].tolist()
+    method.samples = torch.stack([maple_weights(method, seed) for seed in (13, 14, 16)])
+    near(method.classifier()(images()), figures["eval_logits"])
+    near(method.classifier(novel_space(method, figures))(images()), figures["novel_logits"])
+
+
+def test_rebapl_keeps_the_weights_at_the_end_of_each_cycle():
+    method, recipe = built_rebapl(), plan_run(method="rebapl", dataset="dtd").recipe
+    for epoch in range(15):
+        with torch.no_grad():
+            method.context.fill_(epoch)
+        method.end_epoch(epoch, recipe)
+    assert method.samples[:, 0].tolist() == [4, 9, 14]

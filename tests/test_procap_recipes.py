@@ -95,6 +95,7 @@ OWN = [
     ("dept", "base-to-novel", 16, "dtd", 0.0035, 10, 4, {}),
     ("dept-maple", "base-to-novel", 16, "dtd", 0.0035, 10, 4, {}),
     ("aapl", "base-to-novel", 16, "dtd", 0.002, 10, 1, {}),
+    ("rebapl", "base-to-novel", 16, "dtd", 0.002, 15, 1, {}),
     ("dpc", "base-to-novel", 16, "dtd", 0.002, 20, 4, {}),
     ("kdpl", "base-to-novel", 16, "dtd", 0.002, 50, 32, {}),
     ("kdpl-maple", "base-to-novel", 16, "dtd", 0.0035, 5, 4, {}),

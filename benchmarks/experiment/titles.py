@@ -32,6 +32,7 @@ TITLES: Mapping[str, str] = {
     "kdpl-maple": "KDPL (MaPLe)",
     "dpc": "DPC (CoOp)",
     "aapl": "AAPL",
+    "rebapl": "ReBaPL",
     "mma": "MMA",
     "mmrl": "MMRL",
     "mmrlpp": "MMRL++",

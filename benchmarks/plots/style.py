@@ -57,7 +57,7 @@ class Look(NamedTuple):
         return {"color": self.colour, "marker": self.marker, "linestyle": self.dashes, **more, **faded}
 
 
-ENDS: Mapping[str, Look] = {"zeroshot": Look("#7f7f7f", "o", DASHES[2]), "procap": Look("#d55e00", "o", DASHES[0])}
+ENDS: Mapping[str, Look] = {"zeroshot": Look("#7f7f7f", "h", DASHES[2]), "procap": Look("#d55e00", "o", DASHES[0])}
 """The looks that stand out."""
 COLOURS = ("#56b4e9", "#e69f00", "#cc79a7", "#8c6d31", "#0072b2", "#009e73", "#882255", "#b8a800", "#44aa99")
 

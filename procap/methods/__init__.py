@@ -48,6 +48,7 @@ METHODS: dict[str, str] = {
     "kdpl-maple": "procap.methods.kdpl:KDPLMaPLe",
     "dpc": "procap.methods.dpc:DPC",
     "aapl": "procap.methods.aapl:AAPL",
+    "rebapl": "procap.methods.rebapl:ReBaPL",
     "mma": "procap.methods.mma:MMA",
     "mmrl": "procap.methods.mmrl:MMRL",
     "mmrlpp": "procap.methods.mmrlpp:MMRLPP",
@@ -65,9 +66,9 @@ METHOD_GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "prompts": (
         "coop", "cocoop", "kgcoop", "vpt", "ivlp", "maple", "promptsrc", "coprompt", "tcp", "prograd", "bpl", "dept",
-        "dept-maple", "kdpl", "kdpl-maple", "dpc", "aapl", "mmrl", "mmrlpp", "mmlop", "procap",
+        "dept-maple", "kdpl", "kdpl-maple", "dpc", "aapl", "rebapl", "mmrl", "mmrlpp", "mmlop", "procap",
     ),
-    "probabilistic": ("bpl", "procap"),
+    "probabilistic": ("bpl", "rebapl", "procap"),
 }  # fmt: skip
 """Names for several built-in methods."""
 

@@ -205,6 +205,18 @@ class Method(nn.Module):
         A new method is in the last stage, so that loading the weights of a finished training is enough.
         """
 
+    @property
+    def cycles(self) -> int:
+        """How many equal parts a training has, in each of which the learning rate per epoch falls."""
+        return 1
+
+    def begin_epoch(self, epoch: int, rate: float, recipe: Recipe) -> bool:
+        """Prepare the steps of `epoch` (0-based), also in a resumed run; returns whether their work has changed."""
+        return False
+
+    def end_epoch(self, epoch: int, recipe: Recipe) -> None:
+        """Change the learned tensors after the last step of `epoch`."""
+
     def draw(self, generator: torch.Generator) -> Noise:
         """Draw the noise of one step on the CPU, so that a seed gives the same noise on every device.
 

@@ -1,0 +1,184 @@
+"""ReBaPL: MaPLe sampled by SGD with noise over cycles of the learning rate; the mean logits of the samples classify.
+
+Source: "ReBaPL: Repulsive Bayesian Prompt Learning" (2025), and the behaviour of its public code on MaPLe in one
+sequential chain. Learns 3,555,072 parameters per sample on ViT-B/16, as MaPLe; inference costs as much as three MaPLes.
+
+Shapes: B images, C classes, R reference images, N parameters, M samples, E joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, Field
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector
+
+from procap.classifier import Classifier, cosine_logits, unit
+from procap.clip import CLIP
+from procap.methods.maple import MaPLe, MaPLeOptions
+from procap.methods.method import Noise
+from procap.parallel import gather_batch
+from procap.plan import Plan
+from procap.recipe import Recipe
+from procap.text import LabelSpace
+
+
+class ReBaPLOptions(MaPLeOptions):
+    """The options of ReBaPL."""
+
+    samples: int = Field(3, ge=1, description="cycles of the training; the weights at the end of each are a sample")
+    noisy_epochs: int = Field(3, ge=0, description="last epochs of a cycle that have noise; 0 has none")
+    temperature: float = Field(100.0, ge=0, description="multiplies the noise")
+    repulsion: float = Field(0.001, ge=0, description="strength of the repulsion from the sample before")
+    distance: Literal["mmd", "mse"] = Field("mmd", description="between features now and those of the sample before")
+    rows: int = Field(32, ge=1, description="features that each step compares, images and texts together")
+    references: int = Field(128, ge=1, description="training images whose features are compared")
+
+
+class ReBaPL(MaPLe):
+    """Repulsive Bayesian prompt learning."""
+
+    Options: ClassVar[type[BaseModel]] = ReBaPLOptions
+    summary: ClassVar[str] = "ReBaPL (2025) on MaPLe: mean logits of samples from cycles with noise and repulsion"
+    # The public code writes a folder for each sample.
+    public_layout = None  # type: ignore[assignment]
+    options: ReBaPLOptions
+    samples: Tensor
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: ReBaPLOptions, generator: torch.Generator) -> None:
+        super().__init__(clip, space, options, generator)
+        self.register_buffer("samples", parameters_to_vector(self.parameters()).detach()[None][:0])
+        self._seed = int(torch.randint(2**62, (), generator=generator))
+        self._noise, self._images, self._past = 0.0, torch.empty(0), torch.empty(0)
+
+    @property
+    def cycles(self) -> int:
+        return self.options.samples
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return SGD 0.002, one image per step, 15 epochs, for every task and data set."""
+        return Recipe(optimizer="sgd", lr=0.002, epochs=15, batch_size=1)
+
+    @classmethod
+    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
+        """Return no options: the prompts have the same depth in every task."""
+        return {}
+
+    def adapt_shapes(self, tensors: Mapping[str, Tensor]) -> None:
+        self.samples = self.samples.new_empty(tensors["samples"].shape)
+
+    def initial_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {**tensors, "samples": self.samples}
+
+    def begin_epoch(self, epoch: int, rate: float, recipe: Recipe) -> bool:
+        """Set the noise of the epoch, which only SGD has, and compute the features of the sample before."""
+        pool, o = self.training_images, self.options
+        assert pool is not None
+        cycle, before = max(1, recipe.epochs // o.samples), (self._noise > 0, len(self._past))
+        is_noisy = recipe.optimizer == "sgd" and epoch % cycle >= cycle - o.noisy_epochs
+        self._noise = o.temperature * (2 * rate * recipe.momentum) ** 0.5 / len(pool.labels) if is_noisy else 0.0
+        is_new = len(self.samples) > 0 and (epoch % cycle == 0 or not len(self._past))
+        if is_new:
+            draws = torch.Generator().manual_seed(self._seed)
+            chosen = torch.randperm(len(pool.labels), generator=draws)[: o.references].tolist()
+            self._images = torch.stack([pool.image(i, draws) for i in chosen]).to(self.clip.device)
+            with torch.no_grad(), self._weights(self.samples[-1]):
+                plans = self.plans(self.prompts)
+                self._past = self._compared(self.clip.encode_text(self.prompts.tokenized, plans[1]), plans[0])
+        return is_new or before != (self._noise > 0, len(self._past))
+
+    def end_epoch(self, epoch: int, recipe: Recipe) -> None:
+        """Keep the weights at the end of a cycle."""
+        most = self.options.samples
+        if (epoch + 1) % max(1, recipe.epochs // most) == 0 and len(self.samples) < most:
+            self.samples = torch.cat([self.samples, parameters_to_vector(self.parameters()).detach()[None]])
+
+    def draw(self, generator: torch.Generator) -> Noise:
+        """Draw the noise [N] of the momentum, if the epoch has any, and the rows that are compared."""
+        noise = [self._noise * torch.randn(self.samples.shape[1], generator=generator)] if self._noise else []
+        if len(self._past):
+            rows = torch.randperm(len(self._past), generator=generator)
+            noise.append(rows[: self.options.rows] if self.options.rows < len(self._images) else rows)
+        return tuple(noise)
+
+    def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
+        """Compute the cross-entropy and, from the second cycle on, the repulsion from the sample before."""
+        image_plan, text_plan = self.plans(self.prompts)
+        image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
+        text = self._encode_classes(self.prompts.tokenized, text_plan)
+        terms = {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
+        for drawn in noise:
+            if drawn.is_floating_point():
+                # Adds nothing to the value and the noise to the gradient, with which it enters the momentum.
+                shift = (drawn * parameters_to_vector(self.parameters())).sum()
+                terms["ce"] = terms["ce"] + (shift - shift.detach())
+            else:
+                # A cycle starts at the sample: float32 would round away a distance near 0, which is divided by.
+                now, past = (rows[drawn].double() for rows in (self._compared(text, image_plan), self._past))
+                potential = self.options.repulsion / (DISTANCES[self.options.distance](now, past) + 1e-6)
+                terms["repulsion"] = potential.float()
+        return terms
+
+    def _compared(self, text: Tensor, image_plan: Plan) -> Tensor:
+        """Return the features [R + C, E] of the reference images and of the classes, normalised."""
+        return torch.cat([unit(self.clip.encode_image(self._images, image_plan)), unit(text)])
+
+    def classifier(self, space: LabelSpace | None = None) -> Classifier:
+        members = []
+        for sample in self.samples:
+            with self._weights(sample):
+                members.append(super().classifier(space))
+        return LogitMean(members) if members else super().classifier(space)
+
+    @contextmanager
+    def _weights(self, flat: Tensor) -> Iterator[None]:
+        """Set the parameters to the values `flat` [N] within the block."""
+        parameters = list(self.parameters())
+        current = parameters_to_vector(parameters).detach()
+
+        def assign(values: Tensor) -> None:
+            parts = values.split([parameter.numel() for parameter in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.data.copy_(part.view_as(parameter))
+
+        assign(flat)
+        try:
+            yield
+        finally:
+            assign(current)
+
+
+def mmd(now: Tensor, past: Tensor) -> Tensor:
+    """Compute the squared maximum mean discrepancy of rows [K, E] under a Gaussian kernel of bandwidth 1."""
+    pairs = ((now, now), (past, past), (now, past))
+    same, other, cross = ((-(a[:, None] - b).square().sum(dim=2) / 2).exp().mean() for a, b in pairs)
+    return same + other - 2 * cross
+
+
+def mse(now: Tensor, past: Tensor) -> Tensor:
+    """Compute the mean squared distance of equal rows [K, E]."""
+    return (now - past).square().sum(dim=1).mean()
+
+
+DISTANCES: Mapping[str, Any] = {"mmd": mmd, "mse": mse}
+
+
+class LogitMean(Classifier):
+    """The mean logits [B, C] of several classifiers, each with an image tower of its own."""
+
+    def __init__(self, members: Sequence[Classifier]) -> None:
+        self.members, self.clip, self.image_plan = members, members[0].clip, members[-1].image_plan
+        self.num_classes = members[0].num_classes
+
+    def encode(self, images: Tensor) -> Tensor:
+        return torch.stack([member.encode(images) for member in self.members], dim=1)
+
+    def logits(self, features: Tensor) -> Tensor:
+        pairs = zip(self.members, features.unbind(dim=1), strict=True)
+        return torch.stack([member.logits(part) for member, part in pairs]).mean(dim=0)
