@@ -213,7 +213,7 @@ def _fit(
             for epoch in range(state.epoch, epochs):
                 loop.train_epoch(epoch)
                 if bank is not None and isinstance(loop.method, FeatureMethod):
-                    loop.method.end_epoch(bank)
+                    loop.method.score_epoch(bank)
                 validator.validate()
                 loop.end_epoch()
                 # After the last epoch the callback waits until the result is written.

@@ -122,7 +122,7 @@ def test_the_public_rule_of_tipadapterf_keeps_the_epoch_and_the_setting_with_the
         engine.backward(engine.terms(Batch(features, train_labels, ())))
         engine.update()
         accuracies.append(100 * float((method.head(method.space)(test[0]).argmax(1) == test[1]).double().mean()))
-        method.end_epoch(bank)
+        method.score_epoch(bank)
     assert accuracies == pytest.approx(figures["cloud/steps/test_accuracy_per_epoch"].tolist(), abs=1e-4)
     kept = method.best_keys.clone()
     method.finish(bank)

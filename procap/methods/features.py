@@ -71,7 +71,7 @@ class FeatureMethod(Method):
     def fit(self, bank: FeatureBank) -> None:
         """Set what does not need the recipe's steps: a closed form, initial values, or all by a loop over `bank`."""
 
-    def end_epoch(self, bank: FeatureBank) -> None:
+    def score_epoch(self, bank: FeatureBank) -> None:
         """Look at the head after an epoch of steps."""
 
     def finish(self, bank: FeatureBank) -> None:

@@ -179,7 +179,7 @@ class TipAdapterF(TipAdapter):
             self.best_keys = self.keys.detach().clone()
 
     @torch.no_grad()
-    def end_epoch(self, bank: FeatureBank) -> None:
+    def score_epoch(self, bank: FeatureBank) -> None:
         if self.options.selection == "test" and (score := self._test_accuracy(bank)) > self.best_accuracy:
             self.best_accuracy.fill_(score)
             self.best_keys.copy_(self.keys)
