@@ -133,7 +133,7 @@ def apply_op(x: Tensor, op: TokenOp) -> Tensor:
     Raises ValueError if the tokens do not fit the sequence.
     """
     tokens = op.tokens.to(x.dtype)
-    tokens = tokens.expand(len(x), *tokens.shape[-2:])
+    tokens = tokens.expand(x.shape[0], *tokens.shape[-2:])
     count = tokens.shape[1]
     start = x.shape[1] if op.mode == "append" else op.start
     end = start + count if op.mode == "replace" else start

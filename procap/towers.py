@@ -102,7 +102,7 @@ class VisionTower(nn.Module):
         """
         check_plan(plan, len(self.transformer.resblocks), ("ln_pre", "ln_post", "proj"))
         patches = self.embed(images, folded=optimized)
-        cls = self.class_embedding.to(patches.dtype).expand(len(patches), 1, -1)
+        cls = self.class_embedding.to(patches.dtype).expand(patches.shape[0], 1, -1)
         x = torch.cat([cls, patches], dim=1) + self.positional_embedding
         sequence = TokenSequence(x, read_out=0, causal=False).apply(plan, INPUT)
         # Another `ln_pre` changes every row.

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -18,12 +19,14 @@ from procap.methods import METHODS, method_class
 from runner import hub as shared
 from runner.config import RunConfig, Target
 from runner.evaluate import evaluate
+from runner.export import export_model
 from runner.hub import fetch_run, load_run
 from runner.planning import plan_run
 from runner.train import train
 
 pytestmark = pytest.mark.usefixtures("at_home")
 SOURCE = "hf://lab/run"
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +128,49 @@ def test_a_run_on_different_weights_of_its_backbone_is_refused(trained, hub, tmp
     (tmp_path / tiny_checkpoint.name).symlink_to(tiny_checkpoint)
     with pytest.raises(UserError, match="was trained on weights"):
         load_run(SOURCE, make_runtime(few_digits, tmp_path / "elsewhere"))
+
+
+PLAIN = (
+    "zeroshot", "probe", "ncm", "clipadapter", "taskres", "lppp", "coop", "kgcoop", "tcp", "prograd", "skipt", "2sfs",
+    "cliplora",
+)  # fmt: skip
+"""Methods that timm can express: their image tower is a plain one, and their head is linear."""
+QUICK = ("coop", "clipadapter", "maple")
+"""Methods of the ONNX test in the default suite: each takes seconds."""
+
+
+def compare(logits: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_timm_model_has_equal_logits_or_says_what_timm_lacks(method, trained, tmp_path, monkeypatch):
+    config, runtime = trained(method)
+    try:
+        monkeypatch.chdir(export_model(config, runtime, tmp_path, "timm"))
+    except UserError as error:
+        assert method not in PLAIN and re.search(r"image tower has|for each image|head is not linear", str(error))
+        assert not list(tmp_path.iterdir())
+        return
+    [code] = re.findall("```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
+    names = {"images": torch.randn(5, 3, 32, 32)}
+    with torch.inference_mode():
+        exec(code, names)
+    compare(names["logits"], load_run(runtime.results / config.path).method.classifier()(names["images"]))
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=SLOW) for name in METHODS])
+def test_an_onnx_graph_has_equal_logits_at_any_batch_size(name, trained, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    config, runtime = trained(name)
+    if method_class(name).depends_on_image:
+        with pytest.raises(UserError, match="for each image"):
+            export_model(config, runtime, tmp_path, "onnx")
+        return
+    session = onnxruntime.InferenceSession(export_model(config, runtime, tmp_path, "onnx"))
+    method = load_run(runtime.results / config.path).method
+    images = torch.randn(5, 3, 32, 32)
+    [logits] = session.run(None, {"images": images.numpy()})
+    compare(torch.from_numpy(logits), method.classifier()(images))
+    inputs = json.loads(session.get_modelmeta().custom_metadata_map["procap"])
+    assert inputs["classnames"] == list(method.space.names()) and inputs["image_size"] == 32

@@ -87,7 +87,7 @@ COMMANDS: Commands = {
         "benchmarks.cli.import_checkpoint:import_checkpoint",
         "Import checkpoints of public trainers as finished runs.",
     ),
-    "export": ("benchmarks.cli.export_run:export", "Export trained runs as checkpoints that public code loads."),
+    "export": ("benchmarks.cli.export_run:export", "Export trained runs for public code, timm and ONNX."),
     "push": ("benchmarks.cli.push:push", "Publish a trained run on the Hugging Face Hub."),
     "table": ("benchmarks.cli.table:table", "Print results as tables, with the paper's numbers."),
     "report": ("benchmarks.cli.report:report", "Write one HTML page of runs, suites and sweeps."),

@@ -1,4 +1,4 @@
-"""`procap export`: export trained runs as checkpoints that public code loads."""
+"""`procap export`: export trained runs for public code, timm and ONNX."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from benchmarks.console.output import note, note_failures, show, show_json
 from procap.errors import check_names
 from runner.environment import library_defaults
 
-FORMATS = ("dassl", "safetensors")
+FORMATS = ("dassl", "safetensors", "timm", "onnx")
 
 
 @flags.command(
     "procap export results/base/shapes/maple/mini/16shot/seed1-3fa29c10",
-    "procap export base/shapes/maple/mini/16shot/seed1-3fa29c10 --format safetensors --out checkpoints",
+    "procap export base/shapes/maple/mini/16shot/seed1-3fa29c10 --format onnx --out models",
 )
 def export(
     output: flags.OutputFlags,
     folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders, see `procap ls runs`")],
-    format: Annotated[str, flags.flag("dassl|safetensors", "of the files")] = "dassl",
+    format: Annotated[str, flags.flag("dassl|safetensors|timm|onnx", "of the files")] = "dassl",
     out: Annotated[Path, flags.flag("FOLDER", "where the files go, below the path of the run")] = Path("export"),
     results: flags.Results = "results",
     device: flags.Device = "auto",
 ) -> int:
-    """Export trained runs as checkpoints that public code loads.
+    """Export trained runs as checkpoints that public code loads, as timm models or as ONNX graphs.
 
-    The file of format dassl is RUN/MODEL/model.pth.tar-EPOCHS below --out, where MODEL is what the public code calls
-    its model: run it with --model-dir OUT/RUN --load-epoch EPOCHS.
+    onnx: model.onnx maps images to logits of the classes that the run learned. timm: the image tower, and a README with
+    the code for logits; for methods that leave the structure of the image tower as it is. dassl: the file is
+    RUN/MODEL/model.pth.tar-EPOCHS below --out, where MODEL is what the public code calls its model: run it with
+    --model-dir OUT/RUN --load-epoch EPOCHS.
     """
     library_defaults(*folders)
     check_names("format", [format], FORMATS)
@@ -41,10 +43,12 @@ def export(
     for folder in folders:
         with failures.collect(str(folder)):
             config, at = find_run(folder, runtime)
-            # This imports torch, which a wrong name need not wait for.
+            # These import torch, which a wrong name need not wait for.
+            from runner.export import export_model
             from runner.public_checkpoints import export_run
 
-            files[config.path] = export_run(config, at, out, format)
+            write = export_model if format in ("timm", "onnx") else export_run
+            files[config.path] = write(config, at, out, format)
             note(f"exported {config.path}")
             show(str(files[config.path]))
     code = note_failures(len(files), failures.reasons)
