@@ -101,6 +101,9 @@ class FeatureMethod(Method):
         """Find each class of `space` among those trained on, by name: positions [C], -1 for a new class."""
         position = {name: i for i, name in enumerate(self.space.classnames)}
         positions = [position.get(name, -1) for name in space.classnames]
+        if space == self.space:
+            # Training steps need it, and a copy to a GPU would hold up the host in each of them.
+            return self.constant("positions", lambda: torch.tensor(positions, device=self.clip.device))
         return torch.tensor(positions, device=self.clip.device)
 
     def known_only(self, space: LabelSpace) -> Tensor:
