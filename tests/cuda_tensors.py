@@ -1,6 +1,7 @@
 """Tensors that report the device cuda:0 and compute on the CPU: mixed devices and waits for the device raise.
 
-Unlike torch's FakeTensor, in whose mode they are, they have values, so that the set-up of a method, which may read them, works as on a GPU.
+They lie in a mode that torch takes for its FakeTensorMode but, unlike fake tensors, have values: the set-up of methods,
+which may read them, works as on a GPU.
 """
 
 from __future__ import annotations
