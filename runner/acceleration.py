@@ -41,15 +41,13 @@ class Acceleration:
 
     @classmethod
     def parse(cls, text: str, device: torch.device) -> Acceleration:
-        """Parse `auto` (all that are possible on a GPU), `off` or some of `NAMES` with commas between, for `device`."""
+        """Parse `auto` (all on a GPU, none on a CPU), `off` or some of `NAMES` with commas between, for `device`."""
         gpu = device.type == "cuda"
-        if text == "auto":
-            return cls(compile=gpu and not _missing_tool(device), graphs=gpu, images=gpu)
-        names = acceleration_names(text)
+        names = [*NAMES] if text == "auto" and gpu else acceleration_names(text)
         if "graphs" in names and not gpu:
             raise UsageError(f"--accelerate graphs needs a CUDA device, not {device}: leave it out")
         if "compile" in names and (missing := _missing_tool(device)):
-            raise UsageError(f"--accelerate compile needs {missing}, which is not installed: leave it out")
+            raise UsageError(f"--accelerate compile needs {missing}, which is not installed: use images without it")
         return cls(**dict.fromkeys(names, True))
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from procap.errors import UsageError, UserError
 from procap.recipe import Recipe
-from runner import checkpoint
+from runner import acceleration, checkpoint
 from runner.config import EvalSettings, RunConfig, Target
 from runner.environment import library_defaults, resolve_device, source_state
 from runner.planning import plan_run
@@ -393,3 +393,12 @@ def test_a_crop_that_is_no_range_of_area_is_refused(scale):
 def test_decay_rates_that_adamw_cannot_use_are_refused(betas):
     with pytest.raises(ValidationError, match=r"less than 1|greater than or equal to 0|finite"):
         Recipe(lr=0.1, epochs=1, batch_size=1, optimizer="adamw", betas=betas)
+
+
+def test_automatic_accelerations_of_a_gpu_need_a_compiler(monkeypatch, tmp_path):
+    """Without one the figures of a GPU would silently be those of code that is not compiled."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert acceleration.Acceleration.parse("auto", torch.device("cpu")) == acceleration.Acceleration()
+    with pytest.raises(UsageError, match="--accelerate compile needs a C compiler"):
+        acceleration.Acceleration.parse("auto", torch.device("cuda"))
