@@ -52,7 +52,8 @@ class ReBaPL(MaPLe):
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ReBaPLOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
-        self.register_buffer("samples", parameters_to_vector(self.parameters()).detach()[None][:0])
+        # Until `build_method` moves them all, some parameters are on the device of `clip` and others on the CPU.
+        self.register_buffer("samples", torch.zeros(0, sum(parameter.numel() for parameter in self.parameters())))
         self._seed = int(torch.randint(2**62, (), generator=generator))
         self._noise, self._images, self._past = 0.0, torch.empty(0), torch.empty(0)
 
