@@ -2,11 +2,9 @@
 
 import copy
 import json
-import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import zipfile
@@ -16,7 +14,6 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from child_process import start_process
 from jsonschema import validate
 
 from benchmarks.cli.app import program
@@ -27,7 +24,6 @@ CLUSTER = ROOT / "cluster"
 AUTOSCALER = sorted((CLUSTER / "autoscaler").glob("*.yaml"))
 KUBERAY = [CLUSTER / "kuberay" / "raycluster.yaml", CLUSTER / "kuberay" / "rayjob.yaml"]
 SCRIPTS = sorted((CLUSTER / "slurm").glob("*.sbatch"))
-SLURM = ROOT / "tests" / "slurm"
 
 
 def read(path: Path) -> Any:
@@ -110,24 +106,3 @@ def test_the_scripts_are_bash_and_print_their_usage(path):
     assert subprocess.run(["bash", "-n", str(path)], capture_output=True).stderr == b""
     ended = subprocess.run(["bash", str(path)], capture_output=True, text=True)
     assert ended.returncode == 2 and f"cluster/slurm/{path.name}" in ended.stderr
-
-
-def test_the_warning_before_the_end_reaches_the_command_and_ray_ends_after_it(tmp_path):
-    """As `--signal B:TERM@120` sends it; Slurm's programs and Ray's are scripts that write down what they get."""
-    (tmp_path / "bin").mkdir()
-    for name in ("scontrol", "srun", "scancel", "ray", "procap"):
-        shutil.copy(SLURM / name, tmp_path / "bin" / name).chmod(0o755)
-    # In place of the look for nodes that have joined.
-    (tmp_path / "bin/python").write_text(f'#!/bin/sh\n[ "$1" = - ] || exec {sys.executable} "$@"\n'
-                                         "until [ -s nodes.lines ]; do sleep 0.1; done\n")  # fmt: skip
-    (tmp_path / "bin/python").chmod(0o755)
-    slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "localhost", "SLURM_NNODES": "1"}
-    slurm |= {"PATH": f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    line, pipe = ["bash", str(CLUSTER / "slurm/ray.sbatch"), "0", "99"], subprocess.PIPE
-    with start_process(line, cwd=tmp_path, env={**os.environ, **slurm}, stdout=pipe, text=True) as job:
-        assert job.stdout.readline().startswith("localhost:")
-        before = (tmp_path / "nodes.lines").read_text()
-        os.kill(job.pid, signal.SIGTERM)
-        assert job.stdout.readline() == "saved\n" and "ended" not in before
-        assert job.wait(600) == 143 and (tmp_path / "nodes.lines").read_text().endswith("0 ended\n")
-    assert before.startswith("token 600:64 start --head --port ") and not list(tmp_path.glob(".ray-token*"))

@@ -395,26 +395,3 @@ def test_two_hosts_with_a_rendezvous_share_a_folder(shell, tmp_path):
     assert sum(end[1].count("images/s") for end in ends) == 1
     alone(line, tmp_path / "alone", shell)
     same_weights(shared / "results", tmp_path / "alone" / "results")
-
-
-@pytest.mark.slow
-def test_the_slurm_file_starts_one_torchrun_a_node(shell, tmp_path):
-    """With srun and scontrol of our own, which run both nodes here."""
-    bin = tmp_path / "bin"
-    shutil.copy(ROOT / "tests" / "slurm" / "srun_two_nodes", bin / "srun")
-    (bin / "scontrol").write_text('#!/bin/sh\n[ "$*" = "show hostnames node[1-2]" ] && echo 127.0.0.1 && echo node2\n')
-    for name in ("srun", "scontrol"):
-        (bin / name).chmod(0o755)
-    job = shell | {"SLURM_JOB_ID": str(free_port()), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2"}
-    file = tmp_path / "spool" / "slurm_script"
-    file.parent.mkdir()
-    shutil.copy(ROOT / "cluster" / "slurm" / "train.sbatch", file)
-    line = f"train --methods coop {SHORT} --backbone $TINY --tracking off"
-    code, out, err = typed(f"bash {file} {line} --option 'ctx_init=a photo of one'", tmp_path, job)
-    assert code == 0 and out.count("images/s") == 1, err
-    result = only_run(tmp_path / "results").train()
-    assert result and result.processes == 2
-    said = (tmp_path / "srun.log").read_text()
-    assert said.startswith("srun --ntasks 2 --ntasks-per-node 1 --kill-on-bad-exit=1 bash")
-    code, _, err = typed(f"bash {file}", tmp_path, job)
-    assert code == 2 and err.startswith("One run on all GPUs of a job: sbatch --nodes 2")
