@@ -144,7 +144,7 @@ def test_the_page_begins_with_its_results(page, tree):
 def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(page, results, capsys):
     text = page.read_text()
     notice = words_of(Page(text).root.all("header")[0])
-    assert "3 of 16 runs unfinished: 1 failed, 1 broken, 1 not started." in notice
+    assert "3 of 17 runs unfinished: 1 failed, 1 broken, 1 not started." in notice
     runs = read_suites(results)[0][0].suite.runs
     for number, reason in ((3, "failed: no room"), (4, "not started"), (5, "cannot be read")):
         row = next(line for line in text.splitlines() if f"<li>{runs[number].path} " in line)

@@ -128,7 +128,8 @@ class FeatureMethod(Method):
         """Give each tensor in `per_image` as many rows as in `tensors`, so that these can be loaded."""
         state = self.state_dict()
         for name in tensors.keys() & state.keys() & {*self.per_image}:
-            if tensors[name].shape[1:] == state[name].shape[1:]:
+            # A parameter that fits stays, because an optimizer may hold it.
+            if tensors[name].shape[1:] == state[name].shape[1:] and len(tensors[name]) != len(state[name]):
                 rows = state[name].new_zeros(tensors[name].shape)
                 setattr(self, name, nn.Parameter(rows) if name in dict(self.named_parameters()) else rows)
 
