@@ -56,9 +56,9 @@ def fetch_datasets(
             raise UsageError(IMAGENET)
         note(IMAGENET)
     packed = [name for name in datasets if is_packed(root, name) and not mode.force]
-    wanted = [dataset for name, dataset in datasets.items() if name not in packed]
+    missing = [dataset for name, dataset in datasets.items() if name not in packed]
     failed: dict[str, str] = {}
-    plans = _plan(wanted, official, failed)
+    plans = _plan(missing, official, failed)
     if mode.dry_run:
         rows = [(plan.dataset.name, plan.origin, f"{plan.size / 1e9:,.2f} GB") for plan in plans]
         rows += [(name, f"packed in {root}", "-") for name in packed]
@@ -68,7 +68,7 @@ def fetch_datasets(
     check_space(plans, root)
     manifests = {name: read_manifest(root / name) for name in packed}
     for plan in plans:
-        with collect_failure(failed, plan.dataset.name, len(wanted)):
+        with collect_failure(failed, plan.dataset.name, len(missing)):
             manifests[plan.dataset.name] = _fetch_and_pack(plan, root, mode.force, workers or available_cores())
     return report_packed(manifests, failed, root, output)
 

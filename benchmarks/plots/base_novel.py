@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WIDTH = 17
 """Letters of a title that fit above a panel."""
 THINNEST = 0.055
-"""Inches of a bar and the space beside it."""
+"""Inches of a bar and the space next to it."""
 
 
 def halves_plots(suite: SuiteResults) -> Plots:

@@ -180,7 +180,7 @@ def escape_latex(text: str) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Render plain numbers, empty if missing: for each metric its mean, std, n, published, and so on.
+    """Render plain numbers, empty if missing: the mean of each metric, and columns for the rest of it.
 
     Columns that are empty in all rows are left out.
     """

@@ -40,7 +40,7 @@ class AAPL(CoCoOp):
 
     Options: ClassVar[type[BaseModel]] = AAPLOptions
     summary = "AAPL (Kim et al. 2024): CoCoOp with triplets of augmented images"
-    # A public checkpoint holds the whole CLIP under names of its own.
+    # A public checkpoint holds the whole CLIP under different names.
     public_layout = None  # type: ignore[assignment]
     options: AAPLOptions
 

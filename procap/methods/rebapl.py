@@ -171,7 +171,7 @@ DISTANCES: Mapping[str, Any] = {"mmd": mmd, "mse": mse}
 
 
 class LogitMean(Classifier):
-    """The mean logits [B, C] of several classifiers, each with an image tower of its own."""
+    """Average the logits [B, C] of several classifiers; their image towers differ."""
 
     def __init__(self, members: Sequence[Classifier]) -> None:
         self.members, self.clip, self.image_plan = members, members[0].clip, members[-1].image_plan
