@@ -1,6 +1,7 @@
 """Suites by name: done once, at a path or a URL; what a failing run costs, and which files are kept."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -20,9 +21,11 @@ from benchmarks.experiment.profiles import MINI, PAPER
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.outputs import make_outputs, short_names
+from benchmarks.suites.progress import CollectionTrackers, RunProgress
 from cluster.launcher import launch
+from cluster.run import RunSpec, TrialReport
 from cluster.sweep import Sweep
-from runner.config import RuntimeConfig
+from runner.config import RunConfig, RuntimeConfig
 from runner.run_collection import Collection, read_collection, read_collections
 from runner.stop_signals import Interrupted
 
@@ -42,6 +45,19 @@ def without_plots(monkeypatch):
 
 
 SUITE_OF_ONE_EPOCH = ("bench", "base-to-novel", "--epochs", "1")
+
+
+def test_the_time_left_follows_from_the_last_runs_that_ended(monkeypatch):
+    """The longest runs are first, and short ones still cost their start."""
+    now = 0.0
+    monkeypatch.setattr("benchmarks.suites.progress.time.monotonic", lambda: now)
+    specs = [RunSpec(config=RunConfig(dataset="digits", method="zeroshot", recipe="procap", seed=seed), targets=()) for seed in range(1, 41)]
+    progress = RunProgress(specs, CollectionTrackers([]))
+    assert progress.seconds_left() == math.inf
+    for number in range(20):
+        now += 50.0 if number < 10 else 2.0
+        progress.ended(f"{number}", {"number": number}, TrialReport(state="done"))
+    assert progress.seconds_left() == pytest.approx(20 * 2.0)
 
 
 OWN = """

@@ -62,7 +62,7 @@ def execute(
         # Greedy packing of the longest first ends early.
         ordered = sorted(runs, key=lambda run: work[run.path], reverse=True)
         trackers.started = True
-        progress = RunProgress(ordered, [work[run.path] for run in ordered], trackers, note if verbose else None)
+        progress = RunProgress(ordered, trackers, note if verbose else None)
         with progress.display:
             launch(ordered, paths, capacity, progress)
     return {ordered[number].path: reason for number, reason in progress.failed.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from cluster.run import RunSpec, TrialReport
 from runner.progress import ProgressDisplay, format_duration
 from runner.run_collection import Status
 from runner.tracking.log import CollectionTracker
+
+PACE_RUNS = 10
+"""The time left follows from the last so many runs that ended."""
 
 
 class CollectionTrackers:
@@ -64,15 +68,13 @@ class RunProgress(TrialProgress):
     def __init__(
         self,
         runs: Sequence[RunSpec],
-        work: Sequence[float],
         trackers: CollectionTrackers,
         trace: Callable[[str], None] | None = None,
     ) -> None:
-        """work: the images of each run, infinite if unknown."""
         super().__init__(ProgressDisplay("runs", len(runs), unit="done", timed=False), trace)
         self.runs, self.done, self.failed = runs, list[int](), dict[int, str]()
-        self._work, self._trackers = work, trackers
-        self._began = time.monotonic()
+        self._trackers = trackers
+        self._times = deque([time.monotonic()], maxlen=PACE_RUNS + 1)
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
         self.note_start(trial, self.runs[config["number"]].path)
@@ -92,14 +94,20 @@ class RunProgress(TrialProgress):
         elif report.state == "failed":
             how = f"failed: {report.why.removeprefix(self.runs[number].path).lstrip(' :')}"
             self.failed[number] = report.why
+        self._times.append(time.monotonic())
         self.display.print(f"[{len(self.done) + len(self.failed)}/{len(self.runs)}] {self.runs[number].path} {how}")
         self._show(number)
 
     def seconds_left(self) -> float:
-        """Estimate the seconds left: what has ended took as long as its share of the work; infinite at first."""
-        ended = sum(self._work[number] for number in (*self.done, *self.failed))
-        is_known = ended and math.isfinite(sum(self._work))
-        return (time.monotonic() - self._began) * (sum(self._work) / ended - 1) if is_known else math.inf
+        """Estimate the seconds left by the pace of the last runs that ended; infinite at first.
+
+        The longest runs are first, so that the pace of all would promise too long a time.
+        """
+        ended = len(self._times) - 1
+        if not ended:
+            return math.inf
+        remaining = len(self.runs) - len(self.done) - len(self.failed)
+        return (self._times[-1] - self._times[0]) / ended * remaining
 
     def _show(self, changed: int | None = None) -> None:
         """Update the display, and the tracker with a changed run."""
