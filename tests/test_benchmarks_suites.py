@@ -23,9 +23,9 @@ from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.outputs import make_outputs, short_names
 from benchmarks.suites.progress import CollectionTrackers, RunProgress
 from cluster.launcher import launch
-from cluster.run import RunSpec, TrialReport
+from cluster.run import TrialReport
 from cluster.sweep import Sweep
-from runner.config import RunConfig, RuntimeConfig
+from runner.config import RuntimeConfig
 from runner.run_collection import Collection, read_collection, read_collections
 from runner.stop_signals import Interrupted
 
@@ -51,7 +51,8 @@ def test_the_time_left_follows_from_the_last_runs_that_ended(monkeypatch):
     """The longest runs are first, and short ones still cost their start."""
     now = 0.0
     monkeypatch.setattr("benchmarks.suites.progress.time.monotonic", lambda: now)
-    specs = [RunSpec(config=RunConfig(dataset="digits", method="zeroshot", recipe="procap", seed=seed), targets=()) for seed in range(1, 41)]
+    suite = load_suite("base-to-novel")
+    specs = [entry.spec for entry in suite.plan(suite.options(MINI))][:40]
     progress = RunProgress(specs, CollectionTrackers([]))
     assert progress.seconds_left() == math.inf
     for number in range(20):
