@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -63,9 +62,9 @@ def check_nodes(
     results = RemoteFolder(paths.results)
     results.write(mark, mark.encode())
     try:
-        remote_check = ray.remote(num_cpus=0, max_retries=0)(node_check(requirements))
+        remote_check = ray.remote(num_cpus=0, max_retries=0)(check_node)
         strategies = [NodeAffinitySchedulingStrategy(node.identifier, soft=False) for node in workers]
-        tasks = [remote_check.options(scheduling_strategy=strategy).remote() for strategy in strategies]
+        tasks = [remote_check.options(scheduling_strategy=strategy).remote(requirements) for strategy in strategies]
         if tasks:
             ray.wait(tasks, num_returns=len(tasks), timeout=timeout)
         problems = {node: _read_answer(task, timeout) for node, task in zip(workers, tasks, strict=True)}
@@ -80,31 +79,6 @@ def check_nodes(
     lines = [f"{node}: {'; '.join(why)}" for node, why in problems.items() if why and node.identifier in alive]
     if lines:
         raise UserError(f"{len(lines)} of {len(workers)} nodes cannot be used: {' | '.join(lines)}")
-
-
-def node_check(requirements: Requirements) -> Callable[[], list[str]]:
-    """Make a function that executes `check_node` on a node, and says where packages were found if there are problems.
-
-    It is pickled by value: where a different folder has the name of a package, these modules cannot be imported.
-    """
-    values = dict(vars(requirements))
-
-    def check() -> list[str]:
-        try:
-            from cluster.preflight import Requirements, check_node
-
-            problems = check_node(Requirements(**values))
-        except ImportError as error:
-            problems = [f"{type(error).__name__}: {error}"]
-        folders = []
-        for name in ("procap", "shards", "runner", "cluster", "benchmarks"):
-            spec = importlib.util.find_spec(name)
-            # A folder without `__init__.py` has no origin.
-            origins = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
-            folders.append(f"{name} {next(filter(None, origins), 'nowhere')}")
-        return [*problems, f"packages: {', '.join(folders)}"] if problems else []
-
-    return check
 
 
 def _read_answer(task: Any, timeout: float) -> list[str]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from cluster.address import LOCAL, set_auth_mode
@@ -145,11 +143,7 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
 def _init(address: str, options: dict[str, Any]) -> None:
     """Call `ray.init`. Raises UserError if Ray rejects it, or a local cluster does not start in `START_ATTEMPTS`."""
     import ray
-    from ray._private import worker
 
-    # Ray has no setting for it: the error of a node that died ends in 20 lines of its log, which dump its state.
-    if not isinstance(worker.print_to_stdstream, partial):
-        worker.print_to_stdstream = partial(_print_without_log, worker.print_to_stdstream)
     for attempt in range(1, START_ATTEMPTS + 1):
         try:
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -159,12 +153,6 @@ def _init(address: str, options: dict[str, Any]) -> None:
             if type(error) is not Exception or address != LOCAL or attempt == START_ATTEMPTS:
                 raise _unreachable(address, str(error)) from None
             ray.shutdown()
-
-
-def _print_without_log(show: Callable[..., None], data: dict[str, Any], **options: Any) -> None:
-    """Print a message of Ray with `show`, up to the log that ends it."""
-    lines = [re.split(r" Last \d+ lines of the Raylet logs:", line)[0] for line in data["lines"]]
-    show({**data, "lines": lines}, **options)
 
 
 def check_listening(address: str) -> None:

@@ -1,4 +1,4 @@
-"""Search hyperparameters with Ray Tune: a trial trains the runs of one configuration and resumes from their folders."""
+"""Search hyperparameters with Ray Tune: a trial trains all runs of one configuration and resumes from their folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from cluster.ray_cluster import Capacity
 from cluster.run import SCORE, Halving, RunSpec, StoragePaths, TrialReport, final_score, score_at
 from cluster.space import to_tune
 from cluster.sweep_record import (
-    SEED,
     SWEEPS,
     Configuration,
     State,
@@ -25,7 +24,6 @@ from cluster.sweep_record import (
     longest_training,
     make_runs,
     runs_of_trial,
-    seed_of,
     values_of_trial,
 )
 from cluster.tune_runner import TrialListener, run_trials
@@ -53,7 +51,7 @@ class Sweep:
         An unfinished configuration tries its failed runs again.
         """
         if stored.state == "running":
-            return stored.model_copy(update={"failures": {}})
+            return stored.model_copy(update={"error": ""})
         if stored.state != "finished" or not stored.runs:
             return stored
         with suppress(UserError):
@@ -106,15 +104,7 @@ class Sweep:
         if settings.search == "tpe":
             searcher, left = self._make_optuna(space)
             return {}, {"search_alg": searcher, "num_samples": left, "max_concurrent_trials": max_concurrent}
-        if not settings.one_trial:
-            # Tune varies the first axis of a grid fastest: all seeds of a configuration run before the next one.
-            space = {SEED: to_tune(list(settings.seeds), grid=True), **space}
-        generator = BasicVariantGenerator(
-            max_concurrent=max_concurrent,
-            # All seeds get the same values, also if the sweep is repeated: finished runs return at once.
-            constant_grid_search=True,
-            random_state=settings.search_seed,
-        )
+        generator = BasicVariantGenerator(max_concurrent=max_concurrent, random_state=settings.search_seed)
         return space, {"search_alg": generator, "num_samples": 1 if grid else settings.trials or -1}
 
     def _make_optuna(self, space: Mapping[str, Any]) -> tuple[Any, int]:
@@ -164,33 +154,22 @@ class Sweep:
         return self.configurations[key]
 
     def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> tuple[Configuration, bool]:
-        """Return the configuration of the trial, and whether all its runs have ended with this one."""
+        """Return the configuration of the trial, and whether it has ended with it."""
         key = self._running.pop(trial)
-        before, scores, failures = self.configurations[key], dict[str, float](), dict[str, str]()
-        state: State = "running"
+        before, scores = self.configurations[key], dict[str, float]()
         error = report.why if report.state == "failed" else ""
         try:
             scores = self._collect_scores(runs_of_trial(self.settings, config, self.runtime), report)
         except UserError as unreadable:
             error = error or str(unreadable)
-        paths = [path for path in before.runs if SEED not in config or seed_of(path) == str(config[SEED])]
-        missing = [path for path in paths if path not in scores]
-        if error:
-            failures = dict.fromkeys(missing or paths[:1] or ["configuration"], error)
-        elif report.state == "done":
-            failures = dict.fromkeys(missing, NO_RESULTS)
-        scores, failures = {**before.scores, **scores}, {**before.failures, **failures}
+        if report.state == "done" and not all(path in scores for path in before.runs):
+            error = error or NO_RESULTS
+        state: State = "failed" if error else "finished"
         if report.state in ("running", "waiting") and not error:
             # Either ASHA or the time limit stopped the trial early; after the time limit it stays unfinished.
-            if before.curve and time.monotonic() < self._deadline:
-                state = "stopped"
-        elif failures:
-            if self.settings.one_trial or all(path in {**scores, **failures} for path in before.runs):
-                state = "failed"
-        elif before.state == "running" and all(path in scores for path in before.runs):
-            state = "finished"
-        is_settled = state != "running"
-        self._update(key, scores=scores, failures=failures, state=state if is_settled else before.state)
+            state = "stopped" if before.curve and time.monotonic() < self._deadline else "running"
+        is_settled = before.state == "running" != state
+        self._update(key, scores=scores, error=error, state=state if is_settled else before.state)
         if is_settled:
             self._store.try_push_all(f"{SWEEPS}/{self.settings.name}")
         return self.configurations[key], is_settled

@@ -27,8 +27,6 @@ from shards.files import file_lock
 SWEEPS = "sweeps"
 CHANGEABLE = ("scheduler", "grace_period", "reduction_factor", "trials", "hours")
 """Settings that may change when a sweep is continued."""
-SEED = "seed"
-"""Name of the axis of seeds in a grid or a random search; it is not one of the user's varied fields."""
 
 Metric = Literal["val", "held-out"]
 Search = Literal["grid", "random", "tpe"]
@@ -70,11 +68,6 @@ class SweepSettings(FrozenModel):
         return ({"method": list(self.methods)} if len(self.methods) > 1 else {}) | self.space
 
     @property
-    def one_trial(self) -> bool:
-        """Whether all seeds of a configuration form one trial, as searchers and schedulers need their mean."""
-        return self.search == "tpe" or self.scheduler == "asha"
-
-    @property
     def size(self) -> int | None:
         """Number of configurations, None without a limit."""
         return math.prod(map(len, self.domains.values())) if self.search == "grid" else self.trials
@@ -96,7 +89,7 @@ class Configuration(FrozenModel):
     scores: dict[RunPath, Percent] = Field(default_factory=dict, description="of each run")
     curve: dict[Count, Percent] = Field(default_factory=dict, description="that mean by epoch, 1-based, with ASHA")
     epochs: Count = Field(default=0, description="of its runs in all")
-    failures: dict[str, MaskedText] = Field(default_factory=dict, description="the error of each run that failed")
+    error: MaskedText = Field(default="", description="why it failed")
 
     @property
     def score(self) -> float | None:
@@ -215,11 +208,10 @@ def longest_training(settings: SweepSettings, data: Path | None) -> int:
 
 
 def values_of_trial(settings: SweepSettings, config: Mapping[str, Any]) -> Values:
-    """Return the values of the varied fields as plain Python, without the seed, rounded as `round_value` does."""
+    """Return the values of the varied fields as plain Python, rounded as `round_value` does."""
     return {field: round_value(domain, config[field]) for field, domain in settings.domains.items()}
 
 
 def runs_of_trial(settings: SweepSettings, config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
-    """Build the runs of a trial: those of its seed, or of all seeds."""
-    runs = make_runs(settings, values_of_trial(settings, config), runtime.data)
-    return [run for run in runs if SEED not in config or run.config.seed == config[SEED]]
+    """Build the runs of a trial."""
+    return make_runs(settings, values_of_trial(settings, config), runtime.data)

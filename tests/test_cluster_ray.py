@@ -2,22 +2,17 @@
 
 import json
 import os
-import queue
 import re
 import shlex
 import shutil
 import signal
 import socket
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean, stdev
-from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 import pytest
 from command_line import plan_sweep
@@ -196,7 +191,7 @@ def mean_at(configuration, epoch, results):
 def test_a_configuration_that_fails_leaves_the_others_alone(halved):
     results, _ = halved
     [failed] = [configuration for configuration in configurations(results, "tpe") if configuration.state == "failed"]
-    assert failed.values["recipe.lr"] == 1e30 and {*failed.failures} == {*failed.runs}
+    assert failed.values["recipe.lr"] == 1e30
     kept = read_collection(results / "collections/sweep/tpe")
     assert kept is not None and kept.status == "failed" and len(kept.runs) == 2 * 5
     assert {*kept.failed} == {*failed.runs}
@@ -232,7 +227,7 @@ def test_a_file_that_cannot_be_read_fails_its_configuration_alone(searched, wher
     document = printed(capsys)
     assert document["counts"] == {"finished": 2, "stopped": 0, "running": 0, "failed": 1}
     [failed] = [row for row in document["configurations"] if row["state"] == "failed"]
-    assert str(broken) in str(failed["failures"])
+    assert str(broken) in failed["error"]
 
 
 class Recorder:
@@ -406,21 +401,6 @@ def test_runs_wait_for_lost_nodes_for_a_limited_time(local_ray, few_digits, tmp_
             autoscaled.on_step_end(3, [])
     assert not recorder.began
     assert [record.message.partition(":")[0] for record in caplog.records] == ["waiting"] * 2
-
-
-def test_the_error_of_a_node_that_died_is_printed_without_its_log(local_ray, monkeypatch):
-    import ray
-    from ray._private.process_watcher import report_raylet_error_logs
-
-    printed: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=printed.put, flush=lambda: None, isatty=lambda: False))
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "raylet.out").write_text("[state-dump] NumWorkers: 3\n" * 9)
-        report_raylet_error_logs(folder, ray._private.worker.global_worker.gcs_client)
-    lines = ""
-    while "Raylet is terminated" not in lines or not lines.endswith("\n"):
-        lines += printed.get(timeout=600)
-    assert "(3) Other termination signals." in lines and "state-dump" not in lines
 
 
 def test_the_port_of_a_process_group_stays_reserved(local_ray):

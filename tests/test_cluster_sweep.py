@@ -289,20 +289,20 @@ def test_the_reason_of_a_failure_is_stored_without_credentials(tmp_path):
         raise error
 
     reports = [executor.attempt(fail), TrialReport(why=tune_runner.explain_failure(f"ray: {error}"))]
-    tried = Configuration(values={"lr": 0.1}).model_copy(update={"failures": {"configuration": str(error)}})
+    tried = Configuration(values={"lr": 0.1}).model_copy(update={"error": str(error)})
     SweepFolder(tmp_path).save(sweep_settings(), [tried])
     write_collection(tmp_path, Collection(kind="sweep", name="rates", failed={"run": str(error)}))
     written = [path.read_text() for path in tmp_path.rglob("*.json")] + [str(one.to_result()) for one in reports]
     assert len(written) == 4 and all("hush" not in text and "***" in text for text in written)
 
 
-def test_failures_of_an_earlier_attempt_are_forgotten_when_their_runs_are_tried_again(few_digits, tmp_path):
+def test_the_error_of_an_earlier_attempt_is_forgotten_when_its_runs_are_tried_again(few_digits, tmp_path):
     asked = sweep_settings(space={"recipe.lr": [0.1]}, seeds=(1, 2))
     paths = [run.path for run in make_runs(asked, {"recipe.lr": 0.1}, few_digits)]
-    tried = Configuration(values={"recipe.lr": 0.1}, runs=tuple(paths), failures={paths[0]: "lost"})
+    tried = Configuration(values={"recipe.lr": 0.1}, runs=tuple(paths), error="lost")
     (folder := SweepFolder(tmp_path)).save(asked, [tried])
     [resumed] = Sweep(asked, RuntimeConfig(few_digits, tmp_path), folder).configurations.values()
-    assert (resumed.runs, resumed.failures) == (tried.runs, {})
+    assert (resumed.runs, resumed.error) == (tried.runs, "")
 
 
 @pytest.mark.parametrize("changes", [

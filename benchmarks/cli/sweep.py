@@ -133,7 +133,7 @@ def _show_outcome(
     if commands:
         show("\nto train the best with all seeds and test it:\n" + " && \\\n".join(f"  {line}" for line in commands))
     failed = {
-        table.format_values(configuration.values): table.format_failure(configuration)
+        table.format_values(configuration.values): configuration.error
         for configuration in configurations
         if configuration.state == "failed"
     }

@@ -37,7 +37,8 @@ class SweepProgress(TrialProgress):
         failures: dict[str, str] = {}
         for configuration in self.sweep.configurations.values():
             self._tracker.update(configuration.runs)
-            failures |= configuration.failures if configuration.state == "failed" else {}
+            if configuration.state == "failed":
+                failures |= dict.fromkeys(configuration.runs, configuration.error)
         self._tracker.close(status, self._metrics(), failures)
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None:

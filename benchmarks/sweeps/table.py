@@ -51,14 +51,9 @@ def sweep_table(settings: SweepSettings, configurations: Sequence[Configuration]
 def format_configuration(configuration: Configuration) -> str:
     """Format a configuration that has ended in one line."""
     if configuration.state == "failed":
-        return f"{format_values(configuration.values)}: failed: {format_failure(configuration)}"
+        return f"{format_values(configuration.values)}: failed: {configuration.error}"
     stopped = f", stopped after epoch {configuration.epoch}" if configuration.state == "stopped" else ""
     return f"{format_values(configuration.values)}: {configuration.score:.2f} %{stopped}"
-
-
-def format_failure(configuration: Configuration) -> str:
-    run, why = next(iter(configuration.failures.items()))
-    return why if run in why else f"{run}: {why}"
 
 
 def format_values(values: Values) -> str:
@@ -86,5 +81,5 @@ def count_states(configurations: Iterable[Configuration]) -> dict[str, int]:
 
 
 def _to_row(configuration: Configuration) -> dict[str, Any]:
-    fields = ("values", "state", "score", "scores", "runs", "epoch", "epochs", "failures")
+    fields = ("values", "state", "score", "scores", "runs", "epoch", "epochs", "error")
     return {"std": configuration.spread, **{name: getattr(configuration, name) for name in fields}}
