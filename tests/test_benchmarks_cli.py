@@ -174,7 +174,7 @@ def test_a_broken_shard_is_named(capsys, tmp_path, shards):
 def test_an_unexpected_error_or_a_signal_is_one_line_with_its_code(capsys, monkeypatch, error, code, message):
     import benchmarks.cli.ls
 
-    def fail() -> None:
+    def fail(details: bool) -> None:
         raise error
 
     monkeypatch.setattr(benchmarks.cli.ls, "_methods", fail)
@@ -258,8 +258,8 @@ def test_unfinished_plug_ins_are_listed_with_what_is_wrong_and_break_no_other_ro
     assert re.fullmatch(r"method 'wrong' .* fails in .*mine.py, line 9, recipe: Zero.*", rows["wrong"]["summary"])
     assert rows["silent"]["summary"] == "no summary: give mine:Silent one"
     assert rows["theirs"]["summary"] == "their own method" and rows["maple"]["recipe"]["epochs"]
-    assert re.search(r"\ntheirs .* \(own recipe\)  +last step  +their own method\n", out)
-    assert out.count("(own recipe)") == 2
+    assert re.search(r"\ntheirs +last step  +their own method +.* \(own recipe\)\n", out)
+    assert out.count("(own recipe)") == 3
     code, _, err = run(capsys, "train", "--methods", "wrong", "--datasets", "digits")
     assert code == 1 and re.search(r"^procap: error: method 'wrong' .*mine.py, line 9, recipe: ZeroDivision", err)
 

@@ -1,6 +1,8 @@
 """Each method equals its published definition: parameters, their start, their rows, gradients, options, plug-ins."""
 
 import contextlib
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,7 +15,7 @@ from procap.attention import CAUSAL, FULL
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.geometry import Geometry
-from procap.methods import METHODS, build_method, method_class, method_options, method_source, method_summaries
+from procap.methods import METHODS, build_method, describe_method, method_class, method_options, method_source
 from procap.methods.zeroshot import ENSEMBLE
 from procap.text import LabelSpace
 
@@ -359,9 +361,17 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
     for name, message in reasons.items():
         with pytest.raises(UsageError, match=message):
             method_class(name)
-    summaries = method_summaries()
-    assert set(summaries) == {*METHODS, "theirs", *reasons}
-    assert summaries["theirs"] == "their own method" and "cannot be loaded" in summaries["broken"]
+    assert describe_method("theirs")["summary"] == "their own method"
+
+
+def test_methods_are_described_as_their_classes_say_without_importing_torch():
+    for name in METHODS:
+        cls = method_class(name)
+        texts = describe_method(name)
+        assert (texts["summary"], texts["selection"]) == (cls.summary, cls.selection)
+        assert cls.recipe.__doc__.startswith(f"Return {texts['recipe']}")
+    program = "import sys; from benchmarks.cli import main; main(['ls', 'methods']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_the_code_of_a_plug_in_is_its_file_and_the_version_of_its_package(tmp_path, monkeypatch):

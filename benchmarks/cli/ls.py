@@ -17,7 +17,7 @@ from benchmarks.experiment.titles import title_method
 from benchmarks.results.frame import describe_settings, open_results, run_folders, title_variants
 from benchmarks.suites import SUITES, load_suite
 from procap.errors import UsageError, UserError, unknown_name
-from procap.methods import METHODS, method_class, method_summaries
+from procap.methods import METHODS, describe_method, method_class, method_paths
 from procap.methods.plugins import describe_unexpected
 from runner.config import RunConfig, Target
 from runner.results import harmonic_mean
@@ -42,7 +42,7 @@ def ls(
 ) -> int:
     """List methods, data sets, backbones, words that `mini` knows, suites or runs; --methods and so on select runs."""
     listings: dict[str, Callable[[], Listing]] = {
-        "methods": _methods,
+        "methods": lambda: _methods(output.json),
         "datasets": lambda: _datasets(data_root(data)),
         "backbones": _backbones,
         "words": _words,
@@ -61,38 +61,37 @@ def ls(
     return 0
 
 
-def _methods() -> Listing:
+def _methods(details: bool) -> Listing:
+    """List the methods. details: also their options and recipes as numbers, which needs torch."""
     rows: list[dict[str, Any]] = []
     shown = []
-    for name, summary in method_summaries().items():
-        row: dict[str, Any] = {"name": name, "summary": summary, "recipe": None, "options": {}, "selection": ""}
-        text = "-"
+    for name in method_paths():
+        row: dict[str, Any] = {"name": name, "summary": "", "recipe": None, "options": {}, "selection": ""}
+        recipe = "-"
         try:
-            method = method_class(name)
-            recipe = method.recipe()
-            row["recipe"] = recipe.model_dump(mode="json")
-            row["options"] = {
-                option: {
-                    "default": field.get_default(call_default_factory=True),
-                    "description": field.description or "",
-                }
-                for option, field in method.Options.model_fields.items()
-            }
-            length = f"{recipe.iterations} steps" if recipe.iterations else f"{recipe.epochs} epochs"
-            takes_steps = recipe.epochs > 0 and getattr(method, "has_steps", True)
-            text = f"{recipe.optimizer} {recipe.lr:g}, {length}" if takes_steps else "-"
-            row["selection"] = method.selection if takes_steps or method.selection != "last step" else "-"
-            text += "" if name in METHODS else " (own recipe)"
-        except UsageError:
-            # The summary of a plug-in that cannot be loaded contains the error.
-            pass
+            texts = describe_method(name)
+            recipe = texts["recipe"] + ("" if name in METHODS else " (own recipe)")
+            row |= {"summary": texts["summary"], "selection": texts["selection"]}
+            row |= _method_details(name) if details or name not in METHODS else {}
+        except UsageError as error:
+            row["summary"] = str(error)
         except Exception as error:
             if name in METHODS:
                 raise
             row["summary"] = describe_unexpected(error)
         rows.append(row)
-        shown.append((name, text, row["selection"], row["summary"]))
-    return columns(("method", "published recipe, or own (16 shots)", "chosen by", "what it is"), shown), rows
+        shown.append((name, row["selection"], row["summary"], recipe))
+    return columns(("method", "chosen by", "what it is", "published recipe, or own"), shown), rows
+
+
+def _method_details(name: str) -> dict[str, Any]:
+    method = method_class(name)
+    fields = method.Options.model_fields.items()
+    options = {
+        option: {"default": field.get_default(call_default_factory=True), "description": field.description or ""}
+        for option, field in fields
+    }
+    return {"recipe": method.recipe().model_dump(mode="json"), "options": options}
 
 
 def _suites() -> Listing:

@@ -81,7 +81,7 @@ class Method(nn.Module):
         training and inference; the identity unless a method replaces them.
     required_option: an option without a default that training needs.
     changes: the towers ("image", "text") that its plans change, or whose weights it reads.
-    selection: what it is chosen by: "last step", or "validation" for at most four validation images of each class.
+    selection: what it is chosen by: "last step", "validation" for at most four validation images of each class, or "-".
     reads_names: it depends on the names of the classes.
     knows_new_classes: it can classify images of classes that it was not trained on.
     measures_terms: `train.json` records the gradient norm of each loss term at the end of training.

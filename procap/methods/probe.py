@@ -152,6 +152,7 @@ class NearestMean(Baseline):
 
     Options = NearestMeanOptions
     summary: ClassVar[str] = "nearest mean: cosines to the mean feature of each class"
+    selection: ClassVar[str] = "-"
     options: NearestMeanOptions
 
     @torch.no_grad()

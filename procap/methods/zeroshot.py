@@ -48,6 +48,7 @@ class ZeroShot(Method):
 
     Options = ZeroShotOptions
     summary: ClassVar[str] = "zero-shot CLIP: hand-written templates, nothing is trained"
+    selection: ClassVar[str] = "-"
     changes = ()
     options: ZeroShotOptions
 
