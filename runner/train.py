@@ -175,7 +175,7 @@ def _train(
             with fitting_threads(setup.method.clip, config.recipe.batch_size // group.size):
                 validator = Validator(callbacks, checkpointer, runtime, stop)
                 epochs = min(until or config.recipe.epochs, config.recipe.epochs)
-                state = _fit(runtime, checkpointer, validator, epochs, bank)
+                state = fit(runtime, checkpointer, validator, epochs, bank)
                 if state.epoch < config.recipe.epochs:
                     return checkpointer.finish("paused")
         finally:
@@ -197,7 +197,7 @@ def _train(
     return result
 
 
-def _fit(
+def fit(
     runtime: RuntimeConfig, checkpointer: Checkpointer, validator: Validator, epochs: int, bank: FeatureBank | None
 ) -> TrainState:
     """Train to the end of epoch `epochs` from the newest saved state; an error is recorded in `progress.json`."""

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import tracked_runs
-from made_results import put_run, put_score
 from rank_processes import run_ranks
 
 from benchmarks.cli import main
@@ -80,17 +79,6 @@ def test_a_finished_run_arrives_whole(store, folder, export):
     for name in ("train.json", "eval/shapes-base-test.json", "eval/shapes-novel-test.json"):
         assert (where / name).read_bytes() == (folder.path / name).read_bytes()
     assert find_runs(store.file.parent) == [], "the attached copies were taken for runs"
-
-
-def test_of_many_targets_a_run_has_their_mean(store, tmp_path):
-    config = put_run(tmp_path, "coop", "shapes", classes="all")
-    for number, target in enumerate(("shapes", "tiles", "petals", "digits")):
-        put_score(tmp_path, config, f"{target}:all", 90 - 10 * number, 100)
-    sync(TrackingStore.choose(tmp_path, store.uri))
-    [run] = runs_of(store, RunFolder(tmp_path / config.path))
-    results = {"accuracy": 90.0, "accuracy/all": 90.0, "accuracy/transfer": 70.0, "fps": 200.0, "train_seconds": 12.5}
-    assert {name: run.data.metrics[name] for name in sorted(run.data.metrics)[:5]} == results
-    assert len(run.data.metrics) == 8
 
 
 def test_a_run_exported_while_it_trains_is_one_run_without_duplicates(store, folder, export):

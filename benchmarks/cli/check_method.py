@@ -57,7 +57,7 @@ def method(
         raise UsageError(f"{name} trains nothing: there is nothing to check")
     results = []
     for result in check_method(case, names):
-        note(f"{result.name}: {'passed' if result.passed else 'failed'} ({result.seconds:.1f} s)")
+        note(f"{result.name}: {'passed' if result.passed else 'failed'}")
         results.append(result)
     rows = [(result.name, "passed" if result.passed else "FAILED", result.note) for result in results]
     show(columns(("check", "result", "note"), rows))

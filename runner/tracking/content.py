@@ -30,8 +30,7 @@ TimedMetric = tuple[str, float, int, int]
 class Content:
     """What MLflow shows of a run or collection.
 
-    started, ended: in milliseconds since 1970. inputs: name, digest and context of data sets.
-    files: artifacts. version: what differs once there is more to log, such as the times when the files were written.
+    started, ended: in milliseconds since 1970. inputs: name, digest and context of data sets. files: artifacts.
     """
 
     name: str
@@ -43,7 +42,6 @@ class Content:
     metrics: list[TimedMetric] = field(default_factory=list)
     inputs: list[tuple[str, str, str]] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
-    version: dict[str, str | float] = field(default_factory=dict)
 
 
 def run_content(folder: RunFolder, started: int | None) -> Content | None:
@@ -59,14 +57,15 @@ def run_content(folder: RunFolder, started: int | None) -> Content | None:
     if started is None:
         written = state.written if isinstance(state, TrainResult) else datetime.now().isoformat()
         started = milliseconds(written) - int(1000 * state.seconds)
-    content = Content(name_run(config), STATUS[state.status], describe_run(config, state, folder.path), started)
+    shots = f"{config.shots or 'full'} shot{'s' * (config.shots != 1)}" if config.recipe.epochs else ""
+    recipe = f"{config.recipe_name} recipe" if config.recipe_name != "published" else ""
+    words = config.method, config.dataset, config.classes, shots, f"seed {config.seed}", recipe
+    content = Content(" · ".join(filter(None, words)), STATUS[state.status], run_tags(config, state, folder), started)
     content.params = dict(flatten(config.model_dump(mode="json")))
-    content.version = {"epochs": len(state.epochs)}
     content.metrics = list(_epoch_metrics(state.epochs, folder.validation(), config.dataset, started))
     if isinstance(state, TrainResult):
         evaluations = folder.evaluations()
         content.ended = milliseconds(state.written)
-        content.version |= {result.file: result.written for result in evaluations} | {"train": state.written}
         content.files = [folder.train_file, *(folder.path / "eval" / result.file for result in evaluations)]
         last = milliseconds(max([state.written, *(result.written for result in evaluations)]))
         for name, value in result_metrics(config, state, evaluations).items():
@@ -74,6 +73,29 @@ def run_content(folder: RunFolder, started: int | None) -> Content | None:
         content.inputs = [(config.dataset, state.manifest_digest, "training")]
         content.inputs += [(result.target, result.manifest_digest, "evaluation") for result in evaluations]
     return content
+
+
+def run_tags(config: RunConfig, state: TrainResult | Progress, folder: RunFolder) -> dict[str, str]:
+    """Return the tags of a run, by which MLflow's search finds it."""
+    environment = state.environment
+    names = ("method", "dataset", "classes", "shots", "seed", "backbone", "precision")
+    tags = {name: getattr(config, name) for name in names} | {
+        "recipe": config.recipe_name,
+        "config_hash": config.hash,
+        "device": environment.get("gpu") or environment.get("device"),
+        "folder": folder.path.resolve(),
+        "mlflow.source.git.commit": (environment.get("git") or {}).get("commit"),
+    }
+    return {name: str(value) for name, value in tags.items() if value is not None}
+
+
+def flatten(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the parameters of a nested document."""
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", format_value(value)
 
 
 def _epoch_metrics(
@@ -102,60 +124,26 @@ def collection_content(collection: Collection, results: Path, now: int) -> Conte
     """Describe a suite or a sweep. Its settings are tags, as parameters of MLflow cannot change later."""
     tags = {collection.kind: collection.name, "folder": str((results / collection.path).resolve())}
     tags |= {f"settings.{name}": format_value(value) for name, value in collection.settings.items()}
-    metrics, name = collection_metrics(collection, results), f"{collection.kind} · {collection.name}"
-    content = Content(name, STATUS[collection.status], tags, collection.started, collection.ended)
-    content.version = dict(metrics)
+    name, status = f"{collection.kind} · {collection.name}", STATUS[collection.status]
+    content = Content(name, status, tags, collection.started, collection.ended)
+    metrics = collection_metrics(collection, results)
     content.metrics = [(name, value, collection.ended or now, 0) for name, value in metrics.items()]
     return content
-
-
-def name_run(config: RunConfig) -> str:
-    """Name a run by what its path names, and by its recipe unless that is the published one."""
-    shots = [f"{config.shots or 'full'} shot{'s' * (config.shots != 1)}"] if config.recipe.epochs else []
-    recipe = [f"{config.recipe_name} recipe"] * (config.recipe_name != "published")
-    return " · ".join([config.method, config.dataset, config.classes, *shots, f"seed {config.seed}", *recipe])
-
-
-def describe_run(config: RunConfig, state: TrainResult | Progress, folder: Path) -> dict[str, str]:
-    """Return the tags of a run."""
-    environment, git = state.environment, state.environment.get("git") or {}
-    names = ("method", "dataset", "classes", "shots", "seed", "backbone", "precision")
-    tags = {name: getattr(config, name) for name in names} | {
-        "recipe": config.recipe_name,
-        "config_hash": config.hash,
-        "device": environment.get("gpu") or environment.get("device"),
-        "folder": folder.resolve(),
-        "mlflow.source.git.commit": git.get("commit"),
-    }
-    return {name: str(value) for name, value in tags.items() if value is not None}
-
-
-def flatten(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the parameters of a nested document."""
-    for name, value in document.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", format_value(value)
 
 
 def result_metrics(config: RunConfig, train: TrainResult, evaluations: Iterable[EvalResult]) -> Metrics:
     """Return accuracies in percent, FPS and seconds of a finished run.
 
     `accuracy` is the harmonic mean over base and novel classes of the run's data set, else the accuracy on its classes.
-    Results of a part of the images or under other settings than the default are left out. Of more than two targets of
-    other data sets only the mean is returned, `accuracy/transfer`.
+    Results of a part of the images or under settings that are not the default are left out.
     """
     whole = [result for result in evaluations if not result.limited and not result.settings.label]
     accuracies: Metrics = {}
-    transfer: Metrics = {}
     for result in whole:
         dataset, classes, split = result.target.split(":")
-        values, name = (accuracies, classes) if dataset == config.dataset else (transfer, f"{dataset}-{classes}")
-        values[name if split == "test" else f"{name}-{split}"] = result.accuracy
-    if len(transfer) > 2:
-        transfer = {"transfer": fmean(transfer.values())}
-    metrics = {f"accuracy/{name}": accuracy for name, accuracy in (accuracies | transfer).items()}
+        parts = [dataset] * (dataset != config.dataset) + [classes] + [split] * (split != "test")
+        accuracies["-".join(parts)] = result.accuracy
+    metrics = {f"accuracy/{name}": accuracy for name, accuracy in accuracies.items()}
     if {"base", "novel"} <= accuracies.keys():
         metrics["accuracy"] = harmonic_mean(accuracies["base"], accuracies["novel"])
     elif config.classes in accuracies:

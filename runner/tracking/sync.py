@@ -105,8 +105,8 @@ def _export(
         )
         if content is None:
             return "", False
-        version = json.dumps([content.status, content.version, parents], sort_keys=True)
-        digest = hashlib.sha256(version.encode()).hexdigest()
+        values = [(name, value, step) for name, value, _, step in content.metrics]
+        digest = hashlib.sha256(json.dumps([content.status, values, parents]).encode()).hexdigest()
         if record and record.digest == digest:
             return record.run_id, False
         if record is None:
