@@ -37,6 +37,7 @@ STATE_NAME = re.compile(r"step-\d{8}-epoch-\d{4,}-[0-9a-f]{16}\.pt")
 def save_checkpoint(path: Path, method: Method, card: CheckpointCard) -> str:
     """Write the learned tensors and `card`; returns the file's SHA-256. Equal trainings write equal bytes."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in method.state_dict().items()}
+    card = card.model_copy(update={"config": card.config.portable()})
     return write_bytes(path, pack_tensors(tensors, card.model_dump(mode="json")))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -34,6 +35,8 @@ Amount = Annotated[float, Field(ge=0, le=1e15)]
 """A measured quantity in a stored document, such as seconds."""
 Rate = Annotated[float, Field(gt=0, le=1e12)]
 """A measured number per second in a stored document."""
+LOCAL_FOLDER = re.compile("(?:^|(?<=:))[/~](?!/)[^:]*/")
+"""The folder of a path that is absolute, or begins with ~, in the value of an option."""
 TargetName = Annotated[str, Field(pattern="^[^:]+:[^:]+:[^:]+$", description="dataset:classes:split")]
 
 
@@ -78,8 +81,9 @@ class RunConfig(FrozenModel):
         """Return the fields that change the trained weights and no others, so that equal trainings are one run.
 
         A file of weights, or a run to start from, counts by the digest of its content: paths differ between machines.
+        A file that an option names counts by its name; `TrainResult.files` has its digest.
         """
-        plain = self.model_dump(mode="json", exclude={"recipe_name", "init"})
+        plain = self.portable().model_dump(mode="json", exclude={"recipe_name", "init"})
         if not self.init_digest:
             del plain["init_digest"]
         if self.weights_digest:
@@ -90,6 +94,16 @@ class RunConfig(FrozenModel):
             unread |= {"warmup_epochs", "warmup_lr"}
         plain["recipe"] = {name: recipe[name] for name in recipe if name not in unread} if self.recipe.epochs else None
         return {"schema": IDENTITY_SCHEMA, **plain}
+
+    def portable(self) -> RunConfig:
+        """Return this configuration with ./NAME for a local file, without its folder."""
+        fields = {name: LOCAL_FOLDER.sub("./", path) for name in ("backbone", "pretrained", "init")
+                  if (path := getattr(self, name))}  # fmt: skip
+        options = {
+            name: LOCAL_FOLDER.sub("./", value) if isinstance(value, str) else value
+            for name, value in self.options.items()
+        }
+        return self.model_copy(update={**fields, "options": options})
 
     @property
     def hash(self) -> str:

@@ -63,12 +63,9 @@ def shared_files(config: RunConfig, runtime: RuntimeConfig, repository: str) -> 
         raise UserError(f"{config.path} is not finished")
     weights = read_checkpoint_bytes(folder.checkpoint_file, training.checkpoint_sha256)
     _, card = decode_checkpoint(weights, folder.checkpoint_file)
-    # A file of weights counts by its content; on another machine it is looked for in the working folder.
-    paths = {"backbone": config.backbone, "pretrained": config.pretrained, "init": config.init}
-    names = {field: f"./{Path(path).name}" for field, path in paths.items() if path and Path(path).is_absolute()}
     shared = SharedRun(
         procap_version=training.program,
-        config=config.model_copy(update=names),
+        config=config.portable(),
         training=training,
         classnames=card.classnames,
     )

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -56,10 +57,24 @@ def hub(tmp_path, monkeypatch):
         yield server
 
 
+@pytest.fixture
+def check_private(tmp_path_factory):
+    """Compares published files with the folders of this machine: results, weights, home, and source code."""
+    folders = (tmp_path_factory.getbasetemp(), Path.home(), Path(shared.__file__).parents[1])
+
+    def check(files: Iterable[bytes]) -> None:
+        assert not [folder for folder in folders for content in files if f"{folder}/".encode() in content]
+
+    return check
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_of_every_method_arrives_bit_for_bit(method, trained, hub, tmp_path, few_digits, short_checkpoint):
+def test_a_run_of_every_method_arrives_bit_for_bit(
+    method, trained, hub, tmp_path, few_digits, short_checkpoint, check_private
+):
     config, runtime = trained(method)
     shared.push_files(shared.shared_files(config, runtime, "lab/run"), "lab/run")
+    check_private(list(hub.repositories["lab/run"].values()))
     (tmp_path / short_checkpoint.name).symlink_to(short_checkpoint)
     elsewhere = make_runtime(few_digits, tmp_path / "elsewhere")
     arrived, original = load_run(SOURCE, elsewhere), load_run(runtime.results / config.path)
@@ -144,7 +159,7 @@ def compare(logits: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_timm_model_has_equal_logits_or_says_what_timm_lacks(method, trained, tmp_path, monkeypatch):
+def test_a_timm_model_has_equal_logits_or_says_what_timm_lacks(method, trained, tmp_path, monkeypatch, check_private):
     config, runtime = trained(method)
     try:
         monkeypatch.chdir(export_model(config, runtime, tmp_path, "timm"))
@@ -152,6 +167,7 @@ def test_a_timm_model_has_equal_logits_or_says_what_timm_lacks(method, trained, 
         assert method not in PLAIN and re.search(r"image tower has|for each image|head is not linear", str(error))
         assert not list(tmp_path.iterdir())
         return
+    check_private([file.read_bytes() for file in Path().iterdir()])
     [code] = re.findall("```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
     names = {"images": torch.randn(5, 3, 32, 32)}
     with torch.inference_mode():
@@ -160,14 +176,16 @@ def test_a_timm_model_has_equal_logits_or_says_what_timm_lacks(method, trained, 
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=SLOW) for name in METHODS])
-def test_an_onnx_graph_has_equal_logits_at_any_batch_size(name, trained, tmp_path):
+def test_an_onnx_graph_has_equal_logits_at_any_batch_size(name, trained, tmp_path, check_private):
     onnxruntime = pytest.importorskip("onnxruntime")
     config, runtime = trained(name)
     if method_class(name).depends_on_image:
         with pytest.raises(UserError, match="for each image"):
             export_model(config, runtime, tmp_path, "onnx")
         return
-    session = onnxruntime.InferenceSession(export_model(config, runtime, tmp_path, "onnx"))
+    file = export_model(config, runtime, tmp_path, "onnx")
+    check_private([path.read_bytes() for path in file.parent.iterdir()])
+    session = onnxruntime.InferenceSession(file)
     method = load_run(runtime.results / config.path).method
     images = torch.randn(5, 3, 32, 32)
     [logits] = session.run(None, {"images": images.numpy()})
