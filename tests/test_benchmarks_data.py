@@ -53,15 +53,6 @@ def test_all_published_sets_are_packed_from_raw_folders(packed, capsys):
     assert code == 0 and all(name in out for name in names), err
 
 
-def test_the_raw_check_lists_what_is_there_and_how_to_repair_it(raw, tmp_path, capsys):
-    part = tmp_path / "raw"
-    shutil.copytree(raw / "dtd", part / "dtd")
-    (part / "dtd" / "split_zhou_DescribableTextures.json").unlink()
-    code, out, err = run(capsys, "data", "check", "--raw", part)
-    assert code == 1 and "split_zhou_DescribableTextures.json is missing" in err
-    assert "14 not found" in err and out.count("not found") == 14
-
-
 def test_train_evaluate_and_table_on_published_layouts(packed, tmp_path, capsys):
     """Half of the classes of one set, all of another, and a set that has test images only."""
     at = ["--data", packed, "--results", tmp_path / "results", "--tracking", "off"]
@@ -114,7 +105,6 @@ WRONG = [
     (["pack", "imagenet", "--raw", "RAW"], 1, "published"),
     (["pack", "shapes", "--data", "https://127.0.0.1:9/shards"], 2, "packed into a folder"),
     (["pack", "missing.yaml"], 2, "missing.yaml"),
-    (["check", "shapes", "--raw", "RAW"], 2, "no raw folder"),
     (["show", "caltech101"], 1, "no shards of 'caltech101'"),
 ]
 

@@ -181,17 +181,15 @@ def test_flags_select_runs_and_what_does_not_exist_is_refused(made, few_digits, 
     assert next(node.text() for node in tree.all("h2")) == "Sweep rates"
     root = tmp_path / "results"
     shutil.copytree(made[0], root)
-    [run] = root.glob("all/digits/maple/*/*/seed2-*")
     capsys.readouterr()
-    for place, name in (("report", ""), ("report-rates", "rates"), (f"report-{run.name}", str(run))):
+    for place, name in (("report", ""), ("report-rates", "rates")):
         assert main(["report", "--results", str(root), *filter(None, [name])]) == 0
         assert capsys.readouterr().out.strip() == str(root / place / "index.html")
     headings = {path.parent.name: Page(path.read_text()).root.all("h2")[0].text() for path in root.glob("*/index.html")}
-    assert headings == {"report": "Sweep rates", "report-rates": "Sweep rates", f"report-{run.name}": "Selected runs"}
+    assert headings == {"report": "Sweep rates", "report-rates": "Sweep rates"}
     for flags, why in (
         (["--methods", "tcp"], "no run below"),
         (["rates", "--seeds", "1"], "name suites or select"),
-        (["rates", str(run)], "name suites or run folders"),
         (["none"], "unknown suite 'none'"),
     ):
         assert main(["report", "--results", str(root), *flags]) in (1, 2)

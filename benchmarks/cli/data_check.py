@@ -1,26 +1,24 @@
-"""`procap data check`: check packed shards, raw folders against the published lists, or a user's images."""
+"""`procap data check`: check packed shards, or a user's images."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks.cli.data_sources import is_users, report_note, select_datasets, select_published
-from benchmarks.cli.flags import Data, OutputFlags, PackFlags, Workers, command, flag
+from benchmarks.cli.data_sources import is_users, report_note, select_datasets
+from benchmarks.cli.flags import Data, OutputFlags, PackFlags, Workers, command
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError, UserError
 from runner.environment import available_cores
-from shards.catalogue import PUBLISHED
 from shards.check import check_dataset, check_source
 from shards.default_paths import data_root
 from shards.manifest import repack_hint
-from shards.raw.published import find_folder, raw_source
 from shards.resolve import is_packed, packed_names, resolve_dataset
 
 Rows = list[tuple[object, ...]]
@@ -29,7 +27,6 @@ Rows = list[tuple[object, ...]]
 @command(
     "procap data check",
     "procap data check shapes --data demo/data",
-    "procap data check --raw /datasets",
     "procap data check ./birds",
 )
 def check(
@@ -38,23 +35,19 @@ def check(
         list[str] | None, typer.Argument(metavar="NAME", help="data sets, ./FOLDER or YAML file [default: all]")
     ] = None,
     data: Data = "",
-    raw: Annotated[Path | None, flag("FOLDER", "check raw folders below this one instead of shards")] = None,
     workers: Workers = None,
 ) -> int:
-    """Check packed shards (hashes, every image), raw folders against the published lists, or your images.
+    """Check packed shards (hashes, every image), or your images.
 
     A folder or YAML file of your images is read as a whole without packing it, and all findings are listed at once.
     """
     root, processes = data_root(data), workers or available_cores()
     users = [name for name in names or () if os.sep in name or (is_users(name) and not is_packed(root, name))]
     if users:
-        if raw or len(users) < len(names or ()):
-            raise UsageError("check your images alone, without --raw and names of data sets")
+        if len(users) < len(names or ()):
+            raise UsageError("check your images alone, without names of data sets")
         return _check_users(users, processes, output)
-    selected = split_names(",".join(names or ())) or ["all"]
-    if raw:
-        return _check_raw(selected, PackFlags(raw=raw), output)
-    return _check_packed(selected, root, processes, output)
+    return _check_packed(split_names(",".join(names or ())) or ["all"], root, processes, output)
 
 
 def _check_users(names: Sequence[str], workers: int, output: OutputFlags) -> int:
@@ -111,41 +104,3 @@ def _check_packed(names: list[str], root: Path, workers: int, output: OutputFlag
     if output.json:
         show_json({"data": str(root), "ok": not broken, "problems": problems})
     return 1 if broken else 0
-
-
-def _check_raw(names: list[str], packing: PackFlags, output: OutputFlags) -> int:
-    """Compare raw folders with the published lists, without reading images, which packing does."""
-    root = packing.raw_root()
-    assert root is not None
-    selected = select_published(names)
-    if not any(find_folder(dataset, root) for dataset in selected):
-        missing = "paper" if len(selected) == len(PUBLISHED) else " ".join(dataset.name for dataset in selected)
-        raise UserError(f"{root} has none of the data sets; download and pack them: procap data fetch {missing}")
-    rows: Rows = []
-    problems: dict[str, list[str]] = {}
-    absent: list[str] = []
-    for dataset in selected:
-        if find_folder(dataset, root) is None:
-            absent.append(dataset.name)
-            rows.append((dataset.name, "-", "-", "-", "not found"))
-            continue
-        counts: Mapping[str, int] = {}
-        try:
-            source = raw_source(dataset, root, whole=False)
-            counts, problems[dataset.name] = source.counts, [*source.problems]
-        except UserError as error:
-            problems[dataset.name] = [str(error)]
-        for split, published in dataset.counts.items():
-            row = (dataset.name, split, f"{counts.get(split, 0):,}", f"{published:,}", _verdict(problems[dataset.name]))
-            rows.append(row)
-    show(columns(("data set", "split", "images there", "published", "verdict"), rows))
-    ready = [name for name in problems if not problems[name]]
-    broken = [name for name in problems if problems[name]]
-    for name in broken:
-        note(f"\n{name}\n  " + "\n  ".join(problems[name]))
-    note(f"\n{len(ready)} ready to be packed, {len(broken)} with problems, {len(absent)} not found")
-    if ready:
-        note(f"pack: procap data pack {' '.join(ready)} --raw {quote(root)}")
-    if output.json:
-        show_json({"raw": str(root), "ready": ready, "broken": broken, "absent": absent, "problems": problems})
-    return 1 if broken or not ready or (absent and "all" not in names) else 0

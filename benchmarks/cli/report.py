@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +25,6 @@ from benchmarks.results.frame import open_results, run_folders
 from procap.errors import UsageError, check_names
 from procap.methods import method_paths
 from runner.environment import library_defaults
-from runner.run_folders import RunFolder, locate_run
 from shards.default_paths import data_root
 from shards.urls import is_url
 
@@ -35,7 +33,6 @@ from shards.urls import is_url
     "procap report",
     "procap report --results /shared/results --out page",
     "procap report base-to-novel ablation",
-    "procap report results/base/petals/coop/mini/16shot/seed1-1a2b3c4d",
     "procap report --methods coop,procap --datasets petals --data shards",
 )
 def report(
@@ -43,7 +40,7 @@ def report(
     output: OutputFlags,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="suites (names or files) and sweeps, or run folders [default: all]"),
+        typer.Argument(metavar="NAME", help="suites (names or files) and sweeps [default: all]"),
     ] = None,
     results: Results = "results",
     out: Annotated[
@@ -54,8 +51,8 @@ def report(
 ) -> int:
     """Write one HTML page of suites, sweeps and runs: tables, figures, comparisons, mistakes, and what is missing.
 
-    Run folders, or flags such as --methods, select runs, of which the page shows accuracies by class, confusion
-    matrices and misclassified images. It is made of result files and packed test images, without a model or the
+    Flags such as --methods select runs, of which the page shows accuracies by class, confusion matrices and
+    misclassified images. It is made of result files and packed test images, without a model or the
     network. The page of everything is RESULTS/report/index.html; a selection has a different folder, such as
     RESULTS/report-base-to-novel, with the tables (md, csv, tex, json) and figures (pdf, png, svg).
     """
@@ -65,18 +62,15 @@ def report(
         raise UsageError(f"name suites or select runs: {' '.join(names)} or {selecting}")
     check_names("method", filter(None, [reference]), method_paths())
     root = open_results(results)
-    runs = _find_runs(names or (), root)
-    selected = (lambda config: config.path in runs) if runs else None
-    if selecting:
-        selected = run_filter(selection, lambda: (config.dataset for _, config in run_folders(root)))
+    selected = run_filter(selection, lambda: (config.dataset for _, config in run_folders(root)))
     # The local folder of a URL is a cache, in which users would not find the page.
     parts = [Path(name).name for name in names or ()] or re.findall(r"\w[\w.-]*", selecting)
     out = out or (Path() if is_url(results) else root) / "-".join(["report", *parts])[:200]
     page = write_report(
         root,
         out,
-        names=() if runs else names or (),
-        selected=selected,
+        names=names or (),
+        selected=selected if selecting else None,
         shown=results,
         data=data_root(data),
         reference=reference,
@@ -85,19 +79,3 @@ def report(
     if output.json:
         show_json({"page": str(page)})
     return 0
-
-
-def _find_runs(names: Sequence[str], root: Path) -> list[str]:
-    """Find the runs whose folders are named, as paths or below the results `root`; empty if suites are named."""
-    runs = []
-    for name in names:
-        for folder in (Path(name).expanduser(), root / name):
-            if RunFolder(folder).config_file.exists():
-                config, results = locate_run(folder)
-                if results != root.resolve():
-                    raise UsageError(f"{name} lies in {results}: name that with --results")
-                runs.append(config.path)
-                break
-    if runs and len(runs) < len(names):
-        raise UsageError(f"name suites or run folders, not both: {' '.join(names)}")
-    return runs
