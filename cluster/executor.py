@@ -12,10 +12,10 @@ from statistics import fmean
 from typing import Any
 
 from cluster.ray_cluster import Capacity, Resources
-from cluster.run import Halving, RunSpec, StoragePaths, TrialReport, find_accuracies, score, score_at
+from cluster.run import Halving, RunSpec, StoragePaths, TrialReport, score, score_at
 from runner.config import RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
-from runner.evaluate import evaluate, load_trained
+from runner.evaluate import evaluate
 from runner.failures import EXPECTED, describe_failure
 from runner.results import EpochLog
 from runner.run_folders import RunFolder, RunHeld
@@ -144,13 +144,9 @@ class RunExecutor:
             return str(error)
 
     def _evaluate(self, run: RunSpec, targets: Sequence[Target]) -> float:
-        """Evaluate a run, which is only loaded if a result is missing; returns its score."""
-        accuracies = find_accuracies(run, self.runtime) if self.group.ranks.is_first else None
-        complete = self.group.broadcast_object(accuracies is not None)
-        trained = None if complete else load_trained(run.config, self.runtime, self.group, self.workbench)
+        """Evaluate a run where results are missing; returns its score."""
         results = [
-            evaluate(run.config, target, self.runtime, trained=trained, group=self.group, workbench=self.workbench)
-            for target in targets
+            evaluate(run.config, target, self.runtime, group=self.group, workbench=self.workbench) for target in targets
         ]
         return score([result.accuracy for result in results])
 

@@ -84,8 +84,8 @@ def score(accuracies: Sequence[float]) -> float:
     return harmonic_mean(*accuracies) if len(accuracies) == 2 else fmean(accuracies)
 
 
-def find_accuracies(run: RunSpec, runtime: RuntimeConfig) -> list[float] | None:
-    """Return the accuracy on each target of a finished run, None while its training or an evaluation is missing.
+def final_score(run: RunSpec, runtime: RuntimeConfig) -> float | None:
+    """Compute the score of a finished run, None while its training or an evaluation is missing.
 
     Runs of other code than is installed count as missing: their training is refused with the reason. Raises UserError
     for a file that cannot be read and for a run on other content of the data set.
@@ -97,13 +97,7 @@ def find_accuracies(run: RunSpec, runtime: RuntimeConfig) -> list[float] | None:
     settings = runtime.evaluation.for_run(run.config)
     results = [folder.evaluation(Target.parse_unchecked(target), settings) for target in run.targets]
     current = [result for result in results if result and result.is_current(training, runtime.limit)]
-    return [result.accuracy for result in current] if len(current) == len(results) else None
-
-
-def final_score(run: RunSpec, runtime: RuntimeConfig) -> float | None:
-    """Compute the score of a finished run from its evaluations, None while one of them is missing."""
-    accuracies = find_accuracies(run, runtime)
-    return None if accuracies is None else score(accuracies)
+    return score([result.accuracy for result in current]) if len(current) == len(results) else None
 
 
 def score_at(run: RunSpec, epoch: int, runtime: RuntimeConfig) -> float | None:

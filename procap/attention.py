@@ -46,6 +46,7 @@ class AttentionPattern:
         if self.groups == 1:
             return attend(q, kv, heads, self.mask, self.causal)
         assert self.mask is not None
+        # In the last block only end rows are queries, and none of them lies in the prefix.
         items, prefix_queries = len(q), self.prefix if self.prefix_queries else 0
         # `split` instead of slices: the gradient of a slice is a full-size tensor that is zero elsewhere.
         prefix_kv, group_kv = kv.split([self.prefix, kv.shape[1] - self.prefix], dim=1)
@@ -190,6 +191,7 @@ class Block(nn.Module):
             qkv = on_live_rows(self.before_attention, x, live)
             q, kv = qkv.split([self.attn.width, 2 * self.attn.width], dim=-1)
         else:
+            # Every row is a key, but only the rows that are read are queries and take part in the residual.
             kv = on_live_rows(lambda rows: self.attn.keys_values(self.ln_1(rows)), x, live)
             x = read(x)
             q = self.attn.queries(self.ln_1(x))

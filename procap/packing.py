@@ -189,10 +189,12 @@ class Rows:
 
 def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int) -> Layout | None:
     """Lay out prompts for a plan over `layers` blocks; None for a plan that packing does not cover."""
+    # The picture at the top of this file shows a layout: the prefix, then groups of whole prompts.
     added = sum(op.tokens.shape[-2] for op in plan.tokens if op.mode == "insert" and op.layer == INPUT)
     shared = _shared_columns(prompts, sorted(plan.tokens, key=lambda op: op.layer))
     if shared is None or max(prompts.lengths) + added > context:
         return None
+    # Each prompt keeps the rows behind the shared ones, up to its end token: later rows are read by no other row.
     rows, device = Rows.deal([length - shared for length in prompts.lengths]), prompts.ids.device
     placed = _place_operations(plan, shared, layers, rows, device)
     if placed is None:
@@ -209,6 +211,7 @@ def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int) -> Layou
         for layer in range(layers)
     ]
     ends, end_index = _end_rows(rows)
+    # In the last block only the end rows are queries, so its mask has their rows of the whole mask.
     last = prefixes[layers - 1] if layers else prefixes[INPUT]
     if is_grouped:
         within = (ends - torch.arange(len(rows.groups))[:, None] * rows.size)[:, None, :, None]
@@ -283,6 +286,7 @@ def _shared_columns(prompts: PromptSet, ordered: Sequence[TokenOp]) -> int | Non
     for op in ordered:
         count, varies = op.tokens.shape[-2], op.tokens.dim() == 3
         end = op.start + count * (op.mode == "replace")
+        # Appended tokens would follow the padding, which a packed sequence does not have.
         if op.mode == "append" or not 0 <= op.start <= end <= len(rows):
             return None
         if op.mode == "insert":
@@ -295,8 +299,10 @@ def _shared_columns(prompts: PromptSet, ordered: Sequence[TokenOp]) -> int | Non
             elif varies:
                 same[column] = False
             elif op.layer == INPUT:
+                # Equal tokens replace whatever words the prompts had there.
                 same[column] = True
     shared = next((column for column, equal in enumerate(same[: prompts.columns]) if not equal), prompts.columns)
+    # The end token of the shortest prompt is read out for that prompt alone, so it cannot be shared.
     return min(shared, min(prompts.lengths) - 1)
 
 
@@ -343,6 +349,7 @@ def _owners(rows: Rows) -> Tensor:
 
 def _mask(owners: Tensor, prefix: int) -> Tensor:
     """Return the mask of a pattern with `prefix` rows before the groups: zero to attend, minus infinity not to."""
+    # Rows of one prompt follow each other, so within a prompt the lower triangle is its causal order.
     allowed = (owners[:, :, None] == owners[:, None, :]).tril()
     allowed = torch.nn.functional.pad(allowed, (prefix, 0), value=True)
     if len(owners) == 1:

@@ -163,6 +163,7 @@ def live_rows(x: Tensor, live: slice | None, op: TokenOp, rows: slice, grown: in
     The result is one slice, so it may include frozen rows between two sets of learned tokens.
     """
     learned = op.tokens.requires_grad
+    # A sequence that requires a gradient and has no live slice depends on learned values everywhere already.
     if live is None:
         return rows if learned and not x.requires_grad else None
     live = shift_rows(live, rows.start, grown)
@@ -232,6 +233,7 @@ class TokenSequence(SequenceStates):
                 also = self.op_rows[index]
                 return FULL, lambda x: torch.cat([x[:, row : row + 1], x[:, also]], dim=1)
             return FULL, lambda x: x[:, row : row + 1]
+        # Each prompt ends at a different row, so its single query needs a mask in place of the causal order.
         earlier = torch.arange(self.x.shape[1], device=row.device) <= row[:, None]
         mask = torch.zeros_like(earlier, dtype=torch.float32).masked_fill(~earlier, float("-inf"))
         batch = torch.arange(len(row), device=row.device)

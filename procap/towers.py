@@ -60,6 +60,7 @@ class Transformer(nn.Module):
         last = len(self.resblocks) - 1
         for layer in blocks or range(last + 1):
             block = self.resblocks[layer]
+            # First the tokens enter, then the block attends over them: layer l of a plan is the input of block l.
             sequence = sequence.apply(plan, layer)
             # Before the first attention over learned tokens all other rows are constant: the row-wise products of this
             # block record a graph for the live rows alone.
@@ -111,6 +112,7 @@ class VisionTower(nn.Module):
         ln_pre = partial(call_with, self.ln_pre, "ln_pre", plan.weights)
         sequence = sequence.with_states(on_live_rows(ln_pre, sequence.x, live), live)
         sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimized, not optimized)
+        # Optimized, the last block gives only the rows that are read out: the class token, then those of `read_op`.
         cls = sequence.x[:, 0 if optimized else sequence.read_out]
         cls, states = call_with(self.ln_post, "ln_post", plan.weights, cls), None
         if plan.read_op is not None:
@@ -196,6 +198,7 @@ class TextTower(nn.Module):
         parts = min(len(prompts), -(-rows // limit))
         cuts = [len(prompts) * part // parts for part in range(parts + 1)]
         sets_at_once = max(1, limit * parts // rows)
+        # Without a gradient nothing is kept for a backward pass, and recomputing would only cost time.
         recompute = torch.is_grad_enabled() and plan.learns
 
         def encode(first: int, start: int, stop: int) -> Tensor:

@@ -63,6 +63,7 @@ class Checkpointer:
         data = self.group.call_on_first(self.files.newest)
         if data:
             self.state, parts = self.files.unpack(data)
+            # First the stage: it decides what is learned, and so which tensors the optimizer's state is for.
             if self.state.stage:
                 self.begin_stage(self.state.stage)
             if self.average:

@@ -12,10 +12,11 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Mapping
+from contextlib import redirect_stdout
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -43,7 +44,10 @@ class DeepSpeedEngine(Engine):
         self._learnables = list(learned_parameters(method).values())
         self._is_alone = not dist.is_initialized()
         device = method.clip.device
-        with _environment(device), redirect_stdout(sys.stderr):
+        index = (torch.cuda.current_device() if device.index is None else device.index) if device.type == "cuda" else 0
+        # DeepSpeed reads these while it is imported and initialized.
+        variables = patch.dict(os.environ, DS_ACCELERATOR=device.type, LOCAL_RANK=str(index))
+        with variables, redirect_stdout(sys.stderr):
             deepspeed = _import_deepspeed(device)
             if self._is_alone:
                 backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -154,20 +158,3 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
         # DeepSpeed's copy of the group would wait for a lost rank much longer than the run's timeout.
         groups._WORLD_GROUP = dist.group.WORLD
     return deepspeed
-
-
-@contextmanager
-def _environment(device: torch.device) -> Iterator[None]:
-    """Set the environment variables that DeepSpeed reads while it is imported and initialized."""
-    index = (torch.cuda.current_device() if device.index is None else device.index) if device.type == "cuda" else 0
-    variables = {"DS_ACCELERATOR": device.type, "LOCAL_RANK": str(index)}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

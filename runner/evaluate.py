@@ -138,6 +138,7 @@ def find_result(
         # `force` replaces a broken file.
         with suppress(UserError) if force else nullcontext():
             existing = folder.evaluation(target, settings)
+        # A result of earlier weights is no result of this run; one of fewer images can still be too short, see below.
         if existing and not existing.is_current(training, existing.limit):
             existing = None
     existing = group.broadcast_object(existing)

@@ -96,6 +96,7 @@ class Meter(MeterState):
 
     def settle(self) -> None:
         """Read all pending times (on CUDA: synchronize first) and add the time since the last call to `seconds`."""
+        # Events have no times until the stream has passed them.
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for name, rate, start, end in self._spans:

@@ -114,6 +114,7 @@ class RemoteResults:
                 if not _is_complete(self.local / run, train):
                     problem = f"{self.local / run / CHECKPOINT} is not the file that training wrote"
                     raise UserError(f"{problem} (its SHA-256 differs); train again with --force")
+                # A kill between any two of these leaves an unfinished run there, never one with other weights.
                 remote.delete(f"{run}/{TRAIN}")
                 remote.write(f"{run}/{CHECKPOINT}", self.local / run / CHECKPOINT)
             # States keep their content.

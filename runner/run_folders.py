@@ -136,17 +136,14 @@ def check_training_content(config: RunConfig, training: TrainResult, data: Path)
 
 
 def check_content(config: RunConfig, dataset: str, digest: str, data: Path) -> None:
-    """Raise OtherContent unless `dataset` in `data` has the digest `digest`, that of a result of the run."""
-    if (packed := packed_digest(data, dataset)) not in (None, digest):
+    """Raise OtherContent if `dataset` is packed in `data` and its digest is not `digest`, that of a result."""
+    if not (data / dataset / FILE).exists():
+        return
+    if (packed := open_dataset(data, dataset).manifest.digest) != digest:
         raise OtherContent(
             f"{config.path} has results on other content of {dataset} ({digest}) than {data} has ({packed}): pack that "
             "again, repeat with --force, which replaces the result, or name other --results"
         )
-
-
-def packed_digest(data: Path, dataset: str) -> str | None:
-    """Return the digest of the content of `dataset` that is packed in `data`; None if it is not there."""
-    return open_dataset(data, dataset).manifest.digest if (data / dataset / FILE).exists() else None
 
 
 def locate_run(folder: Path) -> tuple[RunConfig, Path]:

@@ -69,6 +69,7 @@ class Schedule:
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of `TrainStream.epoch` for the steps of `epoch` from its step `start_step` on."""
+        # With a budget of iterations an epoch of the schedule is no pass over the images: it can begin inside one.
         step, end = self.first_step(epoch) + start_step, self.first_step(epoch + 1)
         while step < end:
             number, position = divmod(step, self.stream.steps_per_epoch)

@@ -69,6 +69,7 @@ class TrainStep:
         """
         with self._graphs.side_stream() if self._graphs else nullcontext():
             parts: Sequence[Part] = self._parts
+            # A replay reads the memory of the captured batch; a last batch of a different size runs eagerly.
             if self._replays and self._fixed is not None and self._fixed.takes(batch):
                 for fixed, tensor in zip(self._fixed.tensors, batch.tensors, strict=True):
                     fixed.copy_(tensor)

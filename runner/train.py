@@ -74,6 +74,7 @@ def train(
     folder = RunFolder(runtime.results / config.path)
     remote = RemoteResults.from_runtime(runtime) if first else RemoteResults(None, runtime.results)
     if not force:
+        # Before the lock: a finished run is only read, also while another process works on it or on a read-only disk.
         remote.pull_run(config.path)
         if finished := read_finished(config, runtime, folder, group, workbench):
             remote.push_run(config.path)
@@ -209,6 +210,7 @@ def fit(
         with ProgressDisplay(checkpointer.config.path, steps, done=state.step, quiet=quiet) as display:
             if state.resumed:
                 display.print(f"resuming {checkpointer.config.path} from step {state.step} of {steps}")
+            # A state can lie inside an epoch, whose remaining steps `train_epoch` takes first.
             loop = TrainLoop(runtime, checkpointer, validator.stop, display)
             for epoch in range(state.epoch, epochs):
                 loop.train_epoch(epoch)
@@ -219,6 +221,7 @@ def fit(
                 # After the last epoch the callback waits until the result is written.
                 if epoch < checkpointer.config.recipe.epochs - 1:
                     validator.notify()
+            # The flags of the last step are still on their way; no rank may leave before all have them.
             loop.flag_sync.wait()
         return state
     except Interrupted:
@@ -286,6 +289,7 @@ class TrainLoop:
 
     def _take_step(self, epoch: int, images: Tensor, labels: Tensor) -> None:
         """Take the next step on a batch, without waiting for its losses."""
+        # The state lags behind by the steps whose losses a GPU has not delivered yet.
         number = self.state.step + len(self.losses)
         stage = self.schedule.stage(number)
         if stage != self.state.stage:
@@ -320,6 +324,7 @@ class TrainLoop:
     def _save_or_stop(self) -> None:
         """Save the state or stop, if a rank wanted that at the step before: then all ranks do it at the same step."""
         is_due = self.checkpointer.is_due(self.runtime.checkpoint_seconds)
+        # What is sent now is answered at the next step, so a request must not be sent twice meanwhile.
         save_now = self.group.ranks.is_first and not self._save_requested and is_due
         agreed = self.flag_sync.exchange(save=save_now, signum=self.stop.signum)
         self._save_requested = (self._save_requested or save_now) and not agreed.save
@@ -335,6 +340,7 @@ class TrainLoop:
         for values in self.losses.take(everything=wait):
             *terms, loss, skipped = values
             named_terms = dict(zip(self.step.names, terms, strict=True))
+            # Raised before the step is counted: no saved state holds weights after such a loss.
             if not math.isfinite(loss):
                 raise self._diverged(named_terms)
             self.state.count(self.schedule.images(self.state.step), named_terms, bool(skipped))

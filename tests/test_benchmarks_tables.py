@@ -244,20 +244,6 @@ def test_reading_results_does_not_import_torch(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_no_command_imports_a_file_that_results_name(tmp_path, monkeypatch, capsys):
-    (tmp_path / "evil.py").write_text("open('PWNED', 'w')")
-    record = {"schema": 1, "kind": "suite", "runs": [], "status": "finished", "started": 1}
-    monkeypatch.chdir(tmp_path)
-    by_file = [("shared", {"file": name}) for name in ("evil.py", str(tmp_path / "evil.py"))]
-    for name, more in [*by_file, ("evil.py", {})]:
-        folder = tmp_path / "results/collections/suite" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "collection.json").write_text(json.dumps(record | {"name": name} | more))
-        for words in (["ls", "suites"], ["table", "shared"], ["report", "--out", "page"]):
-            main([*words, "--results", "results"])
-    assert not (tmp_path / "PWNED").exists()
-
-
 def test_names_in_markdown_are_no_links_pictures_or_code(tmp_path):
     name = "![x](http://tracker/x.png) `code`"
     table = Table("t", name, ("Class",), (Column("A", ""),), (Row((name,), (name,)),), (name,))

@@ -305,20 +305,6 @@ def test_the_error_of_an_earlier_attempt_is_forgotten_when_its_runs_are_tried_ag
     assert (resumed.runs, resumed.error) == (tried.runs, "")
 
 
-@pytest.mark.parametrize("changes", [
-    {"scores": {"base/x/seed1-00000000": 101.0}}, {"epochs": -1}, {"epochs": 10**400}, {"curve": {-1: 40.0}},
-])  # fmt: skip
-def test_a_score_that_no_runs_of_a_sweep_have_is_refused(changes, tmp_path):
-    scores = {"base/x/seed1-00000000": 40.0, "base/x/seed2-00000000": 60.0}
-    tried, asked = Configuration(values={"lr": 0.1}, state="finished", epochs=3, scores=scores), sweep_settings()
-    SweepFolder(tmp_path).save(asked, [tried])
-    assert SweepFolder(tmp_path).resume(asked) == [tried]
-    document = {"schema": 3, "settings": asked.model_dump(), "configurations": [dict(tried) | changes]}
-    (file := tmp_path / "sweep.json").write_text(json.dumps(document))
-    with pytest.raises(UserError, match=f"{file} cannot be read"):
-        SweepFolder(tmp_path).load()
-
-
 def test_ranks_of_one_node_follow_each_other():
     found = [("b", "10.0.0.2", 1), ("a", "10.0.0.1", 2), ("b", "10.0.0.2", 3), ("a", "10.0.0.1", 4)]
     environments = distributed_trial.rank_environments(found)

@@ -53,26 +53,6 @@ COOP_TEMPLATES = {
 }  # fmt: skip
 
 
-# CoOp's registry name and class name, then the folder; each of them names the set.
-SPELLINGS = {
-    "imagenet": ["imagenet", "ImageNet", "imagenet1k"],
-    "caltech101": ["caltech101", "Caltech101", "caltech-101"],
-    "oxford-pets": ["oxford_pets", "OxfordPets", "Oxford Pets", "oxford-iiit-pet"],
-    "stanford-cars": ["stanford_cars", "StanfordCars", "Stanford Cars", "cars"],
-    "oxford-flowers": ["oxford_flowers", "OxfordFlowers", "Flowers102", "flowers-102"],
-    "food101": ["food101", "Food101", "food-101"],
-    "fgvc-aircraft": ["fgvc_aircraft", "FGVCAircraft", "fgvc-aircraft-2013b"],
-    "sun397": ["sun397", "SUN397", "SUN 397"],
-    "dtd": ["dtd", "DTD", "DescribableTextures"],
-    "eurosat": ["eurosat", "EuroSAT", "EuroSAT_RGB"],
-    "ucf101": ["ucf101", "UCF101", "UCF-101"],
-    "imagenetv2": ["imagenetv2", "ImageNetV2", "imagenet-v2"],
-    "imagenet-sketch": ["imagenet_sketch", "ImageNetSketch", "ImageNet-Sketch"],
-    "imagenet-a": ["imagenet_a", "ImageNetA", "ImageNet-A", "imagenet-adversarial"],
-    "imagenet-r": ["imagenet_r", "ImageNetR", "ImageNet-R", "imagenet-rendition"],
-}
-
-
 def test_the_fifteen_sets_are_those_of_the_paper_in_its_order():
     assert [dataset.name for dataset in PUBLISHED] == [row[0] for row in TABLE]
     assert all(CATALOGUE[dataset.name] is dataset and dataset.source == "folder" for dataset in PUBLISHED)
@@ -149,21 +129,6 @@ def test_wordnet_ids_are_the_published_ones():
     assert not any(raw_layout(SETS[name]).indices for name in SETS if name not in ("imagenet-a", "imagenet-r"))
 
 
-def test_names_that_trip_readers_up_are_kept_as_they_are():
-    imagenet = published_classnames(SETS["imagenet"])
-    assert [name for name, times in Counter(imagenet).items() if times > 1] == ["missile", "sunglasses"]
-    assert [i for i, name in enumerate(imagenet) if name in ("missile", "sunglasses")] == [657, 744, 836, 837]
-    odd = "rooster, kite (bird of prey), St. Bernard, potter's wheel"
-    assert ", ".join(imagenet[i] for i in (7, 21, 247, 739)) == odd
-    ucf = published_classnames(SETS["ucf101"])
-    # Sorted by code point, as folders are listed, these two pairs would change places.
-    assert [ucf[i] for i in (34, 35, 46, 47)] == ["Hammering", "Hammer_Throw", "Jumping_Jack", "Jump_Rope"]
-    assert published_classnames(SETS["stanford-cars"])[173] == "2012 Ram C/V Cargo Van Minivan"
-    assert {"F-16A/B", "F/A-18"} < set(published_classnames(SETS["fgvc-aircraft"]))
-    assert {"indoor apse", "airplane_cabin", "east_asia temple"} < set(published_classnames(SETS["sun397"]))
-    assert published_classnames(SETS["oxford-flowers"])[59] == "pink-yellow dahlia"
-
-
 @pytest.mark.parametrize("name", [name for name in SETS if SETS[name].raw and SETS[name].raw.split_file])
 def test_published_split_files_are_recognised(name):
     file = SHARED / "splits" / raw_layout(SETS[name]).split_file
@@ -182,11 +147,12 @@ def test_published_split_files_are_recognised(name):
         assert {(label, classname) for _, label, classname in lists[split]} == set(enumerate(names))
 
 
-@pytest.mark.parametrize("name", SPELLINGS)
-def test_a_set_is_found_by_the_names_of_coop_of_the_paper_and_of_its_folder(name):
-    for spelling in (*SPELLINGS[name], name, SETS[name].title, raw_layout(SETS[name]).folders[0]):
+@pytest.mark.parametrize("dataset", PUBLISHED, ids=lambda dataset: dataset.name)
+def test_a_set_is_found_by_the_names_of_coop_of_the_paper_and_of_its_folder(dataset):
+    for spelling in (dataset.name, *dataset.aliases, dataset.title, raw_layout(dataset).folders[0]):
         for written in (spelling, spelling.upper(), spelling.replace("_", " "), spelling.replace("-", "_")):
-            assert find(written) is SETS[name]
+            assert find(written) is dataset
+    assert find("DescribableTextures") is SETS["dtd"] and find("OxfordFlowers") is SETS["oxford-flowers"]
 
 
 def test_a_misspelt_set_is_answered_with_the_nearest_name():

@@ -127,23 +127,6 @@ def result_or_error(read, data: bytes) -> tuple[object, ...]:
     return pixels.shape, pixels.tobytes()
 
 
-@pytest.mark.parametrize("kind", ["MPO", "animated PNG", "animated GIF", "animated WebP"])
-def test_the_first_picture_counts(kind):
-    first, second = (np.abs(pixels(KINDS[kind]).astype(int) - np.asarray(image)).mean() for image in (PHOTO, OTHER))
-    assert first < 12 < second
-
-
-def test_cmyk_is_read_as_adobe_writes_it():
-    """Pillow writes CMYK inverted, as Adobe does: read the other way round, the picture would be a negative."""
-    for kind in ("CMYK JPEG", "CMYK TIFF"):
-        assert np.abs(pixels(KINDS[kind]).astype(int) - np.asarray(PHOTO)).mean() < 6
-
-
-def test_orientation_is_ignored():
-    assert decode(KINDS["turned JPEG"]).size == PHOTO.size
-    assert np.array_equal(pixels(KINDS["turned JPEG"]), pixels(KINDS["JPEG"]))
-
-
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 def test_16_bit_grey_keeps_its_high_byte(kind):
     deep = np.array([[0, 1, 255, 256, 257, 32767, 32768, 65535]], np.uint16)
@@ -238,22 +221,10 @@ def huge_png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + control + frame + body + png_chunk(b"IEND", b"")
 
 
-def resized_header(kind: str, size: tuple[int, int]) -> bytes:
-    data = bytearray(KINDS[kind])
-    if kind == "JPEG":
-        at = data.index(b"\xff\xc0") + 5
-        data[at : at + 4] = struct.pack(">HH", *size[::-1])
-    elif kind == "GIF":
-        data[6:10] = struct.pack("<HH", *size)
-    elif kind == "BMP":
-        data[18:26] = struct.pack("<ii", *size)
-    elif kind == "WebP":
-        data[26:30] = struct.pack("<HH", *size)
-    elif kind == "animated WebP":
-        data[24:30] = (size[0] - 1).to_bytes(3, "little") + (size[1] - 1).to_bytes(3, "little")
-    elif kind == "WebP with alpha":
-        at = data.index(b"VP8L") + 9
-        data[at : at + 4] = (size[0] - 1 | (size[1] - 1) << 14).to_bytes(4, "little")
+def huge_jpeg() -> bytes:
+    data = bytearray(KINDS["JPEG"])
+    at = data.index(b"\xff\xc0") + 5
+    data[at : at + 4] = struct.pack(">HH", 65_500, 65_500)
     return bytes(data)
 
 
@@ -261,14 +232,7 @@ BOMBS = {
     "PNG": huge_png(2**31 - 1, 2**31 - 1),
     "PNG over Pillow's limit": huge_png(12_000, 12_000),
     "PNG just over": huge_png(10_001, 10_000),
-    "JPEG": resized_header("JPEG", (65_500, 65_500)),
-    "JPEG over Pillow's limit": resized_header("JPEG", (12_000, 12_000)),
-    "GIF": resized_header("GIF", (65_535, 65_535)),
-    "GIF over Pillow's limit": resized_header("GIF", (12_000, 12_000)),
-    "BMP": resized_header("BMP", (12_000, 12_000)),
-    "WebP": resized_header("WebP", (16_000, 16_000)),
-    "WebP with alpha": resized_header("WebP with alpha", (16_000, 16_000)),
-    "animated WebP": resized_header("animated WebP", (65_000, 65_000)),
+    "JPEG": huge_jpeg(),
 }
 
 

@@ -23,7 +23,7 @@ from shards.pack import pack_source
 from shards.reader import Split, open_dataset
 from shards.records import ImageRecord, png
 from shards.remote import RemoteFolder
-from shards.resolve import is_packed, resolve_dataset
+from shards.resolve import is_packed
 
 
 @pytest.fixture(scope="module")
@@ -244,19 +244,6 @@ def test_a_check_of_a_mirror_covers_what_was_downloaded(server, root, capsys):
     assert advice.endswith(f"to repair 'toy', delete {root / 'toy'} and it is fetched again")
     shutil.rmtree(root / "toy")
     assert len(open_dataset(root, "toy").split("train")) == COUNTS["train"] and check_dataset(root, "toy").ok
-
-
-def test_names_of_data_sets_are_looked_up_on_the_server(server, root):
-    assert resolve_dataset("toy", root).counts == COUNTS and resolve_dataset("toy", root).source == "packed"
-    with pytest.raises(UsageError, match="unknown data set 'tox'"):
-        resolve_dataset("tox", root)
-    assert is_packed(root, "toy") and not is_packed(root, "eurosat")
-    (server.folder / "eurosat").mkdir()
-    (server.folder / "eurosat" / "manifest.json").write_text("{}")
-    assert is_packed(root, "eurosat"), "it is there, though nothing can be read of it"
-    server.stop()
-    with pytest.raises(Unreachable):
-        is_packed(root, "dtd")
 
 
 def test_secrets_in_a_url_are_refused_and_not_printed(server, tmp_path):

@@ -50,13 +50,6 @@ def learns_from_features(method: str) -> bool:
     return issubclass(method_class(method), FeatureMethod)
 
 
-def has_views(method: str) -> bool:
-    """Whether an option of the method is the number of random views of an image."""
-    from procap.methods import method_class
-
-    return "views" in method_class(method).Options.model_fields
-
-
 @dataclass(frozen=True)
 class Variant:
     """A method with changed options or recipe, as a suite compares it.
@@ -131,8 +124,10 @@ class SuiteOptions:
 
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
         """Configure the run of a variant on a data set; the profile's changes apply to the profile's recipe only."""
+        from procap.methods import method_class
+
         profile, method = self.profile, variant.method
-        recipe = self.recipe_of(variant)
+        recipe, has_views = self.recipe_of(variant), "views" in method_class(method).Options.model_fields
         changes: dict[str, Any] = {}
         if recipe == profile.recipe and not learns_from_features(method):
             changes = {**profile.changes, **({"lr": profile.rates[method]} if method in profile.rates else {})}
@@ -151,7 +146,7 @@ class SuiteOptions:
             recipe=recipe,
             task=task,
             options={
-                **({"views": QUICK_VIEWS} if self.quick and has_views(method) else {}),
+                **({"views": QUICK_VIEWS} if self.quick and has_views else {}),
                 **profile.options.get(method, {}),
                 **control_options(method, variant.recipe or self.recipe),
                 **self.options.get(method, {}),

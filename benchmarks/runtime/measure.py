@@ -6,9 +6,10 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -138,15 +139,6 @@ def count_flops(work: Callable[[], object], method: Method | None = None, *, com
     return float(counter.get_total_flops())
 
 
-@contextmanager
-def without_fused_kernels() -> Iterator[None]:
+def without_fused_kernels() -> AbstractContextManager[Any]:
     """Run ProCAP's cross-attention as plain torch operations."""
-    before = os.environ.get(FUSED)
-    os.environ[FUSED] = "off"
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(FUSED, None)
-        else:
-            os.environ[FUSED] = before
+    return patch.dict(os.environ, {FUSED: "off"})

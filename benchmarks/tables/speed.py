@@ -51,24 +51,22 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
     report = find_newest(suite)
     if report is None:
         return []
-    reason, notes = "", list_notes(report)
-    if suite.in_paper and (reason := suite.why_incomparable or why_unlike(report)):
-        notes.append(f"Not comparable with published numbers: {reason}.")
+    reason, notes, backbone = "", list_notes(report), report["backbone"]["name"]
+    if suite.in_paper:
+        unlike = "" if backbone == BACKBONE else f"the backbone is {backbone}, not {BACKBONE}"
+        if reason := suite.why_incomparable or unlike:
+            notes.append(f"Not comparable with published numbers: {reason}.")
     rows: list[Row] = []
     for dataset in suite.options.datasets:
         printed = [row for row in published.runtime() if row.dataset == dataset and suite.in_paper]
         rows += map(_published_row, printed)
         is_comparable = not reason and report["settings"]["pretrained"] is None
         rows += _measured_rows(report, dataset, {row.key: row.accuracy for row in printed if is_comparable})
-    return [_make_table(suite.name, rows, notes, report)]
-
-
-def _make_table(name: str, rows: list[Row], notes: list[str], report: Report) -> Table:
-    """Make the table, without columns that have no number, such as memory on a CPU."""
+    # Columns without a number, such as memory on a CPU, are left out.
     used = [any(cells) for cells in zip(*(row.cells for row in rows), strict=True)]
     rows = [replace(row, cells=tuple(compress(row.cells, used))) for row in rows]
-    title, labels = "Training time and speed of inference", ("Data set", "Method", "Mode")
-    return Table(name, title, labels, [*compress(COLUMNS, used)], rows, notes, describe_measurement(report))
+    title, labels, details = "Training time and speed of inference", ("Data set", "Method", "Mode"), describe(report)
+    return [Table(suite.name, title, labels, [*compress(COLUMNS, used)], rows, notes, details)]
 
 
 def find_newest(suite: SuiteResults) -> Report | None:
@@ -84,12 +82,6 @@ def find_newest(suite: SuiteResults) -> Report | None:
         if settings == expected and datasets >= {*suite.options.datasets} and methods >= {*suite.options.methods}:
             reports.append(report)
     return max(reports, key=lambda report: report["written"], default=None)
-
-
-def why_unlike(report: Report) -> str:
-    """Explain why the measurement differs from the work that the paper measured; empty if it does not."""
-    backbone = report["backbone"]["name"]
-    return "" if backbone == BACKBONE else f"the backbone is {backbone}, not {BACKBONE}"
 
 
 def _published_row(row: Any) -> Row:
@@ -134,7 +126,7 @@ def list_notes(report: Report) -> list[str]:
     return notes
 
 
-def describe_measurement(report: Report) -> list[str]:
+def describe(report: Report) -> list[str]:
     """Describe how it was measured, for JSON."""
     return [
         "FPS encoder: batches on the device; end to end: all test images, with class features and decoding. Medians of "

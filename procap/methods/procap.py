@@ -268,6 +268,7 @@ class ProCAP(Method):
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute L_CE + lambda L_NCE + beta L_KL + gamma L_2: terms already weighted, absent if switched off."""
         o = self.options
+        # One sample of the tokens for all images of a batch: the text is encoded once.
         image, text = self.features(images, noise)
         terms = {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
         if o.infonce:
