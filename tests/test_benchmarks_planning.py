@@ -80,15 +80,6 @@ def test_the_suites_are_the_papers_and_share_their_runs():
     assert sorted(spec.config.path for spec in specs) == sorted(seen), "no two workers meet at a run"
 
 
-def test_maple_has_as_many_tokens_as_procap_in_its_recipe():
-    """But as many as the user says, and as many as published in its own recipe."""
-    suite = load_suite("base-to-novel")
-    chosen = [{"recipe": "procap"}, {"recipe": "procap", "options": {"maple": {"n_ctx": 3}}}, {}]
-    for more, tokens in zip(chosen, (4, 3, 2), strict=True):
-        options = suite.options(PAPER, datasets=("dtd",), methods=("maple",), seeds=(1,), **more)
-        assert [run.spec.config.options["n_ctx"] for run in suite.plan(options)] == [tokens]
-
-
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda profile: profile.name)
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_suite_can_be_planned_everywhere(profile, quick):

@@ -1,7 +1,6 @@
 """Published figures are read as printed, and stand only beside results that compare with them."""
 
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -35,32 +34,6 @@ from shards.catalogue import PUBLISHED as PUBLISHED_SETS
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "published"
 FILES = sorted(file.name for file in PUBLISHED.glob("*.csv"))
-
-
-# Table, place, what is printed, and what a separate computation gave in its place.
-KNOWN = [
-    ("base-to-novel", "SPTR, Average, base", 84.85, 84.861),
-    ("base-to-novel", "SPTR, StanfordCars", 78.53, 78.509),
-    ("base-to-novel", "SPTR, Flowers102", 86.86, 86.827),
-    ("base-to-novel", "SPTR, Food101", 91.94, 91.918),
-    ("base-to-novel", "SPTR, FGVCAircraft", 42.09, 42.121),
-    ("base-to-novel", "SPTR, SUN397", 80.90, 80.876),
-    ("base-to-novel", "SPTR, DTD", 71.50, 71.487),
-    ("base-to-novel", "SPTR, UCF101", 84.47, 84.433),
-    ("base-to-novel", "Sparse-KgCoOp, Average, base", 83.20, 83.345),
-    ("base-to-novel", "Sparse-KgCoOp, Average, novel", 73.71, 73.696),
-    ("base-to-novel", "Sparse-KgCoOp, OxfordPets", 96.90, 96.849),
-    ("base-to-novel", "Sparse-KgCoOp, StanfordCars", 76.39, 76.401),
-    ("base-to-novel", "Sparse-KgCoOp, FGVCAircraft", 37.24, 37.266),
-    ("base-to-novel", "MMA, Average, novel", 76.80, 76.936),
-    ("base-to-novel", "MPCLe, FGVCAircraft", 41.57, 39.950),
-    ("stability", "ProCAP, Average, HM", 81.12, 81.33),
-    ("domain-generalization", "DCPL*, ImageNet", 71.37, 70.63),
-]
-
-
-def harmonic(base: Fraction, novel: Fraction) -> Fraction:
-    return 2 / (1 / base + 1 / novel)
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -196,15 +196,6 @@ def test_a_file_that_vanishes_while_packing_is_named(roots, tmp_path):
         pack_source(source, tmp_path / "data")
 
 
-@pytest.mark.parametrize("name", ["imagenet", "caltech101", "fgvc-aircraft", "imagenet-r"])
-def test_a_partial_set_is_counted_against_the_published_one(name, roots):
-    before = sorted(roots.rglob("*"))
-    source = raw_source(find(name), roots, whole=False)
-    assert dict(source.counts) == dict(available(name, roots).counts)
-    assert any("published" in problem for problem in source.problems)
-    assert sorted(roots.rglob("*")) == before
-
-
 def test_broken_roots_are_refused(tmp_path):
     empty, file, absent, loop = (tmp_path / name for name in ("empty", "file", "absent", "loop"))
     empty.mkdir()
