@@ -124,9 +124,9 @@ class MMA(Method):
         """Build a layer per block with Kaiming's normal initialisation for the fan-out, and zero biases."""
         layers = nn.ModuleList()
         for _ in self.blocks:
-            layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
-            layer.weight.data.copy_(normal((outputs, inputs), generator, std=(2 / outputs) ** 0.5))
-            nn.init.zeros_(layer.bias)
+            layer = nn.Linear(inputs, outputs, device="meta")
+            layer.weight = nn.Parameter(normal((outputs, inputs), generator, std=(2 / outputs) ** 0.5))
+            layer.bias = nn.Parameter(torch.zeros(outputs))
             layers.append(layer)
         return layers
 
