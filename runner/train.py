@@ -337,6 +337,9 @@ class TrainLoop:
     def _count_losses(self, *, wait: bool = False) -> float | None:
         """Add the losses that have arrived to the state, with `wait` all of them; returns the last loss, if any."""
         loss = None
+        if wait:
+            # A rank that waits for its device alone would not notice that another rank is lost, whose part never comes.
+            self.flag_sync.wait_until(self.losses.have_arrived)
         for values in self.losses.take(everything=wait):
             *terms, loss, skipped = values
             named_terms = dict(zip(self.step.names, terms, strict=True))
