@@ -15,7 +15,7 @@ def normal(shape: Sequence[int], generator: torch.Generator, std: float = 0.02) 
 
 def linear(inputs: int, outputs: int, generator: torch.Generator, bias: bool = True) -> nn.Linear:
     """Build a linear layer with torch's default initialisation, drawn from `generator` alone."""
-    # A layer on the meta device draws nothing; `nn.utils.skip_init` does the same, but imports sympy, which takes 0.4 s.
+    # A layer on the meta device draws nothing, as with `nn.utils.skip_init`, which takes 0.4 s to import sympy.
     layer = nn.Linear(inputs, outputs, bias=bias, device="meta")
     for name, parameter in layer.named_parameters():
         values = torch.empty(parameter.shape).uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
