@@ -60,6 +60,8 @@ def export_onnx(trained: TrainedRun, file: Path) -> Path:
     clip = trained.clip
     images = torch.zeros(2, 3, clip.geometry.image_size, clip.geometry.image_size)
     try:
+        from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
         program = torch.onnx.export(
             _Logits(trained.method.classifier()).eval(),
             (images,),
@@ -71,6 +73,7 @@ def export_onnx(trained: TrainedRun, file: Path) -> Path:
     except ImportError as error:
         raise UserError(f"{error}; install what this needs: pip install procap-bench[export]") from error
     assert program is not None
+    ClearMetadataAndDocStringPass()(program.model)  # stack traces at nodes name local folders
     program.model.metadata_props["procap"] = json.dumps(describe_inputs(trained))
     file.parent.mkdir(parents=True, exist_ok=True)
     program.save(file)

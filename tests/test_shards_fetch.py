@@ -171,8 +171,8 @@ def test_what_cannot_be_fetched_is_an_error_of_one_line(tmp_path, capsys):
         assert code in (1, 2) and message in err and len(err.splitlines()) == 1, err
 
 
-@pytest.mark.parametrize("raw", [True, False])
-def test_a_check_of_an_empty_folder_names_the_command_in_one_line(tmp_path, capsys, raw):
+@pytest.mark.parametrize("command", ["check --data", "pack paper --raw"])
+def test_an_empty_folder_is_named_with_the_command_that_fills_it_in_one_line(tmp_path, capsys, command):
     (tmp_path / "empty").mkdir()
-    code, out, err = run(capsys, "data", "check", "--raw" if raw else "--data", tmp_path / "empty")
-    assert code == 1 and not out and len(err.splitlines()) == 1 and "procap data fetch paper" in err
+    code, out, err = run(capsys, "data", *command.split(), tmp_path / "empty")
+    assert code in (1, 2) and not out and len(err.splitlines()) == 1 and "procap data fetch paper" in err
