@@ -106,7 +106,7 @@ class TrainState:
         for name, value in terms.items():
             self.term_sums[name] = self.term_sums.get(name, 0.0) + value
 
-    def close_epoch(self, lr: float, clock: float) -> None:
+    def close_epoch(self, lr: float, clock: float, gradient_norms: Mapping[str, float]) -> None:
         """Turn the sums into the epoch's log entry and begin the next; `clock` is the seconds in steps so far."""
         seconds = clock - self.epoch_began
         means = {name: value / self.step_in_epoch for name, value in self.term_sums.items()}
@@ -119,6 +119,7 @@ class TrainState:
                 seconds=seconds,
                 images_per_second=rate,
                 skipped=self.epoch_skipped,
+                gradient_norms=dict(gradient_norms),
             )
         )
         self.epoch, self.step_in_epoch, self.epoch_images, self.epoch_skipped = self.epoch + 1, 0, 0, 0

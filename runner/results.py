@@ -43,6 +43,9 @@ class EpochLog(FrozenModel):
     seconds: Amount = Field(description="in steps: checkpoints excluded")
     images_per_second: Rate | None
     skipped: Count = Field(default=0, description="steps without an update, because gradients overflowed at fp16")
+    gradient_norms: dict[str, float] = Field(
+        default_factory=dict, description="of the weighted loss terms after the epoch, see `Method.measures_terms`"
+    )
 
 
 class PeakMemory(FrozenModel):
@@ -85,9 +88,6 @@ class TrainResult(FrozenModel):
     trainable_parameters: Count
     statistics: dict[str, dict[str, float]] = Field(
         default_factory=dict, description="numbers about the learned parameters, see `Method.statistics`"
-    )
-    gradient_norms: dict[str, float] = Field(
-        default_factory=dict, description="of the weighted loss terms at the end, see `Method.measures_terms`"
     )
     kernels: str = Field(default="", description="implementation that the method chose by device, see `Method.kernels`")
     fewshot: FewShotRecord | None = Field(default=None, description="None when nothing was trained")

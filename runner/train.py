@@ -42,6 +42,8 @@ WARMUP_STEPS = 5
 PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
 UNTIMED_PHASES = ("load", "compile", "tracking", "validation", "statistics")
 """Phases that are not part of the training's seconds; only runs with callbacks have the last one."""
+MEASURE_STEPS = 50
+"""Gradient norms of loss terms are measured after an epoch, and no more often than once in this many steps."""
 MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
 
@@ -169,7 +171,7 @@ def _train(
         folder.clear()
     if first and not folder.config_file.exists():
         write_json(folder.config_file, config)
-    state, validator, gradient_norms = TrainState(), None, dict[str, float]()
+    state, validator = TrainState(), None
     if setup.engine is not None:
         checkpointer = Checkpointer(setup, folder, meter, remote, facts, group)
         try:
@@ -185,14 +187,11 @@ def _train(
         if checkpointer.average:
             # Again, because a run that resumes after its last epoch has restored the sums but perhaps other weights.
             checkpointer.average.apply()
-        if setup.method.measures_terms:
-            with meter.phase("statistics", rated=False):
-                gradient_norms = measure_terms(checkpointer, group)
     if bank is not None and isinstance(setup.method, FeatureMethod):
         setup.method.finish(bank)
     check_finite(setup.method.state_dict(), f"after step {state.step}")
     meter.settle()
-    result = group.call_on_first(lambda: _write_result(folder, setup, state, meter, facts, gradient_norms, group.size))
+    result = group.call_on_first(lambda: _write_result(folder, setup, state, meter, facts, group.size))
     if validator is not None:
         validator.notify(finished=True)
     return result
@@ -253,6 +252,9 @@ class TrainLoop:
         self.step = TrainStep(checkpointer.engine, self.meter, self.graphs)
         self.losses, self.flag_sync = AsyncLosses(device), FlagSync(self.group)
         self._save_requested = False
+        # A measurement takes about two steps: at most 5 % of the training, apart from that after the last epoch.
+        epochs = self.config.recipe.epochs
+        self._measure_every = -(-MEASURE_STEPS * epochs // max(1, self.schedule.steps))
 
     def train_epoch(self, epoch: int) -> None:
         """Take the steps that are left of an epoch, and add it to the log."""
@@ -362,10 +364,15 @@ class TrainLoop:
         )
 
     def _close_epoch(self, epoch: int) -> None:
-        """Add the epoch to the log, and print how many steps an overflow at fp16 has skipped."""
+        """Add the epoch to the log, with gradient norms, and print how many steps an overflow at fp16 has skipped."""
         first_step, end = self.schedule.first_step(epoch), self.schedule.first_step(epoch + 1)
         last_rate = self.schedule.rates(end - 1, epoch)[0]
-        self.state.close_epoch(last_rate, self.meter.step_seconds)
+        norms: dict[str, float] = {}
+        is_last = epoch == self.config.recipe.epochs - 1
+        if self.method.measures_terms and (is_last or (epoch + 1) % self._measure_every == 0):
+            with self.meter.phase("statistics", rated=False):
+                norms = measure_terms(self.checkpointer, self.group)
+        self.state.close_epoch(last_rate, self.meter.step_seconds, norms)
         if skipped := self.state.epochs[-1].skipped:
             scale = self.checkpointer.engine.scaler.get_scale()
             self.display.print(
@@ -375,7 +382,7 @@ class TrainLoop:
 
 
 def measure_terms(checkpointer: Checkpointer, group: ProcessGroup) -> dict[str, float]:
-    """Compute the norm of each weighted loss term's gradient, on the first batch with the weights of now."""
+    """Compute the norm of each weighted loss term's gradient, on the training's first batch with the weights of now."""
     method, schedule = checkpointer.setup.method, checkpointer.setup.schedule
     assert schedule is not None
     device = method.clip.device
@@ -403,7 +410,6 @@ def _write_result(
     state: TrainState,
     meter: Meter,
     environment: dict[str, Any],
-    gradient_norms: dict[str, float],
     processes: int,
 ) -> TrainResult:
     """Write the checkpoint, then `train.json`, which marks the run as finished."""
@@ -428,7 +434,6 @@ def _write_result(
         peak_memory_bytes=peak_memory(meter.device),
         trainable_parameters=sum(parameter.numel() for parameter in setup.method.parameters()),
         statistics=setup.method.statistics() if state.step else {},
-        gradient_norms=gradient_norms,
         kernels=setup.method.kernels,
         fewshot=few_shot,
         manifest_digest=setup.card.manifest_digest,

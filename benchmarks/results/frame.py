@@ -141,7 +141,7 @@ def make_records(
         "source": str(training.method_source or ""),
         "train_seconds": training.seconds if config.recipe.epochs and not training.imported else math.nan,
         "steps": training.steps,
-        "gradient_norms": training.gradient_norms,
+        "gradient_norms": training.epochs[-1].gradient_norms if training.epochs else {},
         "losses": [next(iter(epoch.terms.values())) for epoch in training.epochs],
     }
     settings = describe_settings(config)

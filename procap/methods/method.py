@@ -84,7 +84,7 @@ class Method(nn.Module):
     selection: what it is chosen by: "last step", "validation" for at most four validation images of each class, or "-".
     reads_names: it depends on the names of the classes.
     knows_new_classes: it can classify images of classes that it was not trained on.
-    measures_terms: `train.json` records the gradient norm of each loss term at the end of training.
+    measures_terms: `train.json` records the gradient norm of each loss term by epoch.
     combines_gradients: training descends what `combine_gradients` makes of the gradients of the loss terms.
     first_stage: a method with a subset of its options, whose trained tensors are its initial ones.
     training_images: the training images, None outside of training.
