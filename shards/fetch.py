@@ -11,22 +11,32 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from procap.errors import Unreachable, UserError
+from procap.errors import NotFound, Unreachable, UserError
 from shards.catalogue import Archive, Dataset
-from shards.raw.published import raw_layout
+from shards.raw.published import imagenet_wnids, raw_layout
 from shards.remote import file_size, resume_download, translate_errors
 from shards.urls import redact
 
 HUB_REPOSITORY = "zhengli97/prompt_learning_dataset"
-"""A repository of type "model" with a zip for each data set: its folder as CoOp has it, with the split file."""
+"""A repository with a zip for each data set: its folder as CoOp has it, with the split file."""
+IMAGENET_REPOSITORY = "ILSVRC/imagenet-1k"
+"""ImageNet's repository, for users who accepted its terms: Parquet files with images, their names and labels."""
+IMAGENET_SPLITS = {"data/train-": "imagenet/images/train", "data/validation-": "imagenet/images/val"}
+IMAGENET_ACCESS = (
+    f"accept the terms at https://huggingface.co/datasets/{IMAGENET_REPOSITORY}, then name your token with "
+    "`hf auth login` or $HF_TOKEN; or unpack ImageNet to FOLDER/imagenet/images/train and val, one folder per class, "
+    "and: procap data pack imagenet --raw FOLDER"
+)
 WORK_FOLDER = ".fetch"
 ATTEMPTS = 5
 """How often a command opens a connection that ends."""
@@ -45,29 +55,53 @@ class FetchPlan:
         return sum(file.size or 0 for file in self.files)
 
 
-def list_hub() -> dict[str, Archive]:
-    """List the files of the Hub repository by name; the Hub is that of `$HF_ENDPOINT`."""
+def list_hub(repository: str = HUB_REPOSITORY, folder: str | None = None) -> dict[str, Archive]:
+    """List the files of a Hub repository, of type model or dataset, by name; the Hub is that of `$HF_ENDPOINT`."""
+    try:
+        return _list_repository(repository, folder, "model")
+    except NotFound:
+        return _list_repository(repository, folder, "dataset")
+
+
+def _list_repository(repository: str, folder: str | None, repo_type: str) -> dict[str, Archive]:
     from huggingface_hub import HfApi, hf_hub_url
     from huggingface_hub.hf_api import RepoFile
 
     files: dict[str, Archive] = {}
-    with translate_errors(f"hf://{HUB_REPOSITORY}"):
-        for entry in HfApi().list_repo_tree(HUB_REPOSITORY):
+    with translate_errors(f"hf://{repository}"):
+        for entry in HfApi().list_repo_tree(repository, folder, repo_type=repo_type):
             if isinstance(entry, RepoFile) and entry.lfs:
-                url = hf_hub_url(HUB_REPOSITORY, entry.path)
-                files[entry.path] = Archive(url, entry.path, size=entry.size, sha256=entry.lfs.sha256)
+                url, name = hf_hub_url(repository, entry.path, repo_type=repo_type), Path(entry.path).name
+                files[entry.path] = Archive(url, name, size=entry.size, sha256=entry.lfs.sha256)
     return files
 
 
 def plan_fetch(dataset: Dataset, hub_files: Mapping[str, Archive]) -> FetchPlan:
     """Find the files of a data set: on the Hub, else the official ones, whose servers are asked for the sizes."""
     raw = raw_layout(dataset)
+    if raw.layout == "imagenet":
+        return _plan_imagenet(dataset)
     if raw.hub in hub_files:
         return FetchPlan(dataset, f"hf://{HUB_REPOSITORY}", (hub_files[raw.hub],))
     if not raw.archives:
         raise UserError(f"'{dataset.name}' has no official archive that can be downloaded; get {raw.get}")
     files = tuple(replace(archive, size=file_size(archive.url)) for archive in raw.archives)
     return FetchPlan(dataset, redact(raw.archives[0].url), files)
+
+
+def _plan_imagenet(dataset: Dataset) -> FetchPlan:
+    """Find ImageNet's Parquet files of the splits train and validation."""
+    try:
+        listed = list_hub(IMAGENET_REPOSITORY, "data")
+    except NotFound as error:
+        raise UserError(f"{error}: {IMAGENET_ACCESS}") from error
+    files = [
+        replace(file, into=folder)
+        for prefix, folder in IMAGENET_SPLITS.items()
+        for path, file in sorted(listed.items())
+        if path.startswith(prefix)
+    ]
+    return FetchPlan(dataset, f"hf://{IMAGENET_REPOSITORY}", tuple(files))
 
 
 def work_folder(data_root: Path, name: str) -> Path:
@@ -93,13 +127,19 @@ def check_space(plans: Sequence[FetchPlan], data_root: Path) -> None:
 def fetch(plan: FetchPlan, data_root: Path, on_progress: Callable[[int], None]) -> Path:
     """Download and unpack the files of a data set; return the raw root that holds its folder.
 
-    One process at a time may do this for a data set. on_progress: called with the bytes of the file that is downloaded.
+    One process at a time may do this for a data set. on_progress: called with the bytes that are downloaded.
     """
     folder = work_folder(data_root, plan.dataset.name)
     raw_root = folder / "raw"
     folder.mkdir(parents=True, exist_ok=True)
+    finished = 0
+
+    def report(earlier_files: int, done: int) -> None:
+        on_progress(earlier_files + done)
+
     for file in plan.files:
-        fetch_file(file, folder / file.file, on_progress)
+        fetch_file(file, folder / file.file, partial(report, finished))
+        finished += file.size or 0
     # What a stopped command has unpacked is not whole.
     shutil.rmtree(raw_root, ignore_errors=True)
     for file in plan.files:
@@ -112,23 +152,33 @@ def fetch_file(archive: Archive, target: Path, on_progress: Callable[[int], None
     # A list has no digest and is small: a server may have sent an error page in its place.
     if target.is_file() and target.suffix != ".json":
         return
-    partial = target.with_name(f"{target.name}.part")
+    part = target.with_name(f"{target.name}.part")
+    gated = IMAGENET_REPOSITORY in archive.url
     for attempt in range(ATTEMPTS):
         try:
-            resume_download(archive.url, partial, archive.size, on_progress)
+            resume_download(archive.url, part, archive.size, on_progress, _hub_token() if gated else {})
             break
+        except NotFound as error:
+            raise UserError(f"{error}: {IMAGENET_ACCESS}" if gated else str(error)) from error
         except Unreachable:
             if attempt == ATTEMPTS - 1:
                 raise
     for algorithm, expected in (("sha256", archive.sha256), ("md5", archive.md5)):
-        with partial.open("rb") as stream:
+        with part.open("rb") as stream:
             if expected and hashlib.file_digest(stream, algorithm).hexdigest() != expected:
-                partial.unlink()
+                part.unlink()
                 what = f"its {algorithm.upper()} is not {expected}"
                 raise UserError(
                     f"{target.name} from {redact(archive.url)} is not the expected file: {what}; it was deleted"
                 )
-    os.replace(partial, target)
+    os.replace(part, target)
+
+
+def _hub_token() -> dict[str, str]:
+    """Return the HTTP header with the user's token, empty without one; a redirect to a different host drops it."""
+    from huggingface_hub import get_token
+
+    return {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
 
 
 def _unpack_file(archive: Archive, file: Path, raw_root: Path) -> None:
@@ -138,10 +188,28 @@ def _unpack_file(archive: Archive, file: Path, raw_root: Path) -> None:
     if file.suffix == ".json":
         shutil.copy(file, folder)
         return
+    if file.suffix == ".parquet":
+        unpack_parquet(file, folder)
+        return
     unpack(file, folder)
     if archive.inner:
         inner = folder / archive.inner
         unpack(inner, inner.parent)
+
+
+def unpack_parquet(file: Path, folder: Path) -> None:
+    """Write the images of one of ImageNet's Parquet files as the official archive names them, WNID/NAME.JPEG."""
+    import pyarrow.parquet
+
+    for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=64, columns=["image", "label"]):
+        for row in batch.to_pylist():
+            image, wnid = row["image"], imagenet_wnids()[row["label"]]
+            name = Path(image["path"]).stem
+            # The Hub appends the class to the names of the archive, where those of train begin with it.
+            if set(re.findall(r"n\d{8}", name)) - {wnid}:
+                raise UserError(f"{file.name} gives the image {image['path']} the label of {wnid}")
+            (folder / wnid).mkdir(exist_ok=True)
+            (folder / wnid / f"{name.removesuffix(f'_{wnid}')}.JPEG").write_bytes(image["bytes"])
 
 
 def unpack(archive: Path, folder: Path) -> None:

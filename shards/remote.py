@@ -8,7 +8,7 @@ drivers retry. Every failure is a UserError of one line that names the URL witho
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,10 +95,17 @@ def file_size(url: str) -> int | None:
             return size
 
 
-def resume_download(url: str, target: Path, size: int | None, on_progress: Callable[[int], None]) -> None:
+def resume_download(
+    url: str,
+    target: Path,
+    size: int | None,
+    on_progress: Callable[[int], None],
+    headers: Mapping[str, str],
+) -> None:
     """Download a file of a web server to `target`, where it is continued after the bytes that are there.
 
     A server that does not continue files, or a file without a known size, begins again. on_progress: called with bytes.
+    headers: of the request; aiohttp drops Authorization where it is redirected to a different host.
     Raises Unreachable for an answer that ends early, UserError for more than `size` bytes.
     """
     done = target.stat().st_size if target.is_file() and size else 0
@@ -106,8 +113,8 @@ def resume_download(url: str, target: Path, size: int | None, on_progress: Calla
         return
     with translate_errors(url):
         files, name = filesystem(url)
-        headers = {"Range": f"bytes={done}-"} if done else {}
-        stream = files.open(name, "rb", block_size=0, size=1, headers=headers)
+        ranges = {"Range": f"bytes={done}-"} if done else {}
+        stream = files.open(name, "rb", block_size=0, size=1, headers={**headers, **ranges})
     with stream, target.open("ab" if done and stream.r.status == 206 else "wb") as out:
         while block := _read_block(url, stream):
             out.write(block)

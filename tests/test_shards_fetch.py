@@ -8,17 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub.constants
+import pyarrow.parquet
 import pytest
 from command_line import run
 from local_server import Answer, LocalServer
 from miniature_roots import available, build
 
+from procap.errors import UserError
 from shards import catalogue
 from shards.catalogue import Archive, find
-from shards.fetch import HUB_REPOSITORY, plan_fetch, work_folder
+from shards.fetch import HUB_REPOSITORY, IMAGENET_REPOSITORY, plan_fetch, unpack, unpack_parquet, work_folder
 from shards.manifest import read_manifest
 from shards.pack import pack_source
-from shards.raw.published import find_location, read_published
+from shards.raw.published import find_location, imagenet_wnids, read_published
 
 pytestmark = pytest.mark.usefixtures("at_home")
 TREE, FILES = f"api/models/{HUB_REPOSITORY}/tree/main", f"{HUB_REPOSITORY}/resolve/main"
@@ -54,16 +56,88 @@ def hub(tmp_path, miniature, monkeypatch):
     (folder / TREE).write_text(json.dumps([{"type": "directory", "path": "x", "oid": "0" * 40}, entry]))
     with LocalServer(folder) as server:
         server.always[f"/{FILES}/dtd.zip"] = Answer(status=302, to=f"{server.url}/cdn/dtd.zip")
-        # What $HF_ENDPOINT sets when the library is imported.
-        template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        settings = {"HF_HUB_OFFLINE": False, "ENDPOINT": server.url, "HUGGINGFACE_CO_URL_TEMPLATE": template}
-        for name, value in settings.items():
-            monkeypatch.setattr(huggingface_hub.constants, name, value)
+        connect(server, monkeypatch)
         yield server
 
 
-def fetch(capsys, tmp_path, *words):
-    return run(capsys, "data", "fetch", "dtd", "--data", tmp_path / "data", *words)
+def connect(server, monkeypatch):
+    """Set what $HF_ENDPOINT sets when the library is imported."""
+    template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    settings = {"HF_HUB_OFFLINE": False, "ENDPOINT": server.url, "HUGGINGFACE_CO_URL_TEMPLATE": template}
+    for name, value in settings.items():
+        monkeypatch.setattr(huggingface_hub.constants, name, value)
+
+
+def fetch(capsys, tmp_path, *words, name="dtd"):
+    return run(capsys, "data", "fetch", name, "--data", tmp_path / "data", *words)
+
+
+@pytest.fixture
+def gated_hub(tmp_path, monkeypatch):
+    """A Hub with ImageNet's Parquet files, of few images, behind a redirect to a different server, and the origin."""
+    build("imagenet", tmp_path / "origin", classes=2)
+    images = tmp_path / "origin" / "imagenet" / "images"
+    counts = {"train": len(list(images.glob("train/*/*.JPEG"))), "test": len(list(images.glob("val/*/*.JPEG")))}
+    monkeypatch.setattr(
+        catalogue, "CATALOGUE", {**catalogue.CATALOGUE, "imagenet": replace(find("imagenet"), counts=counts)}
+    )
+    folder, cdn = tmp_path / "hub", tmp_path / "cdn"
+    tree, entries = folder / "api" / "datasets" / IMAGENET_REPOSITORY / "tree" / "main" / "data", []
+    tree.parent.mkdir(parents=True)
+    cdn.mkdir()
+    with LocalServer(folder) as server, LocalServer(cdn) as content_server:
+        for split, name in (("train", "train-00000-of-00001"), ("val", "validation-00000-of-00001")):
+            files = sorted(images.glob(f"{split}/*/*.JPEG"), reverse=True)
+            rows = [{"bytes": file.read_bytes(), "path": f"{file.stem}_{file.parent.name}.JPEG"} for file in files]
+            labels = [imagenet_wnids().index(file.parent.name) for file in files]
+            table = pyarrow.table({"image": rows, "label": labels})
+            pyarrow.parquet.write_table(table, cdn / f"{name}.parquet")
+            content = (cdn / f"{name}.parquet").read_bytes()
+            lfs = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+            path = f"data/{name}.parquet"
+            entries.append({"type": "file", "path": path, "size": len(content), "oid": "0" * 40, "lfs": lfs})
+            to = f"{content_server.url.replace('127.0.0.1', 'localhost')}/{name}.parquet"
+            server.always[f"/datasets/{IMAGENET_REPOSITORY}/resolve/main/{path}"] = Answer(status=302, to=to)
+        tree.write_text(json.dumps(entries))
+        connect(server, monkeypatch)
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        yield server, content_server
+
+
+def test_imagenet_is_fetched_with_the_token_of_the_user_which_only_the_hub_sees(gated_hub, tmp_path, capsys):
+    server, content_server = gated_hub
+    code, out, err = fetch(capsys, tmp_path, "--dry-run", name="imagenet")
+    size = sum(file.stat().st_size for file in content_server.folder.iterdir())
+    assert code == 0 and f"hf://{IMAGENET_REPOSITORY}" in out and f"{size / 1e9:,.2f} GB in all" in out, err
+    last = content_server.folder / "validation-00000-of-00001.parquet"
+    part = work_folder(tmp_path / "data", "imagenet") / f"{last.name}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(last.read_bytes()[:5000])
+    code, _, err = fetch(capsys, tmp_path, name="imagenet")
+    assert code == 0, err
+    assert server.headers["Authorization"] == "Bearer hf_secret" and "Authorization" not in content_server.headers
+    assert content_server.headers["Range"] == "bytes=5000-"
+    packed = read_manifest(tmp_path / "data" / "imagenet")
+    assert packed == pack_source(available("imagenet", tmp_path / "origin"), tmp_path / "other")
+
+
+@pytest.mark.parametrize(("path", "status"), [("tree", 401), ("train", 401), ("train", 403)])
+def test_a_gate_that_is_closed_says_in_one_line_how_it_opens(gated_hub, tmp_path, capsys, path, status):
+    server, _ = gated_hub
+    prefix, name = f"datasets/{IMAGENET_REPOSITORY}", "data/train-00000-of-00001.parquet"
+    path = f"/api/{prefix}/tree/main/data" if path == "tree" else f"/{prefix}/resolve/main/{name}"
+    server.always[path] = Answer(status=status)
+    code, _, err = fetch(capsys, tmp_path, name="imagenet")
+    message = err.strip().splitlines()[-1]
+    assert code == 1 and "accept the terms" in message and "hf auth login" in message and "hf_secret" not in err
+    assert not (tmp_path / "data" / "imagenet").exists()
+
+
+def test_labels_that_contradict_the_names_of_imagenet_are_an_error(tmp_path):
+    rows = [{"bytes": b"", "path": "n01440764_1_n01440764.JPEG"}]
+    pyarrow.parquet.write_table(pyarrow.table({"image": rows, "label": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet gives the image .* the label of n01443537"):
+        unpack_parquet(tmp_path / "a.parquet", tmp_path)
 
 
 def test_a_set_of_the_hub_is_fetched_verified_and_packed_as_from_raw_folders(hub, miniature, tmp_path, capsys):
@@ -150,9 +224,6 @@ def test_official_archives_are_continued_or_begun_again_and_packed(miniature, tm
 
 
 def test_names_of_an_archive_stay_in_its_folder(tmp_path):
-    from procap.errors import UserError
-    from shards.fetch import unpack
-
     (tmp_path / "evil").write_text("x")
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.add(tmp_path / "evil", "../outside")
@@ -163,7 +234,6 @@ def test_names_of_an_archive_stay_in_its_folder(tmp_path):
 
 def test_what_cannot_be_fetched_is_an_error_of_one_line(tmp_path, capsys):
     for words, message in (
-        (("imagenet",), "https://image-net.org/download"),
         (("shapes",), "procap data pack shapes makes it"),
         (("stanford-cars", "--official"), "has no official archive"),
     ):

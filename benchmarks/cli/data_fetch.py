@@ -14,7 +14,7 @@ from benchmarks.cli.data_sources import collect_failure, packing_root, report_pa
 from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag, switch
 from benchmarks.console.output import columns, note, show
 from benchmarks.console.packing import pack_with_progress
-from procap.errors import UsageError, UserError
+from procap.errors import UserError
 from runner.environment import available_cores
 from runner.progress import ProgressDisplay
 from shards.catalogue import Dataset
@@ -24,10 +24,6 @@ from shards.manifest import Manifest, read_manifest
 from shards.raw.published import raw_source
 from shards.resolve import is_packed
 
-IMAGENET = (
-    "'imagenet' needs an account of yours that accepts its terms (https://image-net.org/download): unpack it to "
-    "FOLDER/imagenet/images/train and val, one folder per class, then: procap data pack imagenet --raw FOLDER"
-)
 MB = 10**6
 
 
@@ -51,10 +47,8 @@ def fetch_datasets(
     """
     root = packing_root(data)
     datasets = {dataset.name: dataset for dataset in select_published(names)}
-    if datasets.pop("imagenet", None):
-        if not datasets:
-            raise UsageError(IMAGENET)
-        note(IMAGENET)
+    if len(datasets) > 1 and "imagenet" not in names and datasets.pop("imagenet", None):
+        note("imagenet is left out; with your account of the Hub: procap data fetch imagenet")
     packed = [name for name in datasets if is_packed(root, name) and not mode.force]
     missing = [dataset for name, dataset in datasets.items() if name not in packed]
     failed: dict[str, str] = {}
@@ -76,7 +70,7 @@ def fetch_datasets(
 def _plan(datasets: Sequence[Dataset], official: bool, failed: dict[str, str]) -> list[FetchPlan]:
     """Find the sources of data sets; those without one are added to `failed`."""
     try:
-        hub_files = list_hub() if datasets and not official else {}
+        hub_files = list_hub() if not official and any(dataset.raw and dataset.raw.hub for dataset in datasets) else {}
     except UserError as error:
         raise UserError(f"{error}, or take the official archives with --official") from error
     plans: list[FetchPlan] = []
