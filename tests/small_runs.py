@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 
 if TYPE_CHECKING:
     from procap.clip import CLIP
     from runner.config import RuntimeConfig
     from runner.run_folders import RunFolder
+
+REPRESENTATIVE = ("zeroshot", "coop", "cocoop", "maple", "procap", "cliplora")
+"""Methods of the default suite where a slow test takes all of them: a method of each way to change CLIP."""
+
+
+def mark_slow(names: Iterable[str], quick: Collection[str] = REPRESENTATIVE) -> list[Any]:
+    """Return parameters for pytest; all but those in `quick` are slow."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def seeded(seed: int = 0) -> torch.Generator:

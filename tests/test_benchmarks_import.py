@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from small_runs import mark_slow
 from tiny_geometry import SHORT_OPTIONS
 
 from benchmarks import results
@@ -69,7 +70,7 @@ def train_and_import(flags: list[str], *formats: str) -> RunFolder:
 OPTIONS = {**SHORT_OPTIONS, "coprompt": {"depth": 2, "sentences": "templates"}, "mmrl": {"first_block": 1, "width": 16}}
 
 
-@pytest.mark.parametrize("method", PUBLIC)
+@pytest.mark.parametrize("method", mark_slow(PUBLIC))
 def test_a_run_of_every_method_with_public_code_goes_out_and_comes_back(method, few_digits, short_checkpoint):
     flags = ["--method", method, "--datasets", "digits", "--shots", "1", "--epochs", "1", "--batch-size", "5"]
     teacher = {"teacher": short_checkpoint} if method_class(method).required_option == "teacher" else {}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import ReplayByRunning
+from small_runs import ReplayByRunning, mark_slow
 from tiny_geometry import IMAGE_METHODS
 
 from benchmarks.runtime import measure, workload
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 PLAIN, GRAPHS = Acceleration(), Acceleration(graphs=True)
 
 
-@pytest.mark.parametrize("name", IMAGE_METHODS)
+@pytest.mark.parametrize("name", mark_slow(IMAGE_METHODS))
 def test_modes_of_every_method_give_the_same_logits_and_losses(tiny_clip, name):
     logits, losses = [], []
     for mode, clip in workload.models_by_mode(tiny_clip, PLAIN).items():

@@ -151,6 +151,7 @@ def run_python(code: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_python_of_the_training_page_runs(tmp_path):
     code = blocks(ROOT / "docs" / "training.md", "python")
     code.append("print(len(training.epochs), result.total, len(frame), len(features.paths), *probabilities.shape)")

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 from cuda_tensors import DEVICE, CudaDevice, CudaTensor
-from small_runs import pictures, seeded
+from small_runs import mark_slow, pictures, seeded
 from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS
 
 from procap.clip import CLIP
@@ -30,7 +30,7 @@ class Pool:
         return pictures(5)[i]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", mark_slow(METHODS))
 def test_step_and_classifier_keep_to_the_device(name, clip, tiny_space, short_checkpoint, monkeypatch):
     monkeypatch.setenv("PROCAP_FUSED", "off")
     # Tensor subclasses do not support inference mode.

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from plug_ins import METHOD, install
-from small_runs import embed_words, normed, perturb, pictures, seeded
+from small_runs import embed_words, mark_slow, normed, perturb, pictures, seeded
 from tiny_geometry import IMAGE_METHODS, SHORT_GEOMETRY, SHORT_OPTIONS
 
 from procap.attention import CAUSAL, FULL
@@ -140,7 +140,7 @@ def large_clip():
     return CLIP.random(replace(SHORT_GEOMETRY, image_size=42, patch_size=14, **sizes))
 
 
-@pytest.mark.parametrize("name", IMAGE_METHODS)
+@pytest.mark.parametrize("name", mark_slow(IMAGE_METHODS))
 def test_every_method_trains_and_classifies_at_the_widths_of_vit_l_14(large_clip, space, name):
     method = build(name, large_clip, space, **SHORT_OPTIONS.get(name, {}))
     images = torch.randn(2, 3, 42, 42, generator=seeded(1))

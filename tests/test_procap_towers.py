@@ -191,6 +191,7 @@ def compare(clip, backend, methods=TRAINED, **tolerance):
     assert 0 < counters["stats"]["unique_graphs"] == graphs <= 60
 
 
+@pytest.mark.slow
 def test_compiled_blocks_are_traced_whole_and_give_the_same_bits():
     """With the tracing of torch.compile but torch's own kernels. Another number of classes compiles nothing again."""
     clip = CLIP.random(replace(SHORT_GEOMETRY, vision_layers=2, text_layers=2), seed=0)

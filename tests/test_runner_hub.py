@@ -12,7 +12,7 @@ import pytest
 import torch
 from command_line import run
 from hub_server import HubServer
-from small_runs import make_runtime, only_run
+from small_runs import make_runtime, mark_slow, only_run
 from test_benchmarks_import import OPTIONS
 
 from procap.errors import UserError
@@ -27,7 +27,6 @@ from runner.train import train
 
 pytestmark = pytest.mark.usefixtures("at_home")
 SOURCE = "hf://lab/run"
-SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +67,7 @@ def check_private(tmp_path_factory):
     return check
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", mark_slow(METHODS))
 def test_a_run_of_every_method_arrives_bit_for_bit(
     method, trained, hub, tmp_path, few_digits, short_checkpoint, check_private
 ):
@@ -175,7 +174,7 @@ def test_a_timm_model_has_equal_logits_or_says_what_timm_lacks(method, trained, 
     compare(names["logits"], load_run(runtime.results / config.path).method.classifier()(names["images"]))
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=SLOW) for name in METHODS])
+@pytest.mark.parametrize("name", mark_slow(METHODS, QUICK))
 def test_an_onnx_graph_has_equal_logits_at_any_batch_size(name, trained, tmp_path, check_private):
     onnxruntime = pytest.importorskip("onnxruntime")
     config, runtime = trained(name)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from miniature_roots import build
+from small_runs import mark_slow
 
 from procap.errors import UserError
 from shards.catalogue import find
@@ -127,7 +128,7 @@ def rows_of(name: str) -> dict[str, list[list]]:
     return json.loads(file.read_text())
 
 
-@pytest.fixture(scope="module", params=SEVEN)
+@pytest.fixture(scope="module", params=mark_slow(SEVEN, ("caltech101", "eurosat")))
 def stubs(request, tmp_path_factory):
     """A raw root with one data set: its split file, and an empty file for every image."""
     name = request.param
