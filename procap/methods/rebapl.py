@@ -90,8 +90,12 @@ class ReBaPL(MaPLe):
             chosen = torch.randperm(len(pool.labels), generator=draws)[: o.references].tolist()
             self._images = torch.stack([pool.image(i, draws) for i in chosen]).to(self.clip.device)
             with torch.no_grad(), self._weights(self.samples[-1]):
-                plans = self.plans(self.prompts)
-                self._past = self._compared(self.clip.encode_text(self.prompts.tokenized, plans[1]), plans[0])
+                image_plan, text_plan = self.plans(self.prompts)
+                text = self.clip.encode_text(self.prompts.tokenized, text_plan)
+                # In parts as large as those of a step, whose features are then equal to the bit: a cycle starts here.
+                count, size = len(chosen) + len(text), self._compared_rows(len(text))
+                rows = torch.arange(-(-count // size) * size, device=text.device) % count
+                self._past = torch.cat([self._features(part, text, image_plan) for part in rows.split(size)])[:count]
         return is_new or before != (self._noise > 0, len(self._past))
 
     def end_epoch(self, epoch: int, recipe: Recipe) -> None:
@@ -105,14 +109,14 @@ class ReBaPL(MaPLe):
         noise = [self._noise * torch.randn(self.samples.shape[1], generator=generator)] if self._noise else []
         if len(self._past):
             rows = torch.randperm(len(self._past), generator=generator)
-            noise.append(rows[: self.options.rows] if self.options.rows < len(self._images) else rows)
+            noise.append(rows[: self._compared_rows(len(self._past) - len(self._images))])
         return tuple(noise)
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy and, from the second cycle on, the repulsion from the sample before."""
         image_plan, text_plan = self.plans(self.prompts)
         image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
-        text = self._encode_classes(self.prompts.tokenized, text_plan)
+        text = self.clip.encode_text(self.prompts.tokenized, text_plan)
         terms = {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
         for drawn in noise:
             if drawn.is_floating_point():
@@ -121,14 +125,22 @@ class ReBaPL(MaPLe):
                 terms["ce"] = terms["ce"] + (shift - shift.detach())
             else:
                 # A cycle starts at the sample: float32 would round away a distance near 0, which is divided by.
-                now, past = (rows[drawn].double() for rows in (self._compared(text, image_plan), self._past))
+                now, past = self._features(drawn, text, image_plan).double(), self._past[drawn].double()
                 potential = self.options.repulsion / (DISTANCES[self.options.distance](now, past) + 1e-6)
                 terms["repulsion"] = potential.float()
         return terms
 
-    def _compared(self, text: Tensor, image_plan: Plan) -> Tensor:
-        """Return the features [R + C, E] of the reference images and of the classes, normalised."""
-        return torch.cat([unit(self.clip.encode_image(self._images, image_plan)), unit(text)])
+    def _compared_rows(self, classes: int) -> int:
+        """Return how many rows a step compares: all, unless fewer than there are reference images are asked for."""
+        references = len(self._images)
+        return self.options.rows if self.options.rows < references else references + classes
+
+    def _features(self, rows: Tensor, text: Tensor, image_plan: Plan) -> Tensor:
+        """Return `rows` [K] of the features [R + C, E] of the reference images and of the classes, normalised."""
+        references = len(self._images)
+        # K images in every step, however many of the rows are classes, so that the step can be captured as a graph.
+        image = self.clip.encode_image(self._images[rows.clamp(max=references - 1)], image_plan)
+        return torch.where((rows < references)[:, None], unit(image), unit(text[(rows - references).clamp(min=0)]))
 
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
         members = []
