@@ -29,7 +29,7 @@ SHORT_OPTIONS: dict[str, dict[str, Any]] = {
     "promptsrc": {"depth": 2, "vision_depth": 2}, "coprompt": {"depth": 2}, "tcp": {"block": 1},
     "mma": {"first_block": 1}, "mmrl": {"first_block": 1}, "skipt": {"first_block": 1}, "mmlop": {"depth": 2},
     "procap": {"depth": 2}, "mmrlpp": {"first_block": 1}, "dept-maple": {"depth": 2},
-    "kdpl-maple": {"depth": 2}, "cliplora": {"first_block": 1}, "rebapl": {"depth": 2, "repulsion": 1e-9},
+    "kdpl-maple": {"depth": 2}, "cliplora": {"first_block": 1}, "rebapl": {"depth": 2},
 }  # fmt: skip
 """Options by method for towers of three layers, whose last one gets no prompt of its own."""
 
