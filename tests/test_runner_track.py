@@ -18,7 +18,7 @@ from benchmarks.cli import main
 from runner.config import EvalSettings, RuntimeConfig, Target
 from runner.planning import plan_run
 from runner.remote_results import RemoteResults
-from runner.results import ValidationCount, ValidationHistory, write_json
+from runner.results import PerClass, ValidationCount, ValidationHistory, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder, find_runs
 from runner.tracking import log
@@ -79,6 +79,24 @@ def test_a_finished_run_arrives_whole(store, folder, export):
     for name in ("train.json", "eval/shapes-base-test.json", "eval/shapes-novel-test.json"):
         assert (where / name).read_bytes() == (folder.path / name).read_bytes()
     assert find_runs(store.file.parent) == [], "the attached copies were taken for runs"
+
+
+def test_a_run_that_is_evaluated_on_many_data_sets_has_at_most_15_metrics(store, folder, export, monkeypatch):
+    terms = {"ce": 2.0, "nce": 0.5, "kl": 0.25, "l2": 0.125}
+    rows = [log.model_copy(update={"terms": terms}) for log in tracked_runs.rows(5)]
+    monkeypatch.setattr(tracked_runs, "rows", lambda epochs, attempt: rows)
+    finished(folder)
+    result = folder.read_evaluation(folder.eval_files()[0])
+    for number in range(12):
+        target, correct = Target(f"set{number}", "all"), 40 + 2 * number
+        counts = PerClass(correct=[correct], total=[80])
+        copy = result.model_copy(update={"target": str(target), "correct": correct, "per_class": counts})
+        write_json(folder.eval_file(target, copy.settings), copy)
+    export()
+    (run,) = runs_of(store, folder)
+    metrics = {name: value for name, value in run.data.metrics.items() if not name.startswith("system/")}
+    assert len(metrics) <= 15 and {"accuracy", "accuracy/novel", "fps", "training/loss_l2"} <= metrics.keys()
+    assert metrics["accuracy/transfer"] == pytest.approx(100 * 51 / 80)
 
 
 def test_a_run_exported_while_it_trains_is_one_run_without_duplicates(store, folder, export):

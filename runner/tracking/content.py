@@ -132,18 +132,24 @@ def collection_content(collection: Collection, results: Path, now: int) -> Conte
 
 
 def result_metrics(config: RunConfig, train: TrainResult, evaluations: Iterable[EvalResult]) -> Metrics:
-    """Return accuracies in percent, FPS and seconds of a finished run.
+    """Return accuracies in percent, FPS and seconds of a finished run, few enough for MLflow's pages.
 
-    `accuracy` is the harmonic mean over base and novel classes of the run's data set, else the accuracy on its classes.
-    Results of a part of the images or under settings that are not the default are left out.
+    `accuracy` is the harmonic mean over base and novel classes of the run's data set, else the accuracy on its classes;
+    `accuracy/transfer` the mean over different data sets. Results of a part of the images or under settings that are
+    not the default are left out.
     """
     whole = [result for result in evaluations if not result.limited and not result.settings.label]
     accuracies: Metrics = {}
+    transfer: list[float] = []
     for result in whole:
         dataset, classes, split = result.target.split(":")
-        parts = [dataset] * (dataset != config.dataset) + [classes] + [split] * (split != "test")
-        accuracies["-".join(parts)] = result.accuracy
+        if dataset == config.dataset:
+            accuracies[classes if split == "test" else f"{classes}-{split}"] = result.accuracy
+        elif split == "test":
+            transfer.append(result.accuracy)
     metrics = {f"accuracy/{name}": accuracy for name, accuracy in accuracies.items()}
+    if transfer:
+        metrics["accuracy/transfer"] = fmean(transfer)
     if {"base", "novel"} <= accuracies.keys():
         metrics["accuracy"] = harmonic_mean(accuracies["base"], accuracies["novel"])
     elif config.classes in accuracies:
