@@ -116,7 +116,7 @@ class ReBaPL(MaPLe):
         """Compute the cross-entropy and, from the second cycle on, the repulsion from the sample before."""
         image_plan, text_plan = self.plans(self.prompts)
         image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
-        text = self.clip.encode_text(self.prompts.tokenized, text_plan)
+        text = self._encode_classes(self.prompts.tokenized, text_plan)
         terms = {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
         for drawn in noise:
             if drawn.is_floating_point():
