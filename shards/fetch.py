@@ -55,24 +55,28 @@ class FetchPlan:
         return sum(file.size or 0 for file in self.files)
 
 
-def list_hub(repository: str = HUB_REPOSITORY, folder: str | None = None) -> dict[str, Archive]:
-    """List the files of a Hub repository, of type model or dataset, by name; the Hub is that of `$HF_ENDPOINT`."""
-    try:
-        return _list_repository(repository, folder, "model")
-    except NotFound:
-        return _list_repository(repository, folder, "dataset")
+def list_hub(
+    repository: str = HUB_REPOSITORY, folder: str | None = None, repo_type: str = "model"
+) -> dict[str, Archive]:
+    """List the files of a Hub repository by name; the Hub is that of `$HF_ENDPOINT`.
 
-
-def _list_repository(repository: str, folder: str | None, repo_type: str) -> dict[str, Archive]:
+    Where there is no model of this name, the data set of this name is listed.
+    """
     from huggingface_hub import HfApi, hf_hub_url
     from huggingface_hub.hf_api import RepoFile
 
     files: dict[str, Archive] = {}
-    with translate_errors(f"hf://{repository}"):
-        for entry in HfApi().list_repo_tree(repository, folder, repo_type=repo_type):
-            if isinstance(entry, RepoFile) and entry.lfs:
-                url, name = hf_hub_url(repository, entry.path, repo_type=repo_type), Path(entry.path).name
-                files[entry.path] = Archive(url, name, size=entry.size, sha256=entry.lfs.sha256)
+    try:
+        with translate_errors(f"hf://{repository}"):
+            for entry in HfApi().list_repo_tree(repository, folder, repo_type=repo_type):
+                if isinstance(entry, RepoFile) and entry.lfs:
+                    url = hf_hub_url(repository, entry.path, repo_type=repo_type)
+                    name = Path(entry.path).name
+                    files[entry.path] = Archive(url, name, size=entry.size, sha256=entry.lfs.sha256)
+    except NotFound:
+        if repo_type == "dataset":
+            raise
+        return list_hub(repository, folder, "dataset")
     return files
 
 
@@ -92,7 +96,7 @@ def plan_fetch(dataset: Dataset, hub_files: Mapping[str, Archive]) -> FetchPlan:
 def _plan_imagenet(dataset: Dataset) -> FetchPlan:
     """Find ImageNet's Parquet files of the splits train and validation."""
     try:
-        listed = list_hub(IMAGENET_REPOSITORY, "data")
+        listed = list_hub(IMAGENET_REPOSITORY, "data", "dataset")
     except NotFound as error:
         raise UserError(f"{error}: {IMAGENET_ACCESS}") from error
     files = [

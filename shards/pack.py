@@ -198,7 +198,7 @@ def _write(
     if on_note:
         contents = [(split, image) for split, shards in packed.items() for _, images in shards for image in images]
         if turned := sum(image.is_turned for _, image in contents):
-            on_note(f"{turned:,} images were turned as their EXIF orientation says")
+            on_note(f"images turned as their EXIF orientation says: {turned:,}")
         for note in find_duplicates(contents, source.classnames):
             on_note(note)
     raise_problems(source.name, problems, on_note)

@@ -153,7 +153,7 @@ def test_own_images_are_packed_as_their_exif_orientation_says(tmp_path):
         picture.save(tmp_path / "images" / name / "turned.jpg", exif=exif)
     notes: list[str] = []
     pack_source(user_source(sheet(tmp_path, "folder: images\nsplit: test\n")), tmp_path / "data", on_note=notes.append)
-    assert "2 images were turned as their EXIF orientation says" in notes
+    assert "images turned as their EXIF orientation says: 2" in notes
     packed = open_dataset(tmp_path / "data", "my-birds")
     assert "EXIF orientation applied" in packed.manifest.source
     image = packed.split("test").image(0)
