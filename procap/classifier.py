@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,15 +74,16 @@ class Classifier:
 class HeadClassifier(Classifier):
     """Images [B, 3, H, W] to logits [B, C] by a head on the frozen image tower's features."""
 
-    def __init__(self, clip: CLIP, head: nn.Module, num_classes: int) -> None:
+    def __init__(self, clip: CLIP, head: Callable[[Tensor], Tensor], num_classes: int) -> None:
         """head: maps features [B, E], not normalised, to logits [B, C] in float32; a copy is kept."""
         self.clip, self.image_plan, self.num_classes = clip, NO_CHANGE, num_classes
-        self.head = copy.deepcopy(head).requires_grad_(False).eval()
+        self.head = copy.deepcopy(head)
+        if isinstance(self.head, nn.Module):
+            self.head.eval()
 
     def logits(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):
-            logits: Tensor = self.head(features.float())
-        return logits
+            return self.head(features.float())
 
 
 class SampledClassifier:

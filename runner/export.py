@@ -12,6 +12,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,14 +168,14 @@ def why_not_plain(classifier: Classifier) -> str:
 def split_adapter(classifier: Classifier) -> tuple[FeatureAdapter | None, Callable[[Tensor], Tensor]]:
     """Split the logits of image features [B, E] into the adapter before the head, if there is one, and the head."""
     twin = copy.copy(classifier)
-    owner: object = twin
-    if isinstance(twin, HeadClassifier):
-        owner = twin.head = copy.copy(twin.head)
-        twin.head._modules = dict(twin.head._modules)
-    adapter = getattr(owner, "adapter", None)
+    head: Any = getattr(twin, "head", None)
+    adapter = head.keywords.get("adapter") if isinstance(head, partial) else getattr(twin, "adapter", None)
     if not isinstance(adapter, FeatureAdapter):
         return None, classifier.logits
-    owner.adapter = nn.Identity()  # type: ignore[attr-defined]
+    if isinstance(twin, HeadClassifier):
+        twin.head = partial(head, adapter=nn.Identity())
+    else:
+        twin.adapter = nn.Identity()
     return adapter, twin.logits
 
 

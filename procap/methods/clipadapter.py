@@ -8,16 +8,17 @@ Shapes: B images, C classes, E joint embedding.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import torch
 from pydantic import BaseModel, Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.methods.adapters import FeatureAdapter
-from procap.methods.features import FeatureMethod
+from procap.methods.features import FeatureMethod, Head
 from procap.methods.method import STRICT, PublicLayout
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -32,21 +33,9 @@ class ClipAdapterOptions(BaseModel):
     views: int = Field(10, ge=0, description="random views of each image, used in turn by the epochs; 0: new ones")
 
 
-class AdapterHead(nn.Module):
-    """Cosine logits of adapted image features."""
-
-    text: Tensor
-    scale: Tensor
-
-    def __init__(self, adapter: nn.Module, text: Tensor, scale: Tensor) -> None:
-        """text [C, E]."""
-        super().__init__()
-        self.adapter = adapter
-        self.register_buffer("text", text)
-        self.register_buffer("scale", scale)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return cosine_logits(self.adapter(features), self.text, self.scale)
+def adapted_logits(features: Tensor, adapter: FeatureAdapter, text: Tensor, scale: Tensor) -> Tensor:
+    """Compute the logits [B, C] of adapted image features against class features [C, E]."""
+    return cosine_logits(adapter(features), text, scale)
 
 
 class ClipAdapter(FeatureMethod):
@@ -69,5 +58,5 @@ class ClipAdapter(FeatureMethod):
     def templates(self, space: LabelSpace) -> tuple[str, ...]:
         return (space.template,)
 
-    def head(self, space: LabelSpace) -> AdapterHead:
-        return AdapterHead(self.adapter, self.text(space), self.scale())
+    def head(self, space: LabelSpace) -> Head:
+        return partial(adapted_logits, adapter=self.adapter, text=self.text(space), scale=self.scale())

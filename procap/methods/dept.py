@@ -58,6 +58,16 @@ class Decoupled(Method):
         self.image_film, self.text_film = Film(embed), Film(embed)
         self.head = linear(embed, len(space.classnames), generator)
 
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return SGD 0.0035, batch 4, 10 epochs; the public code is for base-to-novel and transfer only."""
+        return Recipe(optimizer="sgd", lr=0.0035, epochs=10, batch_size=4)
+
+    @classmethod
+    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
+        """Return no options: the prompts have the same depth in every task."""
+        return {}
+
     @property
     def head_weight(self) -> float:
         return self.options.head_weight  # type: ignore[attr-defined]
@@ -101,11 +111,6 @@ class DecoupledClassifier(Classifier):
         return (1 - self.weight) * super().logits(features) + self.weight * linear_logits
 
 
-def decoupled_recipe() -> Recipe:
-    """Return SGD 0.0035, batch 4, 10 epochs, for every task and data set."""
-    return Recipe(optimizer="sgd", lr=0.0035, epochs=10, batch_size=4)
-
-
 HEAD_WEIGHT = Field(0.7, ge=0, le=1, description="weight of the linear head, out of 1, in the loss and in inference")
 
 
@@ -125,11 +130,6 @@ class DePT(Decoupled, ContextMethod):
     public_layout = PublicLayout("PromptLearner", CONTEXT_NAMES | HEAD_NAMES)
     options: DePTOptions
 
-    @classmethod
-    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """Return SGD 0.0035, batch 4, 10 epochs; the public code is for base-to-novel and transfer only."""
-        return decoupled_recipe()
-
 
 class DePTMaPLeOptions(MaPLeOptions):
     """The options of DePT on MaPLe."""
@@ -144,13 +144,3 @@ class DePTMaPLe(Decoupled, MaPLe):
     summary: ClassVar[str] = "DePT (Zhang et al. 2024) on MaPLe: a linear head next to the similarities"
     public_layout = PublicLayout("MultiModalPromptLearner", MAPLE_NAMES | HEAD_NAMES)
     options: DePTMaPLeOptions
-
-    @classmethod
-    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """Return SGD 0.0035, batch 4, 10 epochs; the public code is for base-to-novel and transfer only."""
-        return decoupled_recipe()
-
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return no options: the prompts have the same depth in every task."""
-        return {}

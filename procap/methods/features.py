@@ -7,7 +7,7 @@ embedding.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -24,6 +24,8 @@ from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
 from procap.teacher import text_bank
 from procap.text import LabelSpace
+
+Head = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,11 @@ class FeatureMethod(Method):
         """Set what is chosen after the last step."""
 
     @abstractmethod
-    def head(self, space: LabelSpace) -> nn.Module:
-        """Return the map of image features [B, E], not normalised, to logits [B, C] of the classes of `space`."""
+    def head(self, space: LabelSpace) -> Head:
+        """Return the map of image features [B, E], not normalised, to logits [B, C] of the classes of `space`.
+
+        A module, or a partial function whose tensors are keyword arguments, so that a classifier can copy them.
+        """
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         return template_prompts(self.clip, space)

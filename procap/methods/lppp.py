@@ -8,6 +8,7 @@ Shapes: N training images, M validation images, B images, C classes, E joint emb
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from procap.classifier import unit
 from procap.clip import CLIP
 from procap.initialisation import linear
-from procap.methods.features import FeatureBank, FeatureMethod, accuracy
+from procap.methods.features import FeatureBank, FeatureMethod, Head, accuracy
 from procap.methods.method import STRICT
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -39,23 +40,10 @@ class LPPPOptions(BaseModel):
     select: bool = Field(True, description="keep the best step on validation images, if there are any, else the last")
 
 
-class BlendedHead(nn.Module):
-    """Linear logits, and cosines to the class features with a factor per class."""
-
-    rows: Tensor
-    bias: Tensor
-    alpha: Tensor
-    text: Tensor
-
-    def __init__(self, rows: Tensor, bias: Tensor, alpha: Tensor, text: Tensor) -> None:
-        """rows, text [C, E], bias, alpha [C]."""
-        super().__init__()
-        for name, value in {"rows": rows, "bias": bias, "alpha": alpha, "text": text}.items():
-            self.register_buffer(name, value)
-
-    def forward(self, features: Tensor) -> Tensor:
-        image = unit(features)
-        return F.linear(image, self.rows, self.bias) + self.alpha * (image @ self.text.t())
+def blended_logits(features: Tensor, rows: Tensor, bias: Tensor, alpha: Tensor, text: Tensor) -> Tensor:
+    """Compute linear logits by rows [C, E] and bias [C], plus alpha [C] times the cosines to the class features."""
+    image = unit(features)
+    return F.linear(image, rows, bias) + alpha * (image @ text.t())
 
 
 class LPPP(FeatureMethod):
@@ -80,9 +68,10 @@ class LPPP(FeatureMethod):
         """Return one random view of each image; the steps are an option, and their sizes follow from the features."""
         return Recipe(lr=1e-3, epochs=1, batch_size=256, crop_scale=(0.5, 1.0), warmup="none", drop_last=False)
 
-    def head(self, space: LabelSpace) -> BlendedHead:
+    def head(self, space: LabelSpace) -> Head:
         known = self.known_only(space)
-        return BlendedHead(self.rows[known], self.bias[known], self.alpha[known], self.text(space))
+        learned = {"rows": self.rows[known], "bias": self.bias[known], "alpha": self.alpha[known]}
+        return partial(blended_logits, **learned, text=self.text(space))
 
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:

@@ -7,6 +7,7 @@ Shapes: N training images, M validation images, B images, C classes, E joint emb
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
-from procap.methods.features import FeatureBank, FeatureMethod, accuracy
+from procap.methods.features import FeatureBank, FeatureMethod, Head, accuracy
 from procap.methods.method import STRICT
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -55,22 +56,6 @@ class ProbeOptions(BaseModel):
     search: bool = Field(True, description="choose the strength by the accuracy on validation images, if there are any")
 
 
-class LinearHead(nn.Module):
-    """Logits linear in the features."""
-
-    rows: Tensor
-    bias: Tensor
-
-    def __init__(self, rows: Tensor, bias: Tensor) -> None:
-        """rows [C, E], bias [C]."""
-        super().__init__()
-        self.register_buffer("rows", rows)
-        self.register_buffer("bias", bias)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return F.linear(features, self.rows, self.bias)
-
-
 class LinearProbe(Baseline):
     """Logistic regression on image features."""
 
@@ -97,12 +82,12 @@ class LinearProbe(Baseline):
 
     def _score(self, rows: Tensor, bias: Tensor, bank: FeatureBank) -> tuple[float, float]:
         """Return the accuracy on validation images, and their mean log-likelihood."""
-        logits = LinearHead(rows, bias)(bank.val_features)
+        logits = F.linear(bank.val_features, rows, bias)
         return accuracy(logits, bank.val_labels), -float(F.cross_entropy(logits, bank.val_labels))
 
-    def head(self, space: LabelSpace) -> LinearHead:
+    def head(self, space: LabelSpace) -> Head:
         known = self.known_only(space)
-        return LinearHead(self.rows[known], self.bias[known])
+        return partial(F.linear, weight=self.rows[known], bias=self.bias[known])
 
 
 def regress(features: Tensor, labels: Tensor, classes: int, strength: float) -> tuple[Tensor, Tensor]:
@@ -131,22 +116,6 @@ class NearestMeanOptions(BaseModel):
     model_config = STRICT
 
 
-class MeanHead(nn.Module):
-    """Cosine logits to class means."""
-
-    rows: Tensor
-    scale: Tensor
-
-    def __init__(self, rows: Tensor, scale: Tensor) -> None:
-        """rows [C, E]."""
-        super().__init__()
-        self.register_buffer("rows", rows)
-        self.register_buffer("scale", scale)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return cosine_logits(features, self.rows, self.scale)
-
-
 class NearestMean(Baseline):
     """The class whose mean feature has the highest cosine to the image."""
 
@@ -160,5 +129,5 @@ class NearestMean(Baseline):
         """Sum the normalised features of each class, which has the direction of their mean."""
         self.rows.index_add_(0, bank.labels, unit(bank.features[:, 0]))
 
-    def head(self, space: LabelSpace) -> MeanHead:
-        return MeanHead(self.rows[self.known_only(space)], self.scale())
+    def head(self, space: LabelSpace) -> Head:
+        return partial(cosine_logits, text=self.rows[self.known_only(space)], scale=self.scale())

@@ -8,6 +8,7 @@ Shapes: B images, C classes, E joint embedding.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
-from procap.methods.features import FeatureMethod
+from procap.methods.features import FeatureMethod, Head
 from procap.methods.method import STRICT, PublicLayout
 from procap.recipe import Recipe
 from procap.teacher import text_features
@@ -30,23 +31,6 @@ class TaskResOptions(BaseModel):
 
     alpha: float = Field(0.5, gt=0, description="factor on the residual")
     views: int = Field(10, ge=0, description="random views of each image, used in turn by the epochs; 0: new ones")
-
-
-class ResidualHead(nn.Module):
-    """Cosine logits of class features with a residual."""
-
-    base: Tensor
-    scale: Tensor
-
-    def __init__(self, base: Tensor, residual: Tensor, alpha: float, scale: Tensor) -> None:
-        """base, residual [C, E]."""
-        super().__init__()
-        self.residual, self.alpha = residual, alpha
-        self.register_buffer("base", base)
-        self.register_buffer("scale", scale)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return cosine_logits(features, self.base + self.alpha * self.residual, self.scale)
 
 
 class TaskRes(FeatureMethod):
@@ -90,10 +74,11 @@ class TaskRes(FeatureMethod):
 
         return self.constant("text", base) if space == self.space else base()
 
-    def head(self, space: LabelSpace) -> ResidualHead:
+    def head(self, space: LabelSpace) -> Head:
         """Make the head; a class that was not trained has no residual."""
         residual: Tensor = self.residual
         if space.classnames != self.space.classnames:
             known = self.known(space)
             residual = self.residual.detach()[known] * (known >= 0)[:, None]
-        return ResidualHead(self.text(space), residual, self.options.alpha, self.scale())
+        text = self.text(space) + self.options.alpha * residual
+        return partial(cosine_logits, text=text, scale=self.scale())

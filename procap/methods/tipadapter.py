@@ -9,6 +9,7 @@ Shapes: N training images, V views of each, M validation images, B images, C cla
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from procap.classifier import unit
 from procap.clip import CLIP
-from procap.methods.features import FeatureBank, FeatureMethod, accuracy
+from procap.methods.features import FeatureBank, FeatureMethod, Head, accuracy
 from procap.methods.method import STRICT
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -51,24 +52,13 @@ class TipAdapterOptions(BaseModel):
     views: int = Field(10, ge=1, description="random views of each image, whose features are averaged")
 
 
-class CacheHead(nn.Module):
-    """Zero-shot logits, and votes of the training images for their classes."""
+def cache_logits(features: Tensor, text: Tensor, keys: Tensor, votes: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    """Add to zero-shot logits the votes of the training images for their classes.
 
-    text: Tensor
-    votes: Tensor
-    alpha: Tensor
-    beta: Tensor
-
-    def __init__(self, text: Tensor, keys: nn.Parameter, votes: Tensor, alpha: Tensor, beta: Tensor) -> None:
-        """text [C, E] scaled, keys [N, E]; votes [N, C]: one-hot, zero for an image of no class of the head."""
-        super().__init__()
-        self.keys = keys
-        for name, value in {"text": text, "votes": votes, "alpha": alpha, "beta": beta}.items():
-            self.register_buffer(name, value)
-
-    def forward(self, features: Tensor) -> Tensor:
-        image = unit(features)
-        return image @ self.text.t() + self.alpha * votes_of(image @ self.keys.t(), self.votes, self.beta)
+    text [C, E] scaled, keys [N, E]; votes [N, C]: one-hot, zero for an image of no class of the head.
+    """
+    image = unit(features)
+    return image @ text.t() + alpha * votes_of(image @ keys.t(), votes, beta)
 
 
 def votes_of(affinities: Tensor, votes: Tensor, beta: Tensor | float) -> Tensor:
@@ -120,11 +110,11 @@ class TipAdapter(FeatureMethod):
         """Set alpha and beta to the pair with the highest validation accuracy, the first of equals."""
         if not self.options.search or not len(bank.val_labels):
             return
-        image, head = unit(bank.val_features), self.head(self.space)
-        zero_shot, affinities = image @ head.text.t(), image @ self.keys.t()
+        image, cache = unit(bank.val_features), self._cache(self.space)
+        zero_shot, affinities = image @ cache["text"].t(), image @ self.keys.t()
         best = 0.0
         for beta in search_values(self.options.beta_end, BETAS):
-            votes = votes_of(affinities, head.votes, beta)
+            votes = votes_of(affinities, cache["votes"], beta)
             for alpha in search_values(self.options.alpha_end, ALPHAS):
                 score = accuracy(zero_shot + alpha * votes, bank.val_labels)
                 if score > best:
@@ -132,10 +122,14 @@ class TipAdapter(FeatureMethod):
                     self.alpha.fill_(alpha)
                     self.beta.fill_(beta)
 
-    def head(self, space: LabelSpace) -> CacheHead:
-        """Make the head; an image votes in no class of `space` that it does not show, so new classes get no votes."""
+    def _cache(self, space: LabelSpace) -> dict[str, Tensor]:
+        """Return the scaled class features, keys and votes; an image votes in no class that it does not show."""
         votes = (self.key_labels[:, None] == self.known(space)).float()
-        return CacheHead(self.scale() * self.text(space), self.keys, votes, self.alpha, self.beta)
+        return {"text": self.scale() * self.text(space), "keys": self.keys, "votes": votes}
+
+    def head(self, space: LabelSpace) -> Head:
+        """Return the head, in which new classes get no votes."""
+        return partial(cache_logits, **self._cache(space), alpha=self.alpha, beta=self.beta)
 
 
 class TipAdapterF(TipAdapter):
