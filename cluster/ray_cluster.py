@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cluster.address import LOCAL, set_auth_mode
@@ -158,8 +159,12 @@ def _init(address: str, options: dict[str, Any]) -> None:
 def check_listening(address: str) -> None:
     """Raise UserError if nothing listens at the address: Ray itself would try for five minutes."""
     if address == "auto":
-        # Ray itself looks for a cluster on this machine.
-        return
+        # Where `ray start` writes its address, which stays there if the cluster dies.
+        folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+        last_started = Path(folder) / "ray" / "ray_current_cluster"
+        if os.environ.get("RAY_ADDRESS") or not last_started.is_file():
+            return
+        address = last_started.read_text(encoding="utf-8").strip()
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from nodes import Nodes
 from object_server import object_server
+from ports import free_port
 from toy_shards import toy_source
 
 from cluster import preflight
 from cluster.launcher import RUN_BYTES, Launcher, local_capacity
 from cluster.preflight import TRAINING_SPLITS, Requirements, check_node, check_nodes, read_digest
-from cluster.ray_cluster import Node, Resources, count_runs, default_resources
+from cluster.ray_cluster import Node, Resources, connected, count_runs, default_resources
 from cluster.run import StoragePaths
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
@@ -209,3 +210,13 @@ def test_runs_of_several_processes_need_several_cores():
     assert count_local_runs(device="cpu", cpus=cores) == 1 == count_local_runs(device="cpu", cpus=4 * cores)
     with pytest.raises(UsageError, match="--cpus 0 without a GPU"):
         count_local_runs(device="cpu", cpus=0)
+
+
+def test_the_address_of_a_cluster_that_died_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    address = f"127.0.0.1:{free_port()}"
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+    with pytest.raises(UserError, match=f"no Ray cluster at {address} could be reached"), connected("auto"):
+        pass
