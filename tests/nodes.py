@@ -37,11 +37,6 @@ TRIAL = r"ray::(?!IDLE|Dashboard|RuntimeEnv)"
 """Pattern of the command line of a process that executes a trial, as Ray sets it."""
 
 
-def without_ray_settings(home: Path) -> dict[str, str]:
-    """Return this environment without any setting of Ray, and without a token in `home`."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"HOME": str(home)}
-
-
 @dataclass
 class Node:
     """One `ray start --block` and all processes that it started. host: None without network namespaces."""

@@ -1,6 +1,5 @@
 """`procap table SUITE`: tables of what was run, and whether it agrees with what is published."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -156,23 +155,6 @@ def test_runtime_of_another_backbone_is_not_compared(tmp_path):
     assert not [metric for metric in table.metrics if metric.published] and any(why in note for note in table.notes)
 
 
-def test_the_command_prints_what_was_chosen_when_the_suite_was_run(tmp_path, capsys):
-    suite = load_suite("stability")
-    options = suite.options(MINI, datasets=("tiles",), seeds=(4,), overrides={"epochs": 3})
-    for entry in suite.plan(options):
-        config = put_config(tmp_path, entry.spec.config)
-        for half, right in (("base", 80), ("novel", 60)):
-            put_score(tmp_path, config, f"tiles:{half}", right, 100)
-    write_collection(tmp_path, Collection(kind="suite", name="stability", settings=options.to_json()))
-    assert main(["table", "stability", "--results", str(tmp_path), "--format", "csv"]) == 0
-    said = capsys.readouterr()
-    assert "tiles,ProCAP,ours,false,80.0,1,false" in said.out and "68.571429" in said.out and "Seed 4." in said.err
-    assert main(["table", "stability", "--results", str(tmp_path), "--format", "json"]) == 0
-    assert [table["name"] for table in json.loads(capsys.readouterr().out)["tables"]] == ["stability"]
-    assert main(["table", "stability", "--results", str(tmp_path), "--seeds", "4,5"]) == 0
-    assert "MISSING: 2 of 4" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("words", "said"), [
     (["--check"], "all runs takes no --check"),
     (["--recipe", "procap"], "all runs takes no --recipe procap"),
@@ -186,23 +168,3 @@ def test_the_command_prints_what_was_chosen_when_the_suite_was_run(tmp_path, cap
 def test_wrong_usage_is_one_row_and_2(tmp_path, capsys, words, said):
     assert main(["table", *words, "--results", str(tmp_path)]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_the_runs_of_either_recipe_are_printed_whichever_was_done_last(tmp_path, capsys):
-    suite = load_suite("base-to-novel")
-    for recipe, right in (("published", 70), ("procap", 80)):
-        options = suite.options(PAPER, datasets=("dtd",), methods=("maple", "procap"), seeds=(1,), recipe=recipe)
-        for entry in suite.plan(options):
-            config = put_config(tmp_path, entry.spec.config)
-            for half in ("base", "novel"):
-                put_score(tmp_path, config, f"dtd:{half}", right, 100)
-        write_collection(tmp_path, Collection(kind="suite", name=suite.name, settings=options.to_json()))
-
-    def maple(*flags: str) -> str:
-        assert main(["table", suite.name, "--results", str(tmp_path), "--format", "csv", *flags]) == 0
-        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("DTD,MaPLe,ours")]
-        return lines[0]
-
-    assert maple().startswith("DTD,MaPLe,ours,false,80.0")
-    assert maple("--recipe", "published").startswith("DTD,MaPLe,ours,false,70.0")
-    assert maple("--recipe", "procap") == maple()

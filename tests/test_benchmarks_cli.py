@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 from command_line import read_files, run
 from made_results import put_halves, put_run
-from plug_ins import METHOD, install
 
 from benchmarks.cli import main
 from benchmarks.cli.app import COMMANDS, DATA_COMMANDS
@@ -19,7 +17,6 @@ from benchmarks.console.output import note_failures
 from procap.weights.loading import load_clip
 from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
-from shards.default_paths import cache_home, data_root
 from shards.manifest import read_manifest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -225,27 +222,6 @@ def test_runs_are_listed_with_what_they_are_and_selected(capsys):
         assert code == 2 and message in err
 
 
-def test_unfinished_plug_ins_are_listed_with_what_is_wrong_and_break_no_other_row(capsys, tmp_path, monkeypatch):
-    wrong = "class Wrong(CoOp):\n    @classmethod\n    def recipe(cls, *more):\n        return 1 / 0\n"
-    silent = "class Silent(CoOp):\n    summary = ''\n"
-    points = {"mistyped": "mistyped:Theirs", "gone": "no_such_module:Theirs"}
-    points |= {name: f"mine:{name.title()}" for name in ("wrong", "silent", "theirs")}
-    install(tmp_path / "lib", {"mine": METHOD + wrong + silent, "mistyped": "def"}, points)
-    monkeypatch.syspath_prepend(tmp_path / "lib")
-    code, out, err = run(capsys, "ls", "methods", "--json")
-    rows = {row["name"]: row for row in json.loads(out.splitlines()[-1])}
-    assert (code, err) == (0, "") and list(rows)[-5:] == [*points]
-    assert "SyntaxError: invalid syntax (mistyped.py, line 1)" in rows["mistyped"]["summary"]
-    assert "No module named 'no_such_module'" in rows["gone"]["summary"] and rows["gone"]["recipe"] is None
-    assert re.fullmatch(r"method 'wrong' .* fails in .*mine.py, line 9, recipe: Zero.*", rows["wrong"]["summary"])
-    assert rows["silent"]["summary"] == "no summary: give mine:Silent one"
-    assert rows["theirs"]["summary"] == "their own method" and rows["maple"]["recipe"]["epochs"]
-    assert re.search(r"\ntheirs +last step  +their own method +.* \(own recipe\)\n", out)
-    assert out.count("(own recipe)") == 3
-    code, _, err = run(capsys, "train", "--methods", "wrong", "--datasets", "digits")
-    assert code == 1 and re.search(r"^procap: error: method 'wrong' .*mine.py, line 9, recipe: ZeroDivision", err)
-
-
 def test_a_dry_run_lists_the_runs_with_their_state_and_writes_nothing(capsys, tmp_path, shards):
     put_halves(Path("results"), "coop", "digits", (5, 10), (5, 10), overrides={"epochs": 2})
     for file in Path("results").rglob("*.json"):
@@ -282,20 +258,6 @@ def test_flags_are_read_from_a_file_and_written_to_one(capsys, tmp_path, shards)
     assert saved.read_text() == "methods: coop\ninit: 1a2b\n"
     file.write_text("epoch: 3\n")
     assert "unknown key of" in (error := run(capsys, "train", "--config", file)[2]) and "mean epochs" in error
-
-
-def test_the_environment_sets_the_data_root(monkeypatch, tmp_path):
-    assert data_root() == tmp_path / "home" / "data"
-    monkeypatch.setenv("PROCAP_DATA", str(tmp_path / "shards"))
-    assert data_root() == tmp_path / "shards"
-    monkeypatch.delenv("PROCAP_HOME")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_home() == tmp_path / "xdg" / "procap"
-    # A relative one becomes absolute, as a run may work in another folder.
-    for name, folder in (("XDG_CACHE_HOME", tmp_path / "own" / "procap"), ("PROCAP_HOME", tmp_path / "own")):
-        monkeypatch.delenv("PROCAP_HOME", raising=False)
-        monkeypatch.setenv(name, "own")
-        assert cache_home() == folder
 
 
 def test_train_then_evaluate_then_table(capsys, tmp_path, shards):

@@ -1,6 +1,5 @@
 """Evaluation under other settings than the default, and on cached image features."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -72,13 +71,6 @@ def test_the_precision_of_the_training_is_the_default(config, runtime):
     written = run_folders.RunFolder(runtime.results / config.path).eval_file(TARGET).stat().st_mtime_ns
     evaluate.evaluate(config, TARGET, replace(runtime, evaluation=EvalSettings(precision="fp32")))
     assert run_folders.RunFolder(runtime.results / config.path).eval_file(TARGET).stat().st_mtime_ns == written
-
-
-def test_a_file_without_settings_is_of_the_default_ones(config, runtime):
-    file = run_folders.RunFolder(runtime.results / config.path).eval_file(TARGET)
-    plain = json.loads(file.read_bytes())
-    assert plain.pop("settings") == {"precision": None, "resize": "crop", "samples": 0}
-    assert results.EvalResult.model_validate(plain).settings == EvalSettings()
 
 
 def test_squashing_resizes_the_whole_image_and_cropping_its_centre():
@@ -182,9 +174,3 @@ def test_a_suite_reads_the_results_of_its_own_settings(tmp_path):
     assert list(done.frame.evaluation) == ["bf16, 2 samples"]
     [table, *_] = suite.tables(done)
     assert any("Evaluation: bf16, 2 samples." in note for note in table.notes)
-
-
-def test_a_suite_of_methods_without_gaussians_refuses_samples(tmp_path, capsys):
-    words = "base-to-novel", "--profile", "mini", "--methods", "maple,procap", "--samples", "2", "--dry-run"
-    assert main(["bench", *words, "--results", str(tmp_path)]) == 2
-    assert "--samples 2: maple has no Gaussian tokens" in capsys.readouterr().err

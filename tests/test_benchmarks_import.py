@@ -5,7 +5,6 @@ import hashlib
 import io
 import json
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -270,31 +269,3 @@ def test_every_unreadable_image_is_named_and_the_others_are_classified(run, phot
     assert {Path(name).name for name in failed} == {"0000a.png", "zz.jpg", "zz-thin.png", "broken.tar"}
     assert all(f"{name} {reason}" in printed.err for name, reason in failed.items())
     assert [Path(row["path"]).name for row in csv.DictReader(out.open())] == readable
-
-
-def test_what_is_left_out_of_a_tar_is_named(run, photos, tmp_path, capsys):
-    """Links, whose targets are never read, forged sizes, and a second archive behind the end of the first."""
-    image, archives = next(photos.glob("0*.png")), []
-    for name, headers in (("one.tar", {}), ("two.tar", {}), ("forged.tar", {"size": "9" * 17})):
-        with tarfile.open(tmp_path / name, "w") as archive:
-            member = archive.gettarinfo(image, "a.png")
-            member.pax_headers = headers
-            with image.open("rb") as content:
-                archive.addfile(member, content)
-            for link, type in (("hard.png", tarfile.LNKTYPE), ("soft.png", tarfile.SYMTYPE)):
-                member = tarfile.TarInfo(link)
-                member.type, member.linkname = type, "a.png"
-                archive.addfile(member)
-        archives.append((tmp_path / name).read_bytes())
-    (tmp_path / "both.tar").write_bytes(archives[0] + archives[1])
-    out = tmp_path / "out.csv"
-    words = ["predict", str(run.path), str(tmp_path / "both.tar"), str(tmp_path / "forged.tar"), "--out", str(out)]
-    assert main([*words, "--json"]) == 1
-    failed = json.loads(capsys.readouterr().out.splitlines()[-1])["failed"]
-    assert {Path(name).name: reason.split(":")[0] for name, reason in failed.items()} == {
-        "hard.png": "is a link or no regular file",
-        "soft.png": "is a link or no regular file",
-        "both.tar": "continues after the end of its archive, where nothing is read",
-        "forged.tar": "cannot be read",
-    }
-    assert [Path(row["path"]).name for row in csv.DictReader(out.open())] == ["a.png"]

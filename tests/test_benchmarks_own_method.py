@@ -1,28 +1,19 @@
 """A method of one's own: written by `procap new method`, checked by `procap check method`, its mistakes found."""
 
 import json
-import re
-import shutil
 import sys
 import tomllib
-from itertools import product
 
 import pytest
-from command_line import plan_sweep
-from made_results import put_halves
 from plug_ins import METHOD, install
-from report_pages import put_entry
 
 from benchmarks.cli import main
 from benchmarks.experiment.profiles import find_profile
 from benchmarks.experiment.titles import title_method
 from benchmarks.plots.style import LOOKS, assign_looks
-from benchmarks.results import load
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite
 from benchmarks.tables.notes import suite_notes
-from benchmarks.tables.runs import run_tables
-from cluster.sweep_record import Configuration, SweepFolder
 from procap.methods import method_class
 
 MISTAKES = """
@@ -193,17 +184,6 @@ def test_a_plug_in_has_its_title_and_colour_and_no_colour_or_title_twice(painted
     assert len({look.marker for look in looks.values()}) == 3
 
 
-def test_a_new_package_has_the_colour_of_no_other_method_and_tests_that_further_options_do_not_break(
-    written, monkeypatch, capsys
-):
-    monkeypatch.chdir(written.parent)
-    assert main(["check", "method", written.name]) == 2
-    assert f"is not installed; try: pip install --no-build-isolation -e {written.name}" in capsys.readouterr().err
-    assert 'model_dump()["n_ctx"] == 2' in (written / "tests" / "test_own_tokens.py").read_text()
-    [colour] = {found for file in written.rglob("*.py") for found in re.findall(r'colour = "(#\w+)"', file.read_text())}
-    assert colour not in {look.colour for look in LOOKS.values()}
-
-
 @pytest.mark.parametrize(("words", "message"), [
     (["new", "method", "My_Method"], "lower-case letters, digits and dashes, as in my-method"),
     (["new", "method", "maple"], "there is a method 'maple' already"),
@@ -215,40 +195,3 @@ def test_a_new_package_has_the_colour_of_no_other_method_and_tests_that_further_
 def test_wrong_words_are_answered_in_one_line(words, message, capsys, at_home, few_digits):
     more = [] if words[0] == "new" else ["--data", str(few_digits), "--dataset", "digits"]
     assert main([*words, *more]) == 2 and message in capsys.readouterr().err
-
-
-def test_suites_and_sweeps_refuse_runs_of_other_code_at_once_and_name_own_recipes(painted, tmp_path, capsys):
-    words = f"--datasets digits --data {tmp_path} --results {tmp_path}".split()
-    suite, chosen = load_suite("base-to-novel"), {"methods": ("painted",), "datasets": ("digits",), "seeds": (1, 2)}
-    source, paths = {"package": "theirs", "version": "0.1", "digest": "0" * 16}, []
-    for entry in suite.plan(options := suite.options(find_profile("mini"), **chosen)):
-        paths.append(put_entry(tmp_path, entry).path)
-        file = tmp_path / paths[-1] / "train.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"method_source": source}))
-    bench = ["bench", "base-to-novel", "--methods", "coop,painted", "--seeds", "1,2", "--profile", "mini", *words]
-    refused = "2 finished runs were trained by theirs 0.1 (source 0000000000000000), and the code"
-    assert main([*bench, "--dry-run"]) == 0
-    assert len(re.findall("^other code", capsys.readouterr().out, re.M)) == 2
-    scores: dict = {"state": "finished", "scores": dict.fromkeys(paths, 50)}
-    tried = Configuration(values={"recipe.lr": 0.1}, runs=paths, **scores)
-    search = ["--methods", "painted", "--param", "lr=0.1,0.2", *words]
-    sweep = SweepFolder(tmp_path / "sweeps" / "painted-digits-lr")
-    sweep.save(plan_sweep(*search), [tried])
-    for command in (bench, ["sweep", *search]):
-        assert main(command) == 1
-        err = capsys.readouterr().err
-        assert refused in err and "starting Ray" not in err
-    assert [configuration.score for configuration in sweep.load().configurations] == [50]
-    assert [*SuiteResults.read(suite, options, tmp_path).by_title] == ["Painted CoOp, other code"]
-    assert {row.labels[1] for row in run_tables(load(tmp_path))[0].rows} == {"Painted CoOp, other code"}
-    both_folder = tmp_path.with_name("both")
-    for seed, method in product((1, 2), ("coop", "maple")):
-        put_halves(both_folder, method, "digits", (80, 100), (40 + len(method), 100), seed=seed)
-    assert run_tables(load(both_folder))[0].marks()
-    for path in paths:
-        shutil.copytree(tmp_path / path, both_folder / path)
-    [both] = run_tables(load(both_folder))
-    assert len(both.rows) == 3
-    assert main(["report", "--results", str(tmp_path)]) == 0
-    page = (tmp_path / "report/index.html").read_text()
-    assert "OTHER CODE of Painted CoOp" in page

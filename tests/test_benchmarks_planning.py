@@ -7,17 +7,15 @@ import pytest
 import torch
 
 from benchmarks.cli import main
-from benchmarks.cli.flags import RecipeFlags, SelectionFlags, SuiteFlags
+from benchmarks.cli.flags import SuiteFlags
 from benchmarks.cli.run_suites import plan_suites
-from benchmarks.cli.selection import selected_runs
 from benchmarks.experiment.profiles import MINI, PAPER, PROFILES
 from benchmarks.experiment.suite import SuiteOptions
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.runtime.benchmark import suite_settings
-from benchmarks.runtime.settings import Settings, run_config
+from benchmarks.runtime.settings import Settings
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.planning import SuitePlan, merge_runs
-from benchmarks.tables.notes import suite_notes
 from procap.errors import UsageError
 from procap.methods import METHODS
 from runner.config import RuntimeConfig
@@ -110,20 +108,6 @@ def test_the_world_decides_the_recipe_and_a_control_has_one_for_all():
     assert recipes(MINI, recipe="published")["maple"] == own["maple"], "published recipes are not shortened"
 
 
-def test_a_control_by_train_is_the_run_of_a_suite(tmp_path):
-    """MaPLe in ProCAP's recipe has as many tokens as ProCAP, unless other ones are chosen."""
-    suite = load_suite("base-to-novel")
-    options = suite.options(PAPER, datasets=("dtd",), methods=("maple",), seeds=(1,), recipe="procap")
-    [planned] = suite.plan(options)
-    clip = {"backbone": "ViT-B/16", "pretrained": "openai", "precision": "bf16"}
-    choice = SelectionFlags(methods="maple", datasets="dtd", seeds="1", **clip)
-    assert selected_runs(choice, RecipeFlags(recipe="procap")) == [planned.spec.config]
-    [chosen] = selected_runs(choice, RecipeFlags(recipe="procap", option=["n_ctx=2"]))
-    assert (planned.spec.config.options["n_ctx"], chosen.options["n_ctx"]) == (4, 2)
-    notes = suite_notes(SuiteResults.read(suite, options, tmp_path))
-    assert "each method in ProCAP's recipe" in notes.lines[-1]
-
-
 def test_options_of_methods_reach_the_runs_and_the_record_of_the_suite():
     option = "coprompt.sentences=sentences/{dataset}.json"
     flags = SuiteFlags(methods="maple,coprompt", datasets="dtd", seeds="0,1", option=[option, "maple.depth=3"])
@@ -136,53 +120,6 @@ def test_options_of_methods_reach_the_runs_and_the_record_of_the_suite():
     generated = load_suite("base-to-novel").options(MINI, methods=("coprompt",))
     [sentences] = {run.spec.config.options["sentences"] for run in load_suite("base-to-novel").plan(generated)}
     assert sentences == "templates"
-
-
-@pytest.mark.parametrize("name", SUITES)
-def test_an_option_reaches_the_runs_of_every_suite_that_have_it_and_its_notes(name, tmp_path):
-    flags = SuiteFlags(profile="mini", methods="zeroshot,procap", option=["init_std=0.03"])
-    planned = plan(name, flags, tmp_path)
-    options = [run.spec.config.options for run in planned.runs if run.variant.method == "procap"]
-    if name == "runtime":
-        options = [run_config("procap", "fp32", measured(planned, tmp_path)).options]
-    assert options and {chosen["init_std"] for chosen in options} == {0.03}
-    if name != "runtime":
-        notes = suite_notes(SuiteResults.read(planned.suite, planned.options, tmp_path))
-        assert any("init_std 0.03" in note for note in notes.details)
-
-
-def settled(name: str, *option: str, methods: str = "", several: bool = False) -> dict[str, dict[str, object]]:
-    flags = SuiteFlags(profile="mini", methods=methods, option=[*option])
-    planned = plan_all(flags, Path("data"))[name] if several else plan(name, flags)
-    return {method: dict(values) for method, values in planned.options.options.items()}
-
-
-def test_maple_style_has_the_tokens_that_are_chosen():
-    """Of the runtime comparison and of the pictures: 4 as ProCAP by default, or 2 as published."""
-    for option, tokens in (([], 4), (["maple.n_ctx=2"], 2)):
-        flags = SuiteFlags(profile="paper", option=option)
-        settings = measured(plan("runtime", flags), Path("results"))
-        assert run_config("maple", "fp32", settings).options["n_ctx"] == tokens
-        runs = plan("qualitative", flags).runs
-        assert {run.spec.config.options["n_ctx"] for run in runs if run.variant.method == "maple"} == {tokens}
-    assert settled("runtime", "n_ctx=8") == {"maple": {"n_ctx": 8}, "procap": {"n_ctx": 8}}
-
-
-@pytest.mark.parametrize("inject", ["final"])
-def test_every_suite_runs_with_tokens_of_the_last_level(inject, tmp_path):
-    """Variants with a token set per layer have no last level and keep theirs."""
-    flags = SuiteFlags(profile="mini", option=[f"inject={inject}"])
-    for name, planned in plan_all(flags, tmp_path).items():
-        options = [run.spec.config.options for run in planned.runs if run.variant.method == "procap"]
-        assert {chosen["inject"] for chosen in options if chosen["deep_tokens"] == "independent"} <= {"levels"}
-        assert name == "runtime" or inject in {chosen["inject"] for chosen in options}
-
-
-def test_options_of_all_suites_apply_to_those_that_compare_the_method():
-    assert settled("prompt-length", "maple.depth=3", several=True) == {}
-    assert settled("stability", "maple.depth=3", methods="maple,procap") == {"maple": {"depth": 3}}
-    with pytest.raises(UsageError, match="method 'coprompt' is not among the chosen"):
-        settled("stability", "coprompt.depth=3", several=True)
 
 
 @pytest.mark.parametrize("backbone", [pytest.param("ViT-L/14", marks=pytest.mark.slow), "ViT-B/32"])
@@ -200,18 +137,6 @@ def test_every_suite_takes_another_backbone_by_one_flag(backbone, tmp_path, caps
     assert found == {suite: set() if suite == "runtime" else {name} for suite in SUITES}
     settings = measured(planned["runtime"], tmp_path)
     assert (settings.backbone, settings.pretrained) == (name, "random")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backbone", ["ViT-L/14", "ViT-B/32"])
-def test_procap_is_trained_and_evaluated_on_other_backbones(backbone, few_digits, tmp_path):
-    run = ["--methods", "procap", "--datasets", "digits", "--shots", "1", "--epochs", "1", "--batch-size", "5"]
-    run += ["--backbone", backbone, "--pretrained", "random", "--device", "cpu", "--tracking", "off"]
-    run += ["--data", str(few_digits), "--results", str(tmp_path)]
-    assert main(["train", *run]) == 0
-    assert main(["eval", *run, "--targets", "digits:base", "--limit", "2"]) == 0
-    [file] = tmp_path.glob("base/digits/procap/*/*/*/eval/*.json")
-    assert json.loads(file.read_text())["total"] == 2
 
 
 def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(capsys):
@@ -276,20 +201,6 @@ def test_the_profile_is_that_of_the_packed_data_and_generated_data_by_default(tm
     assert chosen(SuiteFlags(profile="mini")).profile is MINI
 
 
-def test_durations_are_parts_of_what_each_data_set_has():
-    """CoOp's own recipe has 50 epochs on ImageNet and 200 elsewhere."""
-    suite = load_suite("duration")
-    for datasets in (("imagenet", "dtd", "eurosat"), ("dtd", "eurosat", "imagenet")):
-        options = suite.options(PAPER, methods=("coop",), datasets=datasets, seeds=(1,))
-        epochs = {
-            name: [entry.spec.config.recipe.epochs for entry in suite.plan(options) if entry.dataset == name]
-            for name in datasets
-        }
-        assert epochs == {"imagenet": [10, 25, 50], "dtd": [40, 100, 200], "eurosat": [40, 100, 200]}
-        assert {entry.variant.name for entry in suite.plan(options)} == {"CoOp (on most data sets)"}
-    assert {entry.variant.name for entry in suite.plan(suite.options(PAPER))} == {"ProCAP"}
-
-
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda profile: profile.name)
 @pytest.mark.parametrize("recipe", ["", "published", "procap"])
 def test_a_shortened_schedule_is_more_than_its_warm_up(profile, recipe):
@@ -316,11 +227,6 @@ def test_a_development_run_is_evaluated_on_val_and_never_on_test(capsys, tmp_pat
     run = planned_run(capsys, tmp_path, "--datasets", "digits", "--classes", "dev-base")
     assert run["run"].startswith("dev-base/digits/coop/")
     assert [*run["targets"]] == ["digits:dev-base:val", "digits:dev-novel:val"]
-
-
-def test_where_no_val_list_is_published_training_images_stand_in(capsys, tmp_path):
-    run = planned_run(capsys, tmp_path, "--datasets", "imagenet", "--classes", "dev-base")
-    assert [*run["targets"]] == ["imagenet:dev-base:train", "imagenet:dev-novel:train"]
 
 
 @pytest.mark.parametrize(("file", "runs"), [("readings", 192), ("mmlop_ladder", 60)])

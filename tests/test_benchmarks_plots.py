@@ -3,7 +3,6 @@
 import itertools
 import math
 import random
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import mean, stdev
@@ -14,7 +13,6 @@ from made_results import put_config, put_score
 
 from benchmarks.experiment.profiles import PROFILES
 from benchmarks.plots import style
-from benchmarks.plots.base_novel import hm_radar
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite
 from procap.methods import METHODS
@@ -214,20 +212,6 @@ def test_without_results_there_is_no_figure(tmp_path):
     assert not (tmp_path / "drawn").exists()
 
 
-def test_results_that_are_all_alike_or_nothing_are_drawn_without_a_warning(tmp_path):
-    """Zero-shot has the same accuracy with every seed, or is never right."""
-    made = make(tmp_path, "base-to-novel", datasets=SETS, seeds=(1, 2), methods=("zeroshot",))
-    for entry in made.done.runs:
-        for target in entry.spec.targets:
-            put_score(tmp_path, entry.spec.config, target, 300, TOTAL)
-    done = SuiteResults.read(made.done.suite, made.done.options, tmp_path)
-    never = SuiteResults(done.suite, done.options, done.runs, done.frame.assign(accuracy=0.0), tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert all(done.suite.plots(done)[name]() is not None for name in ("hm-bars", "hm-radar"))
-        assert hm_radar(never).axes[0].get_ylim() == (0, 10)
-
-
 def test_dollars_in_a_name_are_no_formula(halves):
     name = r"a$\foo$b "
     runs = tuple(replace(run, variant=replace(run.variant, title=name + run.variant.name)) for run in halves.done.runs)
@@ -235,13 +219,6 @@ def test_dollars_in_a_name_are_no_formula(halves):
     for figure in filter(None, map(style.draw_styled, plots)):
         figure.draw_without_rendering()
         assert name + "ProCAP" in [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-def test_limited_results_are_named_in_the_title(tmp_path):
-    small = {"quick": True, "datasets": ("tiles",), "seeds": (1,), "methods": ("procap",)}
-    made = make(tmp_path, "base-to-novel", limited=True, **small)
-    figure = made.figure("hm-bars")
-    assert "only the first images" in figure.get_suptitle()
 
 
 @pytest.mark.parametrize("form", [*style.FORMATS, "svg"])

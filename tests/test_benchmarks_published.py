@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_results import made, put_score, table_of
+from made_results import made, table_of
 
 from benchmarks.experiment.profiles import MINI, PAPER
 from benchmarks.experiment.published import (
@@ -21,12 +21,11 @@ from benchmarks.experiment.published import (
 from benchmarks.experiment.suite import Suite, Variant
 from benchmarks.plots import base_novel as halves_plots
 from benchmarks.results.metrics import Metric
-from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.base_novel import base_to_novel_tables
 from benchmarks.tables.check import check_table
 from benchmarks.tables.render import render
 from benchmarks.tables.table import Column, Row, Table
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError
 from procap.methods import METHODS
 from shards.catalogue import CATALOGUE
 from shards.catalogue import PUBLISHED as PUBLISHED_SETS
@@ -130,37 +129,6 @@ def test_a_changed_method_is_not_what_the_paper_prints(tmp_path, change):
     assert [row.labels[1] for row in lines] == ["ProCAP", "ProCAP, changed yes"]
     assert [row.cells[0].published is None for row in lines] == [False, True]
     assert [row.labels[0] for row in check_table(done, 1.0)[0].rows] == ["DTD, ProCAP"] * 3
-
-
-SUITES_WITH_TABLES = ("base-to-novel", "stability", "ablation", "duration", "cross-dataset", "domain-generalization")
-
-
-@pytest.mark.parametrize("name", [*SUITES_WITH_TABLES, "qualitative"])
-def test_results_of_another_backbone_stand_beside_published_ones_with_a_note_alone(tmp_path, name):
-    chosen = {} if name.startswith(("cross", "domain")) else {"datasets": ("eurosat",)}
-    done = made(tmp_path, name, PAPER, methods=("procap",), seeds=(1,), backbone="ViT-L/14", **chosen)
-    tables = [table for table in done.suite.tables(done) if any(row.source == "published" for row in table.rows)]
-    assert tables or name == "duration", "the paper prints averages of durations alone"
-    for table in tables:
-        [note] = [note for note in table.notes if "Not comparable with published numbers: the backbone is" in note]
-        assert "ViT-L-14" in note
-        groups = {source: {row.group for row in table.rows if row.source == source} for source in ("ours", "published")}
-        assert not groups["ours"] & groups["published"], "each group has its own best"
-        assert not any(metric.published for metric in table.metrics)
-
-
-def test_a_mean_over_fewer_whole_seeds_is_none_and_says_so(tmp_path):
-    done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("procap",), seeds=(1, 2, 3))
-    for entry in done.runs[1:]:
-        for target in entry.spec.targets:
-            put_score(tmp_path, entry.spec.config, target, 1, 100, of=400)
-    done = SuiteResults.read(done.suite, done.options, tmp_path)
-    table = table_of(done, "base-to-novel")
-    [row] = [row for row in table.rows if row.source == "ours"]
-    assert row.cells[:3] == (None, None, None)
-    assert any("never averaged with whole test sets" in note for note in table.notes)
-    with pytest.raises(UserError, match="no result here has a published number"):
-        check_table(done, 1.0)
 
 
 def test_the_longest_training_of_procap_is_compared_with_the_others(tmp_path):

@@ -14,15 +14,13 @@ from small_runs import make_runtime
 
 from benchmarks.experiment.profiles import PAPER, find_profile
 from benchmarks.qualitative.eigencam import image_maps
-from benchmarks.qualitative.pictures import compare, make_pictures, select_images
-from benchmarks.qualitative.plots import draw_eigencam, draw_predictions
+from benchmarks.qualitative.pictures import make_pictures, select_images
 from benchmarks.qualitative.prompts import read_prompts, record_prompts
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite
 from benchmarks.suites.outputs import remove_outdated
 from benchmarks.tables.check import check_table
 from benchmarks.tables.qualitative import qualitative_tables
-from procap.errors import UserError
 from runner import evaluate, run_folders, train
 from runner.config import RunConfig, RuntimeConfig, Target
 from shards import fewshot, reader, transforms
@@ -156,18 +154,6 @@ def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_pro
     assert {file.name for file in folder.iterdir()} >= {"prompts.png", "prompts.pdf", "pictures.json"}
 
 
-def test_any_methods_can_be_compared(run, place):
-    """All five at once. Those without prompts in the image tower share one map."""
-    runs = {TITLES[m]: evaluate.load_trained(run(m), place) for m in TITLES}
-    record, _ = compare(runs, Target("digits"), place, images=3)
-    for pick in record["picks"]:
-        maps = {title: np.array(cam) for title, cam in pick["eigencam"].items()}
-        assert all(grid.shape == (2, 2) and grid.min() == 0 and grid.max() == 1 for grid in maps.values())
-        assert (maps["CLIP"] == maps["CoOp"]).all() and (maps["CLIP"] == maps["CoCoOp"]).all()
-        assert (maps["CLIP"] != maps["MaPLe-style"]).any()
-    assert [len(read_prompts(*one)["stages"]) for one in runs.items()] == [0, 1, 1, 1, 2]
-
-
 def test_learned_tokens_are_recorded_with_their_words(pair, run, place):
     method = evaluate.load_trained(run("procap"), place).method
     [entry] = [entry for entry in pair["prompts"]["methods"] if entry["title"] == "ProCAP"]
@@ -188,27 +174,3 @@ def test_without_learned_prompts_there_are_no_random_ones(run, place):
     prompts = record_prompts([read_prompts("A", evaluate.load_trained(run("zeroshot"), place))])
     [recorded] = prompts["methods"]
     assert (prompts["random"], recorded["title"], recorded["stages"]) == (None, "A", [])
-
-
-def test_methods_that_agree_everywhere_are_shown_on_the_first_images(run, place):
-    loaded = evaluate.load_trained(run("maple"), place)
-    part = dataclasses.replace(place, limit=7)
-    record, pixels = compare({"A": loaded, "B": loaded}, Target("digits"), part, images=5)
-    assert [pick["index"] for pick in record["picks"]] == [0, 1, 2, 3, 4]
-    assert record["images"] == {"seen": 7, "of": 60}
-    drawn = draw_predictions(record, pixels), draw_eigencam(record, pixels)
-    assert "digits, 7 of 60 images" in drawn[0].get_suptitle()
-
-
-def test_what_cannot_be_compared_is_refused(done, run, place, tmp_path):
-    """Pictures beside numbers of the same name must be of the images that the numbers were counted on."""
-    runs = {TITLES[m]: evaluate.load_trained(run(m), place) for m in PAIR}
-    with pytest.raises(UserError, match="no finished training"):
-        make_pictures(dataclasses.replace(done, results=tmp_path), dataclasses.replace(place, results=tmp_path))
-    assert not any(tmp_path.iterdir())
-    other = dataclasses.replace(place, data=tmp_path / "data")
-    shutil.copytree(place.data, other.data)
-    manifest = other.data / "digits" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"template": "', '"template": "really '))
-    with pytest.raises(UserError, match="other content"):
-        compare(runs, Target("digits"), other)

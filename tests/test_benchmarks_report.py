@@ -15,7 +15,7 @@ from report_pages import Node, Page, begin, every, put_entry, tables, words_of
 
 from benchmarks.cli import main
 from benchmarks.plots import style
-from benchmarks.report.report import build_report, write_report
+from benchmarks.report.report import write_report
 from benchmarks.report.sections import read_suites
 from benchmarks.results.metrics import Metric
 from procap.errors import UsageError, UserError
@@ -219,18 +219,6 @@ def test_an_old_report_is_replaced_whole_and_nothing_else_ever(tmp_path):
     assert (own / "index.html").read_text() == "<html>my thesis</html>"
 
 
-def test_only_runs_of_readable_suites_are_reported_as_finished(tmp_path):
-    root = tmp_path / "results"
-    _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
-    put_entry(root, entries[0])
-    assert build_report(root, shown="results")["state"] == "All 1 run are finished."
-    broken = root / "collections/suite/duration/collection.json"
-    broken.parent.mkdir(parents=True)
-    broken.write_text("[]")
-    assert not build_report(root, shown="results")["complete"]
-    assert build_report(root, ["duration"], shown="results")["problems"][0][0] == "duration"
-
-
 def test_pictures_of_a_suite_are_in_the_page_as_they_are(tmp_path):
     root = tmp_path / "results"
     _, entries = begin(root, "qualitative", datasets=("tiles",), methods=("procap",))
@@ -283,27 +271,6 @@ def test_pipes_in_place_of_documents_are_named_and_not_read(tmp_path):
         os.mkfifo(file)
     missing = section(write_report(tmp_path).read_text(), "missing")
     assert missing.count("it is no regular file") == 2
-
-
-def test_pictures_that_are_not_recorded_or_that_are_of_other_runs_are_not_in_the_page(tmp_path):
-    """Such as figures of an older options, which still lie in the folder."""
-    root = tmp_path / "results"
-    _, entries = begin(root, "qualitative", datasets=("tiles",), methods=("maple", "procap"))
-    for entry in entries:
-        put_entry(root, entry)
-    folder = root / "collections/suite/qualitative"
-    words = {name: {"caption": name, "alt": f"what {name} shows"} for name in ("predictions", "gone")}
-    for name in ("predictions", "hm-bars"):
-        Image.new("RGB", (320, 90), "white").save(folder / f"{name}.png")
-
-    def shown(runs: list[str]) -> list[str]:
-        (folder / "pictures.json").write_text(json.dumps({"runs": runs, "pictures": words}))
-        return [image.attributes["alt"] for image in Page(write_report(root).read_text()).root.all("img")]
-
-    runs = [entry.path for entry in entries]
-    assert shown(runs) == ["what predictions shows"]
-    assert "the picture gone.png" in section((root / "report/index.html").read_text(), "missing")
-    assert shown(runs[1:]) == shown(runs[::-1]) == []
 
 
 def test_suites_without_results_are_on_the_page_and_none_at_all_is_an_error(tmp_path, capsys):

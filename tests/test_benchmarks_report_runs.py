@@ -7,15 +7,11 @@ import shutil
 
 import numpy as np
 import pytest
-from made_results import put_config, put_run, put_score
-from report_pages import Node, Page, begin, every, tables, words_of
+from made_results import put_run, put_score
+from report_pages import Node, Page, every, tables, words_of
 
 from benchmarks.cli import main
-from benchmarks.report.mistakes import IMAGES_OF_CLASS, MAX_IMAGES, MAX_PAIRS, list_mistakes
-from benchmarks.report.report import write_report
-from benchmarks.report.sections import read_suites
-from benchmarks.results.frame import load
-from benchmarks.tables.runs import title_runs
+from benchmarks.report.mistakes import IMAGES_OF_CLASS, MAX_IMAGES, MAX_PAIRS
 from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
 from runner.inference import count_classes
 from runner.results import Progress, write_json
@@ -152,27 +148,6 @@ def test_misclassified_images_are_the_wrong_ones_of_the_test_set(tree, made, dig
         assert np.abs(np.asarray(shown, float) - np.asarray(whole.resize(shown.size), float)).mean() < 12
 
 
-@pytest.mark.parametrize(("change", "text"), [
-    ("absent", "is not packed in"),
-    ("packed again", "was packed again with other content since"),
-    ("older", "record no predictions of single images"),
-])  # fmt: skip
-def test_what_hides_the_images_is_said(made, few_digits, tmp_path, change, text):
-    root, data = tmp_path / "results", few_digits
-    shutil.copytree(made[0], root)
-    for file in root.glob("all/digits/coop/*/*/*/eval/*.json"):
-        document = json.loads(file.read_text())
-        document |= {"packed again": {"manifest_digest": "0" * 16}, "older": {"labels": None, "predicted": None}}.get(
-            change, {}
-        )
-        file.write_text(json.dumps(document))
-    if change == "absent":
-        data = tmp_path / "nothing"
-    tree = write(root, data, tmp_path / "page", "--methods", "coop")
-    assert text in words_of(tree) and not images_of(tree)
-    assert "Accuracy by class: digits, all classes" in tables(tree)
-
-
 def test_flags_select_runs_and_what_does_not_exist_is_refused(made, few_digits, tmp_path, capsys):
     tree = write(made[0], few_digits, tmp_path / "page", "--methods", "maple", "--seeds", "2")
     assert next(node.text() for node in tree.all("h2")) == "Selected runs"
@@ -196,14 +171,6 @@ def test_flags_select_runs_and_what_does_not_exist_is_refused(made, few_digits, 
         assert why in capsys.readouterr().err
 
 
-def test_of_many_test_sets_those_of_low_accuracy_are_shown(tmp_path, monkeypatch):
-    for dataset, correct in {"tiles": 90, "petals": 50, "digits": 95}.items():
-        put_score(tmp_path, put_run(tmp_path, "coop", dataset), f"{dataset}:base", correct, 100)
-    monkeypatch.setattr("benchmarks.report.mistakes.MAX_TARGETS", 2)
-    shown = list_mistakes(title_runs(load(tmp_path))[0], None)
-    assert [mistakes.title.partition(",")[0] for mistakes in shown] == ["petals", "tiles"]
-
-
 @pytest.mark.parametrize(("classes", "share"), [(2, 0.7), (30, 1.0), (1000, 0.7)])
 def test_the_page_stays_small_for_any_number_of_classes(tmp_path, classes, share):
     draws = np.random.default_rng(classes)
@@ -223,17 +190,3 @@ def test_the_page_stays_small_for_any_number_of_classes(tmp_path, classes, share
     assert (page / "index.html").stat().st_size < 200_000
     written = json.loads((page / "tables/classes-digits-all.json").read_text())
     assert len(written["rows"]) == classes, "the files have all rows"
-
-
-def test_a_run_of_several_suites_is_counted_as_the_worst_that_it_is(tmp_path):
-    """Tested on all other sets but not on the shifted ones, it is finished for one suite alone."""
-    root, chosen = tmp_path / "results", {"methods": ("procap",), "seeds": (1,)}
-    _, entries = begin(root, "cross-dataset", **chosen)
-    _, shifted = begin(root, "domain-generalization", **chosen)
-    assert entries[0].path == shifted[0].path
-    config = put_config(root, entries[0].spec.config)
-    for target in entries[0].spec.targets:
-        put_score(root, config, target, 150, 200)
-    sections, _ = read_suites(root)
-    assert [[run.state for run in section.unfinished] for section in sections] == [[], ["not evaluated"]]
-    assert "1 of 1 run unfinished: 1 not evaluated." in write_report(root).read_text()

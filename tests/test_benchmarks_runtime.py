@@ -19,13 +19,10 @@ from benchmarks.runtime.data import load_case_data
 from benchmarks.runtime.measure import count_flops
 from benchmarks.runtime.settings import METHOD_OPTIONS, Settings, make_settings
 from benchmarks.suites import load_suite
-from benchmarks.tables.speed import runtime_tables
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
 from runner.results import write_json
-from tools.synthetic import class_names, pack_photographs
 
-ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
 
 
@@ -114,17 +111,6 @@ def test_a_measurement_is_repeated_unless_the_same_exists_from_such_a_machine(su
             measure_suite(done, place, False)
 
 
-def test_another_measurement_leaves_the_one_of_the_suite(suite):
-    done, place = suite
-    (file,) = (done.results / "runtime").glob("*/runtime.json")
-    report = json.loads(file.read_text())
-    file.unlink()
-    other = {**report, "rows": [{**row, "dataset": "tiles"} for row in report["rows"]]}
-    for name, found in (("digits", report), ("tiles", other)) * 2:
-        write(found, make_settings(place, CPU, datasets=(name,)), place)
-    assert len([*(done.results / "runtime").glob("*/runtime.json")]) == 2 and runtime_tables(done)
-
-
 ABSENT = {"ray", "mlflow", "deepspeed", "matplotlib"}
 
 
@@ -171,16 +157,3 @@ def test_wrong_flags_are_answered_in_one_line(capsys, flags, message):
     assert main(["bench", "runtime", *flags]) == 2
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("procap: ")]
     assert message in line
-
-
-def test_photographs_have_the_size_of_their_name(tmp_path):
-    pack_photographs("photographs-3", tmp_path)
-    data = load_case_data("photographs-3", tmp_path, "all")
-    assert (len(data.fewshot.train), len(data.test.images), len(data.space.classnames)) == (48, 12, 3)
-    assert data.fewshot.train.image(0).size in ((500, 375), (375, 500))
-
-
-def test_class_names_are_distinct_and_of_different_lengths():
-    names = class_names(1000)
-    assert len(set(names)) == 1000 and len({len(name.split()) for name in names[:50]}) > 1
-    assert class_names(10) == names[:10]

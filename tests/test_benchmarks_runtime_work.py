@@ -1,6 +1,5 @@
 """The work that the runtime benchmark times: both modes agree, and preparing changes no training."""
 
-import copy
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,10 @@ from tiny_geometry import IMAGE_METHODS
 
 from benchmarks.runtime import measure, workload
 from benchmarks.runtime.settings import make_settings, run_config
-from procap.methods.procap import EUROSAT_JITTER, EUROSAT_ROTATION
 from procap.weights.loading import load_clip
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
-from tools.synthetic import pack_photographs, synthetic_case
+from tools.synthetic import synthetic_case
 
 CPU = torch.device("cpu")
 PLAIN, GRAPHS = Acceleration(), Acceleration(graphs=True)
@@ -67,14 +65,6 @@ def settings():
     return replace(make_settings(RuntimeConfig(Path("data"), Path("results")), CPU), batch=2, test_batch=3)
 
 
-def test_every_data_set_is_augmented_as_its_recipe_has_it(tmp_path):
-    recipe = run_config("maple", "fp32", settings(), dataset="eurosat").recipe
-    assert (recipe.colour_jitter, recipe.rotation) == (EUROSAT_JITTER, EUROSAT_ROTATION)
-    root = pack_photographs("photographs-1", tmp_path)
-    made = run_config("maple", "fp32", settings(), dataset="photographs-1", data=root)
-    assert made.dataset == "photographs-1" and made.recipe.colour_jitter == 0
-
-
 def make_training(clip, accelerations, mode="fast", name="procap"):
     method, images, labels = synthetic_case(workload.models_by_mode(clip, PLAIN)[mode], name, 5, 2)
     return workload.Training(method, run_config(name, "fp32", settings()), mode, accelerations), images, labels
@@ -119,18 +109,6 @@ def test_reference_mode_has_torchs_own_optimizer_and_eager_cross_attention(tiny_
     with measure.without_fused_kernels():
         assert os.environ["PROCAP_FUSED"] == "off"
     assert "PROCAP_FUSED" not in os.environ
-
-
-@pytest.mark.slow
-def test_only_the_fast_model_is_compiled(tiny_clip):
-    """Reference mode then has weights of its own, equal ones; else both modes share them."""
-    clip = copy.deepcopy(tiny_clip)
-    shared, own = workload.models_by_mode(clip, PLAIN), workload.models_by_mode(clip, Acceleration(compile=True))
-    assert shared["reference"].visual.proj is shared["fast"].visual.proj
-    assert own["reference"].visual.proj is not own["fast"].visual.proj
-    assert torch.equal(own["reference"].visual.proj, own["fast"].visual.proj)
-    blocks = [own[mode].visual.transformer.resblocks[0] for mode in ("reference", "fast")]
-    assert ["before_attention" in vars(block) for block in blocks] == [False, True]
 
 
 @pytest.mark.gpu

@@ -13,13 +13,11 @@ import pytest
 from made_results import made, put_run, put_score, table_of
 
 from benchmarks.cli import main
-from benchmarks.experiment.profiles import MINI, PAPER
+from benchmarks.experiment.profiles import PAPER
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.suites import load_suite
 from benchmarks.tables.render import SUFFIXES, render, to_dict, write_tables
 from benchmarks.tables.table import Column, Row, Table
-from runner.config import Target
 
 SEEDS = (1, 2, 3)
 
@@ -331,11 +329,3 @@ def test_files_are_written_in_every_format(tmp_path):
         if form != "json":
             assert file.read_text() == render(SAMPLE, form) + "\n"
     assert json.loads(written[-1].read_text()) == to_dict(SAMPLE)
-
-
-def test_tables_without_results_have_missing_cells_only(tmp_path):
-    suite = load_suite("few-shot")
-    done = SuiteResults.read(suite, suite.options(MINI, quick=True, seeds=(1,)), tmp_path / "none")
-    [table] = suite.tables(done)
-    assert not any(cell for row in table.rows for cell in row.cells)
-    assert done.metric(done.variants[0], "shapes", Target("shapes")) is None

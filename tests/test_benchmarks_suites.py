@@ -3,29 +3,21 @@
 import json
 import math
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 from command_line import run
 from fault_cluster import count_tracked, load_outcomes
 from made_results import made
-from test_cluster_sweep import sweep_settings
 from test_runner_train import pack_digits
 
 from benchmarks.cli import main
 from benchmarks.cli import run_suites as bench_command
-from benchmarks.cli.flags import EngineFlags, RuntimeFlags
-from benchmarks.cli.sweep_settings import make_commands
-from benchmarks.experiment.profiles import MINI, PAPER
-from benchmarks.results.suite_results import SuiteResults
-from benchmarks.suites import SUITES, load_suite
-from benchmarks.suites.outputs import make_outputs, short_names
+from benchmarks.experiment.profiles import MINI
+from benchmarks.suites import load_suite
 from benchmarks.suites.progress import CollectionTrackers, RunProgress
 from cluster.launcher import launch
 from cluster.run import TrialReport
-from cluster.sweep import Sweep
-from runner.config import RuntimeConfig
 from runner.run_collection import Collection, read_collection, read_collections
 from runner.stop_signals import Interrupted
 
@@ -209,20 +201,6 @@ def test_a_run_that_fails_is_named_and_the_others_are_done(small, tmp_path, caps
     assert code == 0 and "CoOp" in out and not read_collection(folder).failed
 
 
-@pytest.mark.usefixtures("without_plots")
-def test_results_that_went_away_meanwhile_are_failures(small, tmp_path, capsys, monkeypatch):
-    def and_remove_one(*arguments):
-        launch(*arguments)
-        shutil.rmtree(tmp_path / "results/base/digits/coop")
-
-    monkeypatch.setattr("benchmarks.suites.execute.launch", and_remove_one)
-    words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot,coop", "--seeds", "1", "--json")
-    code, out, err = run(capsys, *words)
-    [path] = json.loads(out.splitlines()[-1])["failed"]
-    assert code == 3 and path.startswith("base/digits/coop") and "its results were not found" in err
-    assert read_collection(tmp_path / "results/collections/suite/base-to-novel").status == "failed"
-
-
 REFUSED = {
     "food101": ("--datasets", "food101,eurosat"),
     "unknown backbone 'vit-z'": ("--backbone", "vit-z"),
@@ -293,52 +271,12 @@ def test_a_cluster_that_is_not_there_is_named(small, capsys):
     assert "127.0.0.1:1" in last and "ray start --head" in last and "Traceback" not in err
 
 
-@pytest.mark.parametrize("name", list(SUITES))
-def test_names_of_files_and_metrics_of_a_suite_are_valid_and_distinct(name, tmp_path):
-    """Tables, pictures and the record of the pictures of a suite lie in one folder; MLflow restricts metric names."""
-    from mlflow.utils.validation import _validate_metric_name
-
-    from benchmarks.results.suite_results import PICTURES
-
-    suite = load_suite(name)
-    done = SuiteResults.read(suite, suite.options(MINI, quick=True), tmp_path)
-    reserved = {"collection.json", "tracking.json", PICTURES}
-    names = [table.name for table in suite.tables(done)]
-    assert len(set(names)) == len(names) and not reserved & {f"{one}.json" for one in [*names, name]}
-
-    names = short_names(SuiteResults.read(suite, suite.options(PAPER), tmp_path).variants)
-    assert len(set(names)) == len(names)
-    for one in names:
-        _validate_metric_name(f"hm/{one}")
-
-
-OTHER_FILES = ("notes.md", "collection.json", "thesis.png", "broken.json")
-
-
 def write_blank(folder, plots):
     """Write empty files in place of plots, which take seconds to draw."""
     files = [folder / f"{name}.png" for name in plots]
     for file in files:
         file.write_bytes(b"")
     return files
-
-
-def test_outputs_of_other_options_are_removed_and_other_files_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.suites.outputs.save_plots", write_blank)
-    suite = load_suite("base-to-novel")
-    chosen = {"datasets": ("tiles", "petals"), "methods": ("maple", "procap"), "seeds": (1,)}
-    done = made(tmp_path, suite.name, MINI, **chosen)
-    runtime = RuntimeConfig(tmp_path / "data", tmp_path)
-    assert not make_outputs(suite, done.options, runtime).failed
-    before = {file.name for file in done.folder.iterdir()}
-    for name in OTHER_FILES:
-        (done.folder / name).write_bytes(b"{broken")
-    other = suite.options(MINI, **{**chosen, "methods": ("maple",)})
-    make_outputs(suite, other, runtime)
-    after = {file.name for file in done.folder.iterdir()}
-    assert {*OTHER_FILES, "base-to-novel.md", "base-to-novel.csv"} <= after
-    assert {"base-to-novel-comparison.md", "base-to-novel-comparison.tex"} <= before - after
-    assert make_outputs(suite, done.options, runtime).tables and before <= {f.name for f in done.folder.iterdir()}
 
 
 def test_a_table_shows_what_the_last_command_named_or_what_its_flags_name(tmp_path, monkeypatch, capsys):
@@ -388,15 +326,6 @@ def test_the_record_of_an_interrupted_suite_is_uploaded(at, there, monkeypatch, 
     assert collection["status"] == "interrupted" and len(collection["runs"]) == 1
 
 
-@pytest.mark.slow
-def test_the_record_of_an_interrupted_sweep_is_uploaded(at, there, monkeypatch, capsys):
-    monkeypatch.setattr(Sweep, "run", and_interrupted(Sweep.run))
-    asked = ("--name", "s", "--methods", "zeroshot", "--param", "shots=1,2")
-    assert main(["sweep", *asked, *at]) == 143
-    collection = json.loads((there / "collections/sweep/s/collection.json").read_text())
-    assert collection["status"] == "interrupted" and len(collection["runs"]) == 2
-
-
 def test_the_report_of_all_suites_is_local_and_names_the_url(at, there, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench_command, "SUITES", ["base-to-novel"])
     assert main(["bench", "all", *SUITE, *at]) == 0
@@ -409,17 +338,6 @@ def test_the_report_of_all_suites_is_local_and_names_the_url(at, there, tmp_path
     said = capsys.readouterr()
     assert "1 done, 1 failed:\n  procap report: report is not empty and no report" in said.err and "CLIP" in said.out
     assert page.read_text() == "<html>my thesis</html>"
-
-
-def test_the_commands_printed_by_a_sweep_hold_no_password():
-    place = RuntimeFlags(
-        data="https://data.example/shards?sig=hunter2",
-        results="s3://bucket/results",
-        tracking="postgresql+psycopg2://me:hunter2@db/mlflow",
-    )
-    for line in make_commands(sweep_settings(), {"recipe.lr": 0.1}, place, EngineFlags()):
-        assert "hunter2" not in line and "--results s3://bucket/results" in line
-        assert "--data https://data.example/shards" in line and "--tracking postgresql+psycopg2://db/mlflow" in line
 
 
 def test_runs_that_a_command_did_not_track_are_in_mlflow_after_the_next(few_digits, short_checkpoint, tmp_path):

@@ -7,10 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from statistics import mean, stdev
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from benchmarks.experiment.titles import title_method
 from benchmarks.plots.style import draw_styled
 from benchmarks.report.report import write_report
 from benchmarks.results import load
-from benchmarks.results.frame import title_variants
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.render import FORMATS, render, to_dict
@@ -67,10 +65,6 @@ def line_of(results, method, dataset):
 
 def runs_table(results):
     return run_tables(load(results))[0]
-
-
-def text_of(results, form):
-    return "\n\n".join(render(table, form) for table in run_tables(load(results)))
 
 
 def notes_of(results):
@@ -128,23 +122,6 @@ def test_every_number_agrees_with_an_independent_recomputation_from_the_counts(t
         check(average, *averaged)
     notes = notes_of(tmp_path)
     assert any("Seeds 1, 2, 3; ± is the sample standard deviation" in note for note in notes)
-
-
-def test_unequal_seeds_have_no_hm_and_say_their_n(tmp_path):
-    config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), seed=1)
-    second = put_run(tmp_path, "coop", "shapes", seed=2)
-    put_score(tmp_path, second, "shapes:base", 60, 100)
-    assert config.hash != second.hash
-    base, novel, hm = line_of(tmp_path, "coop", "shapes").halves
-    assert base.mean == 70 and base.seeds == (1, 2) and novel.seeds == (1,) and hm is None
-    for form, plus_minus in (("md", "±"), ("latex", r"$\pm$")):
-        text = text_of(tmp_path, form)
-        assert f"70.00 {plus_minus} 14.14 (n=2)" in text and "40.00 (n=1)" in text
-        assert "number of seeds, which differ" in text
-    put_score(tmp_path, second, "shapes:novel", 60, 100)
-    assert "(n=" not in text_of(tmp_path, "md") and any("Seeds 1, 2;" in note for note in notes_of(tmp_path))
-    put_halves(tmp_path, "coop", "petals", (80, 100), (40, 100), seed=1)
-    assert {row.labels[0] for row in runs_table(tmp_path).rows} == {"shapes", "petals"}, "no average"
 
 
 def test_runs_that_differ_in_more_than_the_seed_get_rows_of_their_own(tmp_path):
@@ -267,18 +244,6 @@ def test_results_of_a_data_set_that_is_not_here_are_read_and_named(tmp_path, cap
     assert "no result of base-to-novel" in capsys.readouterr().err
 
 
-def test_titles_name_shots_that_vary_and_the_default_evaluation_beside_another_one():
-    found = [("4", "mini", "fp32"), ("4", "ViT-B/16", "fp32"), ("8", "mini", "bf16")]
-    settings = [{"shots": shots, "backbone": name, "precision": precision} for shots, name, precision in found]
-    titles = title_variants(SimpleNamespace(method=["coop"] * 3, settings=settings))
-    assert titles == [
-        f"CoOp, shots {shots}, backbone {name}, precision {precision}" for shots, name, precision in found
-    ]
-    settings = [{"evaluation": name} for name in ("default", "squash", "default")]
-    titles = title_variants(SimpleNamespace(method=["coop", "coop", "zeroshot"], settings=settings))
-    assert titles == ["CoOp, evaluation default", "CoOp, evaluation squash", "CLIP (zero-shot)"]
-
-
 def test_an_unfinished_run_has_no_number(tmp_path):
     config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
     RunFolder(tmp_path / config.path).train_file.unlink()
@@ -331,7 +296,6 @@ def test_the_frame_has_the_documented_columns_and_the_runs_of_a_suite(tmp_path):
 
 
 METHODS = ("zeroshot", "coop", "cocoop", "kgcoop", "maple", "procap")
-NAMES = ["a", "b", "c d"]
 
 
 @pytest.fixture(scope="module")
@@ -393,15 +357,6 @@ def test_the_diagram_shows_the_accuracy_of_every_bin(done):
     assert shown == pytest.approx(rows.ece.mean(), abs=0.05)
 
 
-def test_a_method_without_results_on_a_half_has_an_empty_diagram(done):
-    is_missing = (done.frame.method == "zeroshot") & (done.frame.target_classes == "base")
-    part = replace(done, frame=done.frame[~is_missing])
-    figure = draw_styled(part.suite.plots(part)["reliability"])
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    empty = titles.index("CLIP (zero-shot)\nECE -")
-    assert [len(axes.patches) == 0 for axes in figure.axes] == [number == empty for number in range(12)]
-
-
 def test_the_report_has_the_measures_and_the_diagram(done, tmp_path):
     runs, settings = tuple(done.paths), done.options.to_json()
     write_collection(done.results, Collection(kind="suite", name=done.name, runs=runs, settings=settings))
@@ -418,12 +373,3 @@ def test_a_line_of_json_has_the_words_of_classes_and_masks_credentials_in_its_te
     [line] = capsys.readouterr().out.splitlines()
     masked = {"class": "torch bearer relay", "note": "https://host/x", "value": '***", "x'}
     assert json.loads(line) == [masked, 1, None]
-
-
-def test_dates_of_runs_are_those_that_their_results_record(tmp_path, capsys):
-    config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
-    file = RunFolder(tmp_path / config.path).train_file
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"written": "2026-01-31T12:34:56Z"}))
-    os.utime(file, (1, 1))
-    assert main(["ls", "runs", "--results", str(tmp_path)]) == 0
-    assert "2026-01-31 12:34" in capsys.readouterr().out

@@ -174,13 +174,6 @@ def test_a_run_gets_a_gpu_and_its_part_of_the_cpus():
     assert default_resources([Node("c", "10.0.0.3", "3", 16, 0)]) == Resources(1, 1.0, 0.0)
 
 
-def test_parts_of_a_processor_fit_as_often_as_ray_places_them():
-    machines = [Node(name, name, name, 1, 0) for name in ("a", "b")]
-    assert [count_runs(machines, Resources(1, part)) for part in (0.1, 0.2, 0.3, 0.6, 1)] == [20, 10, 6, 2, 2]
-    assert count_runs(machines, Resources(20, 0.1)) == 1
-    assert count_runs([Node("c", "c", "c", 2, 0)], Resources(1, 0.6)) == 3
-
-
 def test_parts_of_a_gpu_fit_as_often_as_ray_places_them_here_and_on_nodes(monkeypatch):
     """A fraction is always of one GPU."""
     monkeypatch.setattr("cluster.launcher.count_gpus", lambda: 2)

@@ -216,20 +216,6 @@ def test_asha_stops_by_the_mean_over_seeds_and_what_it_stopped_can_be_resumed(ha
     assert len(resumed) == 2 * len(continued) > 0 and all(resumed)
 
 
-@pytest.mark.slow
-def test_a_file_that_cannot_be_read_fails_its_configuration_alone(searched, where, tmp_path, capsys):
-    results = tmp_path / "results"
-    shutil.copytree(searched, results)
-    shutil.rmtree(results / "sweeps")
-    broken = results / configurations(searched)[0].runs[0] / "train.json"
-    broken.write_text("{")
-    assert main(["sweep", *ASKED, *GRID, *where, "--results", str(results), "--json"]) == 3
-    document = printed(capsys)
-    assert document["counts"] == {"finished": 2, "stopped": 0, "running": 0, "failed": 1}
-    [failed] = [row for row in document["configurations"] if row["state"] == "failed"]
-    assert str(broken) in failed["error"]
-
-
 class Recorder:
     """A listener that records its calls."""
 
@@ -372,18 +358,6 @@ def test_what_cannot_be_placed_is_refused_before_anything_waits(local_ray, few_d
     ):
         with pytest.raises(UsageError, match=message), connect(launcher, make_paths(few_digits, tmp_path)):
             pass
-
-
-def test_resources_on_nodes_that_are_not_up_yet_have_to_be_given(local_ray, few_digits, tmp_path):
-    """Derived from nodes without GPUs they would be none, and all runs of a later node would share its first GPU."""
-    asked, paths = Launcher(kind="ray", address=local_ray, autoscale=True), make_paths(few_digits, tmp_path)
-    anywhere = replace(paths, runtime=replace(paths.runtime, device="auto"))
-    with pytest.raises(UsageError, match=r"add --gpus 1 or --gpus 0$"), connect(asked, anywhere):
-        pass
-    for launcher, where, gpus in ((replace(asked, gpus=1), anywhere, 1), (replace(asked, gpus=0), anywhere, 0),
-                               (asked, paths, 0)):  # fmt: skip
-        with connect(launcher, where) as found:
-            assert found.resources.gpus == gpus and found.autoscale
 
 
 def test_runs_wait_for_lost_nodes_for_a_limited_time(local_ray, few_digits, tmp_path, monkeypatch, caplog):

@@ -1,7 +1,6 @@
 """Sweeps without Ray: their files and domains, what is planned and refused, and how runs of a trial execute."""
 
 import json
-import os
 import shlex
 import shutil
 from pathlib import Path
@@ -15,15 +14,12 @@ from small_runs import make_runtime
 from benchmarks.cli import main
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.cli.sweep_settings import make_commands
-from cluster import distributed_trial, executor, ray_cluster, tune_runner
+from cluster import distributed_trial, executor, ray_cluster
 from cluster.run import Halving, RunSpec, StoragePaths, TrialReport
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
-from cluster.sweep import Sweep
-from cluster.sweep_record import Configuration, SweepFolder, SweepSettings, make_runs
+from cluster.sweep_record import SweepSettings, make_runs
 from procap.errors import UsageError, UserError
-from runner.config import RuntimeConfig
 from runner.planning import plan_run
-from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "3"]
@@ -128,14 +124,6 @@ def test_a_list_is_read_value_by_value(values):
     assert domain == [value for number, value in enumerate(values) if value not in values[:number]]
 
 
-@pytest.mark.parametrize(("text", "values"), [
-    ("lr=0.1,1,1.0", [0.1, 1]), ("n_ctx=4,4.0,8", [4, 8]), ("shots=2.0,2,full", [2.0, "full"]),
-    ("grad_clip=null,1,1.0", [None, 1]), ("betas=[0,0.9],[0.0,0.9]", [[0, 0.9]]), ("lr=1,fast", [1, "fast"]),
-])  # fmt: skip
-def test_numbers_that_a_field_reads_alike_are_one_value(text, values):
-    assert json.dumps(parse_param(text, ["coop"])[1]) == json.dumps(values)
-
-
 @pytest.mark.parametrize(("text", "domain"), [
     ("lr = loguniform( 1e-5, 1e-2 )", {"loguniform": [1e-5, 1e-2]}), ("lr=uniform(0,1)", {"uniform": [0.0, 1.0]}),
     ("lr=quniform(0,1,0.25)", {"quniform": [0.0, 1.0, 0.25]}), ("n_ctx=randint(1,10)", {"randint": [1, 10]}),
@@ -200,16 +188,6 @@ def test_what_would_be_lost_or_never_run_is_refused(capsys, line, message):
     assert message in captured.err and captured.err.count("\n") == 1 and not captured.out
 
 
-def test_domains_are_lists_or_distributions():
-    domains = ("lr=loguniform(1e-5, 1e-2)", "weight_decay=uniform(0, 1e-1)", "epochs=2,4")
-    plan = plan_sweep(*COOP, *(word for domain in domains for word in ("--param", domain)), "--trials", "3")
-    assert plan.space == {
-        "recipe.lr": {"loguniform": [1e-5, 1e-2]},
-        "recipe.weight_decay": {"uniform": [0.0, 0.1]},
-        "recipe.epochs": [2, 4],
-    }
-
-
 def run(method="coop", seed=1, epochs=1, **more):
     changes = {"epochs": epochs, "batch_size": 16, "warmup_epochs": 0, "lr": 0.01}
     return plan_run(method=method, dataset="digits", seed=seed, shots=4, recipe="procap", overrides=changes, **more)
@@ -241,11 +219,6 @@ def test_runs_without_a_gpu_use_the_cpu(device, gpus, ray, expected):
     assert ray_cluster.Capacity(ray_cluster.Resources(1, 1.0, gpus), 1, ray=ray).device(device) == expected
 
 
-def test_file_names_are_absolute_for_runs_in_another_folder(few_digits, tmp_path):
-    shared = StoragePaths.with_absolute_paths("data", "results", make_paths(few_digits, tmp_path).runtime)
-    assert (shared.data, shared.results) == (os.path.abspath("data"), os.path.abspath("results"))
-
-
 def test_seeds_in_step_report_their_mean_of_every_epoch(few_digits, tmp_path):
     """The last one with the final report, when all runs are finished."""
     watched = ("digits:base:val",)
@@ -258,51 +231,6 @@ def test_seeds_in_step_report_their_mean_of_every_epoch(few_digits, tmp_path):
     for report in reports:
         counts = [count for history in histories for count in history if count.epoch == report.epoch - 1]
         assert report.score == pytest.approx(sum(100 * c.correct / c.total for c in counts) / 2)
-
-
-DIED = """The actor died unexpectedly before finishing this task.
-\tpid: 26803
-The actor is dead because its worker process has died."""
-
-RAISED = """\x1b[36mray::ImplicitFunc.train()\x1b[39m (pid=1, ip=10.0.0.2, repr=trial)
-  File "/site-packages/ray/tune/trainable/trainable.py", line 329, in train
-    raise skipped from exception_cause(skipped)
-"""
-
-
-@pytest.mark.parametrize(("errors", "reason"), [
-    ([RAISED + "KeyError: 'a'", DIED], "attempts: The actor is dead because its worker process has died;"),
-    ([DIED, RAISED + "KeyError: 'a'"], "attempts: KeyError: 'a';"),
-    ([RAISED + "KeyError: " + "long " * 99], "attempts: KeyError: long long"), ([], "attempts: it was lost;"),
-])  # fmt: skip
-def test_the_last_error_of_a_run_is_the_reason_that_is_reported(errors, reason):
-    """As Ray Tune writes the errors of its attempts down."""
-    text = "".join(f"Failure # {at} (occurred at 2026-01-01_00-00-0{at})\n{error}\n" for at, error in enumerate(errors))
-    why = tune_runner.explain_failure(text)
-    assert reason in why and len(why) < 400 and "\n" not in why
-
-
-def test_the_reason_of_a_failure_is_stored_without_credentials(tmp_path):
-    error = UserError("no answer from https://me:hush@host/x?token=hush")
-
-    def fail() -> TrialReport:
-        raise error
-
-    reports = [executor.attempt(fail), TrialReport(why=tune_runner.explain_failure(f"ray: {error}"))]
-    tried = Configuration(values={"lr": 0.1}).model_copy(update={"error": str(error)})
-    SweepFolder(tmp_path).save(sweep_settings(), [tried])
-    write_collection(tmp_path, Collection(kind="sweep", name="rates", failed={"run": str(error)}))
-    written = [path.read_text() for path in tmp_path.rglob("*.json")] + [str(one.to_result()) for one in reports]
-    assert len(written) == 4 and all("hush" not in text and "***" in text for text in written)
-
-
-def test_the_error_of_an_earlier_attempt_is_forgotten_when_its_runs_are_tried_again(few_digits, tmp_path):
-    asked = sweep_settings(space={"recipe.lr": [0.1]}, seeds=(1, 2))
-    paths = [run.path for run in make_runs(asked, {"recipe.lr": 0.1}, few_digits)]
-    tried = Configuration(values={"recipe.lr": 0.1}, runs=tuple(paths), error="lost")
-    (folder := SweepFolder(tmp_path)).save(asked, [tried])
-    [resumed] = Sweep(asked, RuntimeConfig(few_digits, tmp_path), folder).configurations.values()
-    assert (resumed.runs, resumed.error) == (tried.runs, "")
 
 
 def test_ranks_of_one_node_follow_each_other():

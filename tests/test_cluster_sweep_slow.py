@@ -138,17 +138,6 @@ def test_results_behind_a_url_are_resumed_on_another_machine(data, tmp_path, mon
     assert len(trained) == 4 and len(list((tmp_path / "first").rglob("train.json"))) == 2
 
 
-def test_random_draws_follow_from_the_seed_and_are_the_same_for_all_seeds_of_runs(local_ray, where, tmp_path, capsys):
-    words = ["sweep", *ASKED, "--epochs", "1", "--name", "r", "--param", "lr=loguniform(1e-4,1)", "--search", "random"]
-    drawn = []
-    for trials, name in ((3, "a"), (3, "b"), (4, "a")):
-        assert main([*words, *where, "--trials", str(trials), "--results", str(tmp_path / name), "--json"]) == 0
-        rows = printed(capsys)["configurations"]
-        assert len(rows) == trials and all(len(row["scores"]) == 2 for row in rows)
-        drawn.append({row["values"]["recipe.lr"] for row in rows})
-    assert drawn[0] == drawn[1] < drawn[2]
-
-
 def test_a_time_limit_leaves_states_that_are_resumed(local_ray, where, tmp_path, capsys):
     words = [*ASKED, "--epochs", "4000", "--name", "h", "--param", "lr=loguniform(1e-4,1)", *where]
     assert main(["sweep", *words, "--hours", str(90 / 3600), "--results", str(tmp_path), "--json"]) == 0

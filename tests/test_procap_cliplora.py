@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, load_public, small_clip, walk
-from torch.nn.functional import linear
 
 from procap import recipe, reference, text
-from procap.low_rank import PROJECTIONS, Dropout, LowRank
+from procap.low_rank import Dropout
 from procap.methods import build_method, method_class
 from procap.plan import Plan
 
@@ -133,28 +132,3 @@ def test_masks_depend_on_seed_item_row_and_column_alone():
         assert torch.equal(share, words[rank::2, :3]), "a process draws the masks of its share of the batch"
     other = replace(dropout, seed=dropout.seed + 1).random_words(torch.zeros(6, 5, 64))
     assert (other == words).float().mean() < 0.01
-
-
-def test_masks_keep_each_input_independently_with_the_given_odds():
-    dropout = Dropout(0.25, torch.tensor(7))
-    words = dropout.random_words(torch.zeros(40, 50, 256))
-    kept = {name: dropout.factors(words, name) > 0 for name in PROJECTIONS}
-    for name, mask in kept.items():
-        assert mask.float().mean().item() == pytest.approx(0.75, abs=0.002)
-        assert dropout.factors(words, name).mean().item() == pytest.approx(1.0, abs=0.003)
-        for dimension in range(3):
-            shifted = mask.roll(1, dimension)
-            assert (mask & shifted).float().mean().item() == pytest.approx(0.5625, abs=0.003), name
-    assert (kept["q"] & kept["k"]).float().mean().item() == pytest.approx(0.5625, abs=0.003)
-
-
-def test_a_branch_without_dropout_equals_merged_weights():
-    method = built(dropout=0.0, projections="qkvo")
-    x = torch.randn(2, 5, 768, generator=torch.Generator().manual_seed(3))
-    block = small_clip().visual.transformer.resblocks[0]
-    branch: LowRank = method.vision.branches()[0]
-    weight = method.vision.merged(small_clip().visual)["transformer.resblocks.0.attn.in_proj_weight"]
-    merged = linear(x, weight, block.attn.in_proj_bias)
-    near((block.attn.queries_keys_values(x) + branch.queries_keys_values(x)).detach(), merged.detach())
-    plans = Plan(branches=method.vision.branches()), Plan(weights=method.vision.merged(small_clip().visual))
-    near(*(small_clip().encode_image(images(), plan).detach() for plan in plans))

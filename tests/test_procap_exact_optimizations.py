@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from small_runs import seeded
 from tiny_geometry import SHORT_OPTIONS
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -282,18 +281,6 @@ def test_the_text_tower_computes_shared_rows_once_and_no_padding(counted):
     assert text_work(clip, ids) == 24 * packed + 2 * packed + 10 * count
 
 
-def test_blocks_below_the_first_prompt_have_no_backward_work(counted):
-    clip, ids, lengths = counted
-    tokens = torch.zeros(2, 32, requires_grad=True)
-    features = clip.encode_text(ids, Plan((TokenOp(2, "replace", tokens, 1),)))
-    with Work() as backward:
-        features.sum().backward()
-    # One block is left, the last: keys and values of the 2 learned rows, queries of none of them.
-    per_end = 10 - 1
-    expected = 2 * 32 * 32 * (2 * 2 + per_end * len(lengths)) + 2 * len(lengths) * 32 * 16
-    assert backward.flops <= expected + 2 * 32 * 32 * len(lengths)
-
-
 def tensor_bytes() -> int:
     """The bytes of all tensors but those that `gc.freeze` has put aside."""
     gc.collect()
@@ -364,18 +351,6 @@ def test_patches_are_those_of_the_convolution(size, patch):
     plain = tower.embed(images, folded=False)
     assert_near(tower.embed(images), plain, "rows")
     assert_near(tower.embed(images.contiguous(memory_format=torch.channels_last)), plain, "channels last")
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_attention_runs_in_the_fused_kernel(short_clip, tiny_space, choice):
-    """With nothing but the fused kernel allowed: refused shapes would raise, the plain kernel would be seen."""
-    for name in ("coop", "cocoop", "maple", "procap"):
-        method = short_method(name, short_clip, tiny_space, {})
-        with chosen(short_clip, choice) as clip, sdpa_kernel(SDPBackend.FLASH_ATTENTION), Work() as work:
-            loss, _ = training(method.with_clip(clip), 32)
-        assert "aten._scaled_dot_product_flash_attention_for_cpu" in work.seen
-        others = work.seen - {"aten._log_softmax"} - {"aten._log_softmax_backward_data"}
-        assert not any("attention_math" in name or "softmax" in name for name in others) and loss.isfinite()
 
 
 def test_chunks_bound_what_is_kept_for_the_backward_pass(models):

@@ -19,7 +19,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny_geometry import open_clip_config
 
-from procap.attention import MLP, QuickGELU
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.methods import build_method
@@ -369,10 +368,3 @@ def test_the_embedded_mini_is_small_complete_and_offline():
     features = clip.encode_text(clip.tokenize(["a photo of a red circle.", "an unheard of word: quetzal"]))
     assert torch.isfinite(features).all()
     assert torch.isfinite(clip.encode_image(torch.zeros(1, 3, g.image_size, g.image_size))).all()
-
-
-def test_random_weights_have_the_activation_of_the_weights_that_they_replace():
-    """So that they are computed as OpenAI's are, with the scalings of QuickGELU folded away."""
-    layers = [module for module in load_clip("ViT-B-32", "random").modules() if isinstance(module, MLP)]
-    assert len(layers) == 24 and all(isinstance(layer.gelu, QuickGELU) for layer in layers)
-    assert not load_clip("ViT-S-32-alt", "random").geometry.quick_gelu

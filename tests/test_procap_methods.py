@@ -1,6 +1,5 @@
 """Each method equals its published definition: parameters, their start, their rows, gradients, options, plug-ins."""
 
-import contextlib
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,10 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 from plug_ins import METHOD, install
-from small_runs import embed_words, mark_slow, normed, perturb, pictures, seeded
+from small_runs import embed_words, mark_slow, normed, pictures, seeded
 from tiny_geometry import IMAGE_METHODS, SHORT_GEOMETRY, SHORT_OPTIONS
 
-from procap.attention import CAUSAL, FULL
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.geometry import Geometry
@@ -30,33 +28,6 @@ def build(name, clip, space, seed=0, **options):
 @pytest.fixture
 def space(tiny_space):
     return tiny_space
-
-
-def text_by_definition(clip, ids, levels, first=1):
-    """Text features [C, E]: rows first..first+P-1 are replaced at the input and on entering blocks 1..K-1."""
-    tower, count = clip.text, levels[0].shape[-2]
-    x = tower.token_embedding(ids)
-
-    def put(x, tokens):
-        return torch.cat([x[:, :first], tokens.expand(len(ids), -1, -1), x[:, first + count :]], dim=1)
-
-    x = put(x, levels[0]) + tower.positional_embedding
-    for i, block in enumerate(tower.transformer.resblocks):
-        x = block(put(x, levels[i]) if 1 <= i < len(levels) else x, CAUSAL)
-    return tower.ln_final(x[torch.arange(len(ids)), ids.argmax(-1)]) @ tower.text_projection
-
-
-def image_by_definition(clip, images, levels):
-    """Image features [B, E]: tokens join after the positions and before ln_pre; blocks 1..K-1 get fresh ones."""
-    tower, count = clip.visual, levels[0].shape[-2]
-    x = tower.conv1(images).flatten(2).transpose(1, 2)
-    x = torch.cat([tower.class_embedding.expand(len(x), 1, -1), x], dim=1) + tower.positional_embedding
-    x = tower.ln_pre(torch.cat([x, levels[0].expand(len(x), -1, -1)], dim=1))
-    for i, block in enumerate(tower.transformer.resblocks):
-        if 1 <= i < len(levels):
-            x = torch.cat([x[:, :-count], levels[i].expand(len(x), -1, -1)], dim=1)
-        x = block(x, FULL)
-    return tower.ln_post(x[:, 0]) @ tower.proj
 
 
 @pytest.fixture(scope="module")
@@ -220,62 +191,6 @@ def test_coop_starts_as_zero_shot_with_its_words(tiny_clip, space):
     coop, zeroshot = build("coop", tiny_clip, space), build("zeroshot", tiny_clip, space)
     assert torch.equal(coop.classifier()(pictures()), zeroshot.classifier()(pictures()))
     assert torch.equal(coop.context, embed_words(tiny_clip, "a photo of a"))
-
-
-def test_cocoop_shifts_the_context_by_each_images_feature(tiny_clip, space):
-    method, images = build("cocoop", tiny_clip, space), pictures()
-    first, _, second = method.meta_net
-    ids = tiny_clip.tokenize([f"a photo of a {name}." for name in space.names()])
-    rows = []
-    for image in normed(tiny_clip.encode_image(images)):
-        hidden = (first.weight @ image + first.bias).clamp(min=0)
-        context = embed_words(tiny_clip, "a photo of a") + second.weight @ hidden + second.bias
-        text = normed(text_by_definition(tiny_clip, ids, [context]))
-        rows.append(tiny_clip.logit_scale.exp() * text @ image)
-    torch.testing.assert_close(method.classifier()(images), torch.stack(rows).detach(), rtol=0, atol=2e-4)
-
-
-@pytest.mark.parametrize("depth", [1, 3, 9, 12])
-def test_maple_is_its_definition(tiny_clip, space, depth):
-    method = perturb(build("maple", tiny_clip, space, depth=depth))
-    text = [method.context, *method.deep_context]
-    layers = [method.projection, *method.deep_projection]
-    vision = [tokens @ layer.weight.T + layer.bias for layer, tokens in zip(layers, text, strict=True)]
-    ids = tiny_clip.tokenize([f"a photo of a {name}." for name in space.names()])
-    expected = text_by_definition(tiny_clip, ids, text), image_by_definition(tiny_clip, pictures(), vision)
-    classifier = method.classifier()
-    torch.testing.assert_close(classifier.class_features, normed(expected[0]).detach(), rtol=0, atol=1e-5)
-    features = tiny_clip.encode_image(pictures(), classifier.image_plan)
-    torch.testing.assert_close(features, expected[1].detach(), rtol=0, atol=2e-5)
-
-
-@contextlib.contextmanager
-def entering(tower):
-    """The states that enter each block of `tower` while the context is open."""
-    seen = []
-    hooks = [b.register_forward_pre_hook(lambda _, x: seen.append(x[0].detach())) for b in tower.transformer.resblocks]
-    yield seen
-    for hook in hooks:
-        hook.remove()
-
-
-def test_maple_learns_the_first_words_and_keeps_the_rest(tiny_clip, space):
-    method = build("maple", tiny_clip, space, n_ctx=2)
-    assert torch.equal(method.context, embed_words(tiny_clip, "a photo"))
-    expected = tiny_clip.tokenize([f"a photo of a {name}." for name in space.names()])
-    assert torch.equal(method.class_prompts(space).ids[:, 3:], expected[:, 3:])
-
-
-def test_maples_deep_projections_start_as_one_layer_and_learn_apart(tiny_clip, space):
-    method = build("maple", tiny_clip, space)
-    first, *others = method.deep_projection
-    assert all(torch.equal(first.weight, o.weight) and torch.equal(first.bias, o.bias) for o in others)
-    assert not torch.equal(first.weight, method.projection.weight)
-    assert len({o.weight.data_ptr() for o in method.deep_projection}) == 8
-    bound = tiny_clip.geometry.text_width**-0.5
-    assert bound * 0.95 < first.weight.abs().max() <= bound
-    deep = torch.stack(list(method.deep_context))
-    assert deep.std().item() == pytest.approx(0.02, rel=0.1) and abs(deep.mean().item()) < 0.002
 
 
 def test_fp16_rounding_touches_vision_and_deep_text_only(tiny_clip, space):

@@ -355,19 +355,6 @@ def test_a_switch_removes_its_parameters_and_terms_and_moves_nothing_else(tiny_c
         assert all(torch.equal(lost[name], term) for name, term in kept.items())
 
 
-@pytest.mark.parametrize("deep_tokens, sets", [("refined", 1), ("independent", 4)])
-def test_with_everything_off_plain_tokens_enter_every_layer(tiny_clip, space, deep_tokens, sets):
-    off = dict.fromkeys(ABLATIONS, False)
-    method = build(tiny_clip, space, depth=4, deep_tokens=deep_tokens, **off)
-    shapes = {name: tuple(tensor.shape) for name, tensor in method.state_dict().items()}
-    assert shapes == {"text_mu": (sets, 4, 64), "vision_mu": (sets, 4, 128)}
-    assert list(method.loss(pictures(), torch.tensor([0, 1, 2]), method.draw(seeded()))) == ["ce"]
-    image_plan, text_plan = method.plans(None)
-    for layer in range(4):
-        assert torch.equal(image_plan.tokens[layer].tokens, method.vision_mu[min(layer, sets - 1)])
-        assert torch.equal(text_plan.tokens[layer].tokens, method.text_mu[min(layer, sets - 1)])
-
-
 def case(seed, batch, classes, width=6, temperature=0.07):
     g = torch.Generator().manual_seed(seed)
     image = F.normalize(torch.randn(batch, width, generator=g), dim=-1)

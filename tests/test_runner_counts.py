@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import shutil
 from dataclasses import replace
 
@@ -151,19 +150,6 @@ def draw(count: int, classes: int, scale: float = 3.0) -> tuple[torch.Tensor, li
     logits = scale * torch.randn(count, classes, generator=generator)
     labels = torch.distributions.Categorical(logits=logits / 2).sample()
     return logits, labels.tolist()
-
-
-def test_four_images_computed_by_hand():
-    """Probabilities of class 0: 0.5, 0.5, 0.8 and 0.9; the true classes are 0, 1, 0 and 1."""
-    first = torch.tensor([0.5, 0.5, 0.8, 0.9])
-    found = measure(torch.stack([first, 1 - first], dim=1).log(), [0, 1, 0, 1])
-    assert found.nll == pytest.approx(-(math.log(0.5) + math.log(0.5) + math.log(0.8) + math.log(0.1)) / 4)
-    assert found.brier == pytest.approx((0.5 + 0.5 + 2 * 0.2**2 + 2 * 0.9**2) / 4)
-    # Confidences 0.5 (one of two is correct), 0.8 (correct) and 0.9 (wrong) are in the 8th, 12th and 14th bin.
-    width = found.equal_width
-    assert {place + 1: count for place, count in enumerate(width.count) if count} == {8: 2, 12: 1, 14: 1}
-    assert (width.correct[7], width.correct[11], width.correct[13]) == (1, 1, 0)
-    assert width.confidence[7] == pytest.approx(1.0) and width.ece == pytest.approx(100 * (0 + 0.2 + 0.9) / 4)
 
 
 @pytest.mark.parametrize(("count", "classes"), [(400, 10), (61, 3), (8, 2), (1, 5)])

@@ -187,19 +187,6 @@ def test_a_killed_rank_ends_the_others_and_a_state_cut_short_costs_one_step(comm
     assert_same(straight, tmp_path, few_digits)
 
 
-@pytest.mark.slow
-def test_a_run_whose_ranks_are_killed_again_and_again_ends_as_without_kills(command, straight, few_digits, tmp_path):
-    """The first rank of two, then the last of four, then the only one: between steps, and with the result at hand."""
-    for size, unlucky, step in ((2, 0, 3), (4, 3, 7), (1, 0, STEPS)):
-        kill = ("send", signal.SIGKILL)
-        ends = run_ranks(size, procap, command(tmp_path), 0.0, kill, unlucky, step)
-        assert codes(ends) == [-signal.SIGKILL if rank == unlucky else 1 for rank in range(size)]
-        # Of the steps that were done at most the last is repeated, and a state is never cut short.
-        assert step - 1 <= max(states(only_run(tmp_path))) <= step
-    assert codes(run_ranks(2, procap, command(tmp_path))) == [0, 0]
-    assert_same(straight, tmp_path, few_digits)
-
-
 @pytest.fixture
 def small_disk(tmp_path):
     folder = tmp_path / "disk"
@@ -256,15 +243,6 @@ def test_a_shard_that_one_rank_lacks_ends_all_with_its_name(command, own_data, t
     assert codes(ends) == [1, 1]
     (line,) = last_lines(ends)
     assert "'digits' train: " in line and f"{shard} is missing" in line
-
-
-def test_an_image_that_one_rank_cannot_read_any_more_ends_all_with_its_name(command, own_data, tmp_path):
-    shard = own_data / "1" / "digits" / "train" / "0.tar"
-    ends = run_ranks(2, procap, command(tmp_path, f"{own_data}/{{rank}}"), 0.0, ("overwrite", str(shard)), 1, 1)
-    assert codes(ends) == [1, 1]
-    (line,) = last_lines(ends)
-    assert f"'digits': {shard}: member " in line and "is undecodable" in line
-    assert only_run(tmp_path).train() is None
 
 
 SHARD = "/digits/train/0.tar"

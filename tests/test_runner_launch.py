@@ -15,20 +15,18 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from child_process import start_process
 from command_line import read_files
 from ports import free_port
-from rank_processes import SECONDS, Ended, Processes, run_ranks
+from rank_processes import SECONDS, Ended, run_ranks
 from small_runs import only_run
 from toy_shards import toy_source
 
 from benchmarks.cli import main
 from benchmarks.console.packing import ensure_packed
-from runner import stop_signals as signals
-from runner.checkpoint import TrainState, read_checkpoint
+from runner.checkpoint import read_checkpoint
 from runner.distributed.ranks import ranks_from_environment
 from runner.run_folders import find_runs
 from shards.pack import pack_source
@@ -160,46 +158,6 @@ def test_a_data_set_that_is_not_there_is_packed_once_in_every_place(tmp_path, sh
     assert len(packed) == (1 if shared else 2)
     assert len({(folder / "manifest.json").read_bytes() for folder in packed}) == 1
     assert {path.name for folder in packed for path in folder.parent.iterdir()} == {"digits"}
-
-
-def procap_until_two_signals(place: str, line: list[str]) -> None:
-    """`procap`, whose first step lasts until the process got two signals; it prints how many it has."""
-    count, handle = TrainState.count, signals.StopRequest._handle
-    received: list[int] = []
-
-    def count_and_wait(state: TrainState, *step: object) -> None:
-        count(state, *step)
-        print("0 signals", flush=True)
-        while len(received) < 2:
-            time.sleep(0.01)
-
-    def handle_and_print(request: signals.StopRequest, signum: int, frame: object) -> None:
-        handle(request, signum, frame)
-        received.append(signum)
-        print(f"{len(received)} signals", flush=True)
-
-    with (
-        patch.object(TrainState, "count", count_and_wait),
-        patch.object(signals.StopRequest, "_handle", handle_and_print),
-    ):
-        procap(place, line)
-
-
-def test_sigterm_passed_on_twice_saves_the_state_once(few_digits, short_checkpoint, tmp_path):
-    """A batch system signals every process of a job, and the launcher among them signals the others again."""
-    line = ["train", *QUICK, "--methods", "coop", "--epochs", "2", "--backbone", short_checkpoint]
-    line = [str(word) for word in [*line, "--data", few_digits]]
-    with Processes(2, procap_until_two_signals, str(tmp_path), line, environ=home(tmp_path)) as processes:
-        for rank in (0, 1):
-            for count in (0, 1):
-                processes.wait_for_output(rank, f"{count} signals")
-                processes.kill(rank, signal.SIGTERM)
-        ends = processes.wait()
-    assert [end.code for end in ends] == [143] * 2, ends
-    assert list(tmp_path.rglob("step-*.pt"))
-    printed = "".join(end.err for end in ends)
-    assert printed.count("procap: SIGTERM: stopped base/digits/coop") == 1
-    assert "repeat the command to resume" in printed
 
 
 ROOT = Path(__file__).resolve().parents[1]

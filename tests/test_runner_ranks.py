@@ -137,20 +137,6 @@ def test_several_ranks_compute_and_decide_as_one(size):
         assert (end.code, end.out, end.err) == (0, "done\n", "")
 
 
-def test_one_process_needs_no_group():
-    with init_process_group(Ranks(), CPU) as group:
-        rows = torch.ones(2, 3, requires_grad=True)
-        assert group.gather(rows) is group.gather_interleaved(rows) is group.gather_uneven(rows, [2]) is rows
-        assert group.all_gather_object(1) == [1] and group.broadcast_object("x") == "x"
-        group.barrier()
-        assert not torch.distributed.is_initialized()
-        flag_sync, wish = FlagSync(group), Flags(save=True, signum=2)
-        assert flag_sync.exchange(save=True, signum=2) == wish and flag_sync.wait() == Flags()
-        same_rows(group)
-    with pytest.raises(ValueError, match="counts"):
-        group.gather_uneven(rows, [3])
-
-
 def threads_of_groups() -> list[str]:
     """Of groups that are still held somewhere: they can abort an interpreter that ends."""
     deadline = time.monotonic() + 600

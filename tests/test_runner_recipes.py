@@ -173,14 +173,6 @@ def picture() -> Image.Image:
     return Image.merge("RGB", (grey, grey.rotate(90), grey.rotate(180)))
 
 
-@pytest.mark.parametrize("index", range(len(transforms.TABLE)))
-def test_every_operation_keeps_the_size_and_follows_its_generator(picture, index):
-    operation, low, high = transforms.TABLE[index]
-    one, again = (operation(picture, low + (high - low) / 3, seeded(3)) for _ in range(2))
-    assert (one.size, one.mode) == (picture.size, "RGB")
-    assert one.tobytes() == again.tobytes() != picture.tobytes()
-
-
 def test_views_differ_and_depend_on_the_generator_alone(picture):
     views = AUGMENT(picture, seeded(1))
     assert views.shape == AUGMENT.shape == (2, 3, 32, 32)
@@ -259,26 +251,6 @@ def test_a_run_keeps_to_the_sentences_it_began_with(run, tmp_path):
         train(config, runtime)
     file.unlink()
     assert train(config, runtime) == result and evaluate(config, Target("digits", "base"), runtime).total
-
-
-def test_wrong_files_of_sentences_are_one_line_each(tiny_clip, tiny_space, tmp_path):
-    def fail(content: Any) -> str:
-        file = tmp_path / "sentences.json"
-        file.write_text(content if isinstance(content, str) else json.dumps(content))
-        method = methods.build_method("coprompt", tiny_clip, tiny_space, {"sentences": str(file)}, seeded())
-        with pytest.raises(errors.UserError) as raised:
-            method.prepare_training()
-        assert "\n" not in str(raised.value)
-        return str(raised.value)
-
-    good = {name: [f"a {name}", f"the {name}"] for name in tiny_space.names()}
-    assert "has none for 5 classes, such as 'cat'" in fail({"dog": ["a dog"]})
-    assert "has 0 to 2 sentences of a class" in fail({**good, "cat": []})
-    assert "has 1 to 2 sentences of a class" in fail({**good, "cat": ["a cat"]})
-    assert "no JSON" in fail("{") and "CLIP reads 77" in fail({**good, "cat": ["a " * 90, "a cat"]})
-    method = methods.build_method("coprompt", tiny_clip, tiny_space, {"sentences": "nowhere.json"}, seeded())
-    with pytest.raises(errors.UserError, match=r"nowhere\.json: No such file"):
-        method.prepare_training()
 
 
 def test_each_data_set_has_its_own_file_of_sentences(tmp_path):

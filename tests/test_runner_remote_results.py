@@ -102,14 +102,6 @@ def test_a_run_continues_elsewhere_from_the_last_pushed_state(here, elsewhere):
     assert content(here) == finished(b"prompts")
 
 
-def test_a_state_that_was_not_pushed_survives_a_pull(here):
-    write(here, {"config.json": b"{}", "state/step-1.safetensors": b"one"})
-    here.push_run(RUN)
-    write(here, {"state/step-2.safetensors": b"two"})
-    here.pull_run(RUN, state=True)
-    assert content(here)["state/step-2.safetensors"] == b"two"
-
-
 def test_a_new_result_at_the_url_replaces_the_one_here_with_its_evaluations(here, elsewhere):
     write(here, finished(b"old", **{"eval/toy-base-test.json": b"[1]"}))
     here.push_run(RUN)
@@ -120,14 +112,6 @@ def test_a_new_result_at_the_url_replaces_the_one_here_with_its_evaluations(here
     here.push_run(RUN)
     elsewhere.pull_run(RUN)
     assert content(elsewhere) == remote_files(here) == finished(b"new")
-
-
-def test_files_lost_from_a_run_here_stay_at_the_url(here):
-    write(here, finished(b"prompts", **{"eval/toy-base-test.json": b"[1]"}))
-    here.push_all()
-    (here.local / RUN / "eval/toy-base-test.json").unlink()
-    here.push_all()
-    assert remote_files(here)["eval/toy-base-test.json"] == b"[1]"
 
 
 def test_a_failed_push_after_another_error_is_only_logged(tmp_path, caplog):

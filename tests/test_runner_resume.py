@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 import pytest
-from ports import free_port
 from rank_processes import Processes, run_ranks
 from small_runs import make_runtime, only_run
 
@@ -256,13 +255,6 @@ def agents(tmp_path):
     agents.end()
 
 
-def meeting(nodes: str, *more: str) -> list[list[str]]:
-    """The flags of two agents that meet at the first one."""
-    place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "faults"]
-    shared = ["--nnodes", nodes, "--nproc-per-node", "1", "--max-restarts", "3", *place]
-    return [[*shared, "--rdzv-conf", ",".join((f"is_host={first}", *more))] for first in (1, 0)]
-
-
 def assert_same_run(wanted: run_folders.RunFolder, results: Path, ranks: int = 2) -> None:
     """A finished run is the other one up to the order of sums, and `ranks` processes finished it."""
     folder = only_run(results)
@@ -290,21 +282,6 @@ def test_one_agent_starts_again_when_a_worker_is_killed(agents, unkilled, few_di
     agents.start(launcher, words("eval", few_digits, results))
     assert agents.wait() == 0, agents.log.read_text()
     assert_same_run(unkilled, results)
-
-
-@pytest.mark.slow
-def test_one_agent_goes_on_alone_when_the_other_machine_is_lost(agents, unkilled, few_digits, tmp_path):
-    results = tmp_path / "results"
-    for launcher in meeting("1:2", "last_call_timeout=20"):
-        agents.start(launcher, words("train", few_digits, results))
-    agents.wait_for_state(results)
-    workers = agents.workers(1)
-    agents.started[1].kill()
-    for worker in workers:
-        worker.kill()
-    assert agents.wait(0) == 0, agents.log.read_text()
-    assert main(words("eval", few_digits, results)) == 0
-    assert_same_run(unkilled, results, ranks=1)
 
 
 @pytest.fixture

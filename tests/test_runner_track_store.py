@@ -1,7 +1,6 @@
 """MLflow stores: names, unreachable ones, moved results, collections as parent runs, a server for a group."""
 
 import json
-import shutil
 import socket
 from collections import Counter
 from contextlib import closing
@@ -15,7 +14,7 @@ from benchmarks.cli import main
 from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
-from runner.run_collection import Collection, read_collection, read_collections, write_collection
+from runner.run_collection import Collection, read_collection, write_collection
 from runner.tracking import log
 from runner.tracking import store as tracking_store
 from runner.tracking.log import CollectionTracker
@@ -86,17 +85,6 @@ def family(store: TrackingStore) -> dict[str, list[str]]:
     return {name: sorted(children) for name, children in below.items()}
 
 
-def test_a_collection_keeps_its_start_when_it_is_written_again(tmp_path):
-    first = write_collection(tmp_path, Collection(kind="suite", name="few-shot", runs=("a", "b"), started=5))
-    again = write_collection(tmp_path, Collection(kind="suite", name="few-shot", runs=("b", "c"), status="finished"))
-    assert first.runs == ("a", "b") and again.runs == ("b", "c") and again.started == 5
-    write_collection(tmp_path, Collection(kind="sweep", name="rates", started=3))
-    assert [(one.tag, one.status) for one in read_collections(tmp_path)] == [
-        ("sweep.rates", "running"),
-        ("suite.few-shot", "finished"),
-    ]
-
-
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b"])
 def test_a_name_that_is_no_folder_name_is_refused(name):
     with pytest.raises(ValidationError):
@@ -147,33 +135,6 @@ def test_a_run_exported_before_is_nested_below_its_parent_without_duplicates(sto
         assert max(steps.values()) == 1
     assert not sync(store, only=[run]).sent
     assert family(store) == {"suite · late": [before.info.run_name]}
-
-
-def test_results_continued_on_another_machine_are_one_suite_and_one_run(store, tmp_path):
-    """The machine that started a suite with results behind a URL is lost after it has exported."""
-    for machine in ("first", "second"):
-        results = tmp_path / machine
-        at = RuntimeConfig(results, results, tracking_uri=store.uri, results_url=f"local://{tmp_path}/remote")
-        RemoteResults.from_runtime(at).pull_all()
-        tracker = CollectionTracker(at, Collection(kind="suite", name="shared"))
-        if machine == "first":
-            run = evaluated(results, 1)
-            RemoteResults.from_runtime(at).push_run(run)
-        tracker.update([run])
-        tracker.close("finished")
-    assert family(store) == {"suite · shared": [f"{RUN} · seed 1"]} and len(all_runs(store)) == 2
-
-
-def test_a_copy_of_the_results_continues_in_its_copy_of_the_store(tmp_path, monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    original, copy = tmp_path / "original", tmp_path / "copy"
-    first = evaluated(original, 1)
-    assert sync(TrackingStore.choose(original)).sent == [first]
-    shutil.copytree(original, copy)
-    second = evaluated(copy, 2)
-    assert sync(TrackingStore.choose(copy)).sent == [second]
-    assert len(all_runs(TrackingStore.choose(copy).open())) == 2
-    assert len(all_runs(TrackingStore.choose(original).open())) == 1
 
 
 def test_results_whose_url_is_away_are_exported_all_the_same(store, tmp_path, caplog):

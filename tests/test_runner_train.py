@@ -17,7 +17,7 @@ from cluster.launcher import launch
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import RunSpec, StoragePaths, final_score
 from procap.errors import UserError
-from procap.recipe import learning_rate, warmup_warning
+from procap.recipe import learning_rate
 from procap.weights import loading
 from procap.weights.files import read_weights
 from runner import acceleration, checkpoint, evaluate, run_folders
@@ -208,16 +208,6 @@ def test_the_runs_of_a_command_load_their_backbone_once_and_learn_what_they_lear
         assert counts.predicted == evaluate.evaluate(run.config, BASE, again).predicted
 
 
-def test_a_warm_up_per_step_is_over_after_its_epochs(plan, runtime, tmp_path):
-    """The first of two epochs ends at the peak, and the second falls from it."""
-    config = plan(overrides={"epochs": 2, "warmup_epochs": 1, "schedule": "warmup-step"})
-    first, second = train(config, dataclasses.replace(runtime, results=tmp_path, quiet=False)).epochs
-    assert first.lr == config.recipe.lr > second.lr
-    alone = config.model_copy(update={"recipe": config.recipe.model_copy(update={"epochs": 1})})
-    [epoch] = train(alone, dataclasses.replace(runtime, results=tmp_path)).epochs
-    assert epoch.lr == config.recipe.lr and not warmup_warning(alone.recipe)
-
-
 def test_force_trains_again_to_the_same_bits_and_forgets_evaluations(plan, runtime):
     config = plan(seed=5)
     folder = run_folders.RunFolder(runtime.results / config.path)
@@ -285,14 +275,6 @@ def test_an_evaluation_is_read_and_not_repeated_and_a_limit_is_marked(finished, 
     assert file.stat().st_mtime_ns == written
     evaluate.evaluate(config, target, runtime, force=True)
     assert file.stat().st_mtime_ns != written
-
-
-def test_zero_shot_trains_nothing_and_is_evaluated_like_the_rest(plan, runtime):
-    config = plan("zeroshot")
-    result = train(config, runtime)
-    assert (result.steps, result.epochs, result.fewshot, result.trainable_parameters) == (0, [], None, 0)
-    counts = evaluate.evaluate(config, BASE, runtime)
-    assert (counts.per_class.correct, counts.per_class.total) == count_plainly(config, BASE, runtime)
 
 
 @pytest.mark.parametrize("method", ["maple", "cocoop", "procap"])

@@ -102,17 +102,6 @@ def test_a_run_that_is_paused_after_every_epoch_ends_with_the_same_bits(config, 
     assert train(config, runtime, until=1) == result
 
 
-def test_a_run_that_lost_its_process_after_its_last_epoch_is_finished_and_not_paused(config, runtime, monkeypatch):
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("runner.train._write_result", die)
-        train(config, replace(runtime, checkpoint_seconds=0.0), until=EPOCHS)
-    assert len(folder_of(config, runtime).progress().epochs) == EPOCHS
-    assert isinstance(train(config, runtime, until=EPOCHS), TrainResult)
-
-
 @pytest.mark.parametrize("method", SMALL)
 def test_callbacks_change_no_bit_of_any_method(method, short_checkpoint, runtime, tmp_path):
     config = planned(str(short_checkpoint), method, overrides={"epochs": 2})
@@ -187,43 +176,6 @@ def test_a_callback_that_raises_leaves_the_state_of_that_epoch_and_no_lock(confi
     assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
 
 
-def train_until_killed(data: str, results: str, checkpoint: str, epoch: int, seconds: float) -> None:
-    """Train in a process that kills itself when the callback gets `epoch`."""
-
-    def die(log: EpochLog) -> None:
-        if log.epoch == epoch:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    runner.checkpointer.EPOCH_SAVE_SECONDS = math.inf
-    runtime = make_runtime(data, results, checkpoint_seconds=seconds)
-    train(planned(checkpoint, overrides={"lr": 0.5}), runtime, callbacks=Callbacks(HALVES, die))
-
-
-@pytest.mark.parametrize(("seconds", "resumed"), [(0.0, 2), (3600.0, 0)])
-def test_the_history_is_complete_after_kills(config, straight, runtime, short_checkpoint, seconds, resumed):
-    """And counts no epoch twice."""
-    """With a state of the epoch on the disk, and with none, so that counted epochs are trained again."""
-    folder = folder_of(config, runtime)
-    arguments = str(runtime.data), str(runtime.results), str(short_checkpoint)
-    for epoch in (1, 2):
-        [end] = run_ranks(1, train_until_killed, *arguments, epoch, seconds)
-        assert end.code == -signal.SIGKILL, end.err
-        assert [count.epoch for count in folder.validation()] == [each for each in range(epoch + 1) for _ in range(2)]
-    assert train(config, runtime, callbacks=Callbacks(HALVES)).resumed == resumed
-    assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
-
-
-def test_missing_counts_of_the_last_epoch_are_added_on_resume(config, straight, runtime):
-    folder = folder_of(config, runtime)
-    train(config, runtime, until=1, callbacks=Callbacks(HALVES))
-    train(config, runtime, until=2)
-    seen: list[EpochLog] = []
-    paused = train(config, runtime, until=2, callbacks=Callbacks(HALVES, seen.append))
-    assert isinstance(paused, Progress) and [log.epoch for log in seen] == [1]
-    train(config, runtime, callbacks=Callbacks(HALVES))
-    assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
-
-
 def test_the_callback_gets_every_epoch_once_over_pauses(config, runtime, monkeypatch):
     # Due at every step and never at the end of an epoch: the state of its last step does not know yet that it ended.
     monkeypatch.setattr(
@@ -233,21 +185,6 @@ def test_the_callback_gets_every_epoch_once_over_pauses(config, runtime, monkeyp
     for until in (1, 3, 4):
         train(config, runtime, until=until, callbacks=Callbacks(HALVES, lambda log: epochs.append(log.epoch)))
     assert epochs == [0, 1, 2, 3]
-
-
-def test_the_callback_gets_the_last_epoch_once_when_only_the_result_is_missing(config, straight, runtime, monkeypatch):
-    folder = folder_of(config, runtime)
-    logs: list[EpochLog] = []
-
-    def killed(*arguments: object) -> None:
-        raise Stop
-
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(runner.train, "_write_result", killed)
-        train(config, replace(runtime, checkpoint_seconds=0.0))
-    train(config, runtime, callbacks=Callbacks(HALVES, logs.append))
-    assert [log.epoch for log in logs] == [EPOCHS - 1]
-    assert folder.validation() == straight.validation()[-2:]
 
 
 def test_a_signal_during_validation_saves_and_validates_later(config, straight, runtime, monkeypatch):
@@ -295,23 +232,3 @@ def test_several_processes_pause_count_and_go_on_as_one(few_digits, short_checkp
     one = make_runtime(few_digits, tmp_path / "one")
     train(config, one, callbacks=Callbacks(HALVES))
     assert folder_of(config, one).validation() == whole.validation()
-
-
-def train_until_the_watcher_stops(data: str, results: str, checkpoint: str) -> None:
-    def stop(log: EpochLog) -> None:
-        if log.epoch == 1:
-            raise Stop("enough")
-
-    ranks = ranks_from_environment()
-    runtime = make_runtime(data, results if ranks.is_first else f"{results}-of-{ranks.rank}")
-    with init_process_group(ranks, torch.device("cpu")) as group:
-        train(planned(checkpoint), runtime, group=group, callbacks=Callbacks(HALVES, stop if ranks.is_first else None))
-
-
-def test_a_callback_that_raises_ends_all_ranks(few_digits, short_checkpoint, tmp_path):
-    results = tmp_path / "results"
-    ends = run_ranks(2, train_until_the_watcher_stops, str(few_digits), str(results), str(short_checkpoint))
-    assert [end.code for end in ends] == [1, 1]
-    assert "Stop: enough" in ends[0].err and "Stop: enough" in ends[1].err and "Traceback" not in ends[1].err
-    progress = RunFolder(results / planned(str(short_checkpoint)).path).progress()
-    assert progress is not None and (progress.status, len(progress.epochs)) == ("interrupted", 2)

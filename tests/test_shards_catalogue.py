@@ -2,22 +2,15 @@
 
 import csv
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from command_line import run
-from local_server import LocalServer
 from toy_shards import CLASSNAMES, toy_source
 
-from benchmarks.cli import main
 from benchmarks.console.parse import parse_datasets
 from procap.errors import UsageError, UserError
-from runner.config import Target
-from runner.planning import plan_run
 from shards.catalogue import CATALOGUE, PUBLISHED, find
 from shards.manifest import FILE, lines_digest
-from shards.mirror import mirror_root
 from shards.pack import pack_source
 from shards.raw.published import imagenet_wnids, published_classnames, raw_layout
 from shards.resolve import is_packed, resolve_dataset
@@ -160,17 +153,6 @@ def test_a_misspelt_set_is_answered_with_the_nearest_name():
         find("imagenet-skech")
 
 
-def test_no_spelling_means_two_sets_and_no_alias_says_nothing_new():
-    spellings = Counter(
-        "".join(letter for letter in spelling.lower() if letter not in "-_ ")
-        for dataset in CATALOGUE.values()
-        for spelling in (dataset.name, *dataset.aliases)
-    )
-    assert [spelling for spelling, times in spellings.items() if times > 1] == []
-    # Hints compare in lower case.
-    assert all(alias == alias.lower() for dataset in PUBLISHED for alias in dataset.aliases)
-
-
 TEST_ONLY = {"test": 17}
 
 
@@ -193,11 +175,6 @@ def test_a_set_that_only_its_shards_describe_is_known_by_its_name(data):
     assert (birds.name, birds.source, birds.test_only) == ("my-birds.v2", "packed", False)
     assert birds.classnames == CLASSNAMES and dict(birds.counts) == {"train": 23, "val": 21, "test": 17}
     assert birds.template == "a photo of a {}, a type of bird."
-
-
-def test_a_packed_set_is_told_as_it_is_packed_and_an_absent_one_as_published(data):
-    assert resolve_dataset("cars", data).test_only and not resolve_dataset("cars", None).test_only
-    assert resolve_dataset("dtd", data) is CATALOGUE["dtd"]
 
 
 def test_a_name_that_is_nowhere_is_answered_with_both_kinds_of_names(data, tmp_path, monkeypatch):
@@ -233,47 +210,9 @@ def test_a_set_whose_manifest_is_broken_is_refused_unless_the_catalogue_knows_it
     assert resolve_dataset("dtd", tmp_path) == CATALOGUE["dtd"] and is_packed(tmp_path, "dtd")
 
 
-def test_runs_and_targets_take_names_of_packed_sets(data):
-    config = plan_run(method="coop", dataset="MY-BIRDS.v2", data=data)
-    assert config.dataset == "my-birds.v2" and config.path.startswith("base/my-birds.v2/coop/")
-    assert Target.parse("my-birds.v2:novel", data) == Target("my-birds.v2", "novel", "test")
-    with pytest.raises(UsageError, match=r"unknown split of stanford-cars 'train'"):
-        Target.parse("stanford-cars:all:train", data)
-    with pytest.raises(UsageError, match=r"unknown data set 'my-birds\.v2'"):
-        plan_run(method="coop", dataset="my-birds.v2")
-
-
 def test_groups_of_data_sets(data, tmp_path):
     world = ["shapes", "coloured-shapes", "textures", "petals", "tiles", "glyphs", "digits"]
     assert parse_datasets("all", data) == world
     assert parse_datasets("my-birds.v2,digits,my-birds.v2", data) == ["my-birds.v2", "digits"]
     eleven = [name for name, dataset in CATALOGUE.items() if dataset.source == "folder" and not dataset.test_only]
     assert parse_datasets("paper", tmp_path) == eleven and len(eleven) == 11
-
-
-def test_a_mirror_is_asked_for_the_names_that_it_may_have(data, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("PROCAP_HOME", str(tmp_path))
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with LocalServer(data) as server:
-        root = mirror_root(server.url, tmp_path)
-        assert resolve_dataset("my-birds.v2", root).counts["val"] == 21 and resolve_dataset("cars", root).test_only
-        assert not is_packed(root, "shapes") and resolve_dataset("shapes", root) == CATALOGUE["shapes"]
-        with pytest.raises(UsageError, match="unknown data set 'mine'"):
-            resolve_dataset("mine", root)
-        assert main(["ls", "datasets", "--data", server.url, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [row["name"] for row in rows if row["packed"]] == ["stanford-cars", "my-birds.v2"]
-
-
-def test_the_list_of_data_sets_holds_what_is_packed(data, capsys):
-    code, out, err = run(capsys, "ls", "datasets", "--data", data, "--json")
-    assert code == 0 and "damaged" in err
-    rows = {row["name"]: row for row in json.loads(out.splitlines()[-1])}
-    assert list(rows)[-1:] == ["my-birds.v2"] and set(CATALOGUE) < set(rows)
-    kept = {"name", "classes", "images", "packed", "test_only", "template", "aliases", "licence", "description"}
-    assert all(kept | {"title", "get"} <= set(row) for row in rows.values())
-    assert [name for name, row in rows.items() if row["packed"]] == ["stanford-cars", "my-birds.v2"]
-    assert rows["my-birds.v2"]["images"] == {"train": 23, "val": 21, "test": 17}
-    assert "robots.ox" in rows["dtd"]["get"]
-    [line] = [line for line in out.splitlines() if line.startswith("stanford-cars")]
-    assert "-/-/17" in line and "in part" in line

@@ -134,16 +134,6 @@ def test_an_image_that_is_added_or_replaced_is_packed(tmp_path):
     assert after.digest != before.digest
 
 
-def test_images_at_any_depth_below_a_class_folder_are_of_that_class(tmp_path):
-    for number, folder in enumerate(("Ara", "Ara/wild", "Ara/wild/2020", "bee_eater/zoo/images", "bee_eater")):
-        put(tmp_path / "images" / folder / "00.png", (number, 0, 0))
-    source = user_source(sheet(tmp_path, "folder: images\nsplit: test\n"))
-    assert rows(source, "test") == [
-        ("Ara/00.png", 0), ("Ara/wild/00.png", 0), ("Ara/wild/2020/00.png", 0),
-        ("bee_eater/00.png", 1), ("bee_eater/zoo/images/00.png", 1),
-    ]  # fmt: skip
-
-
 def test_own_images_are_packed_as_their_exif_orientation_says(tmp_path):
     picture = Image.fromarray(np.repeat(np.arange(0, 240, 10, dtype=np.uint8)[:, None], 8, 1)).convert("RGB")
     exif = Image.Exif()
@@ -271,27 +261,6 @@ def test_folders_that_do_not_fit_are_named_in_one_line(tmp_path, change, words):
     with pytest.raises(UserError, match=words) as caught:
         pack_source(user_source(sheet(tmp_path, IN_FOLDERS)), tmp_path / "data")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("tested", "words"), [
-    ((), r"there are no test images"), ((*CLASSES, "emu"), r"class 'emu' has no train image: add some, or"),
-])  # fmt: skip
-def test_folders_of_splits_that_do_not_fit_are_named_in_one_line(tmp_path, tested, words):
-    put_classes(tmp_path / "images" / "train", each=1)
-    put_classes(tmp_path / "images" / "test", tested, each=1)
-    with pytest.raises(UserError, match=words) as caught:
-        pack_source(user_source(sheet(tmp_path, "folder: images\n")), tmp_path / "data")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("content", [b"", b"- a\n- b\n", b"\xff\xfe\x00", b"just words\n", b"name: [\n", b"&a [*a]\n"])
-def test_a_file_that_is_no_sheet_is_refused(tmp_path, content):
-    file = tmp_path / "birds.yaml"
-    file.write_bytes(content)
-    with pytest.raises(UserError, match=re.escape(str(file))):
-        user_source(file)
-    with pytest.raises(UserError, match="cannot be read"):
-        user_source(tmp_path / "nowhere.yaml")
 
 
 def test_images_at_any_depth_below_a_class_folder_belong_to_its_class(tmp_path):

@@ -187,15 +187,6 @@ def test_a_changed_list_changes_the_origin_so_that_it_is_packed_again(roots, tmp
     assert before.size == sum(file.stat().st_size for file in (roots / "dtd" / "images").rglob("*.jpg"))
 
 
-def test_a_file_that_vanishes_while_packing_is_named(roots, tmp_path):
-    copied("dtd", roots, tmp_path / "raw")
-    source = available("dtd", tmp_path / "raw")
-    path, _ = listed(source)["val"][0]
-    (tmp_path / "raw" / "dtd" / "images" / path).unlink()
-    with pytest.raises(UserError, match=f"{path} cannot be read"):
-        pack_source(source, tmp_path / "data")
-
-
 def test_broken_roots_are_refused(tmp_path):
     empty, file, absent, loop = (tmp_path / name for name in ("empty", "file", "absent", "loop"))
     empty.mkdir()
@@ -221,14 +212,6 @@ def test_images_that_do_not_decode_are_named_by_one_process_or_two(roots, tmp_pa
     broken = [problem for problem in one.problems if "is not a readable image" in problem]
     assert one == two and len(broken) == len(bad) and any("it is empty" in problem for problem in broken)
     assert all(any(str(file.relative_to(images)) in problem for problem in broken) for file in bad)
-
-
-def test_validation_images_without_class_folders_are_reported(roots, tmp_path):
-    val = copied("imagenet", roots, tmp_path) / "images" / "val"
-    for file in list(val.rglob("*.JPEG")):
-        file.rename(val / file.name)
-    problems = raw_source(find("imagenet"), tmp_path, whole=False).problems
-    assert any(problem.startswith("test: 0 images in the class folders of ") for problem in problems)
 
 
 def test_trimaps_are_not_taken_for_the_images_of_pets(tmp_path):

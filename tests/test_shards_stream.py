@@ -16,7 +16,6 @@ from rank_processes import run_ranks
 from small_runs import make_runtime
 from toy_shards import toy_source
 
-from benchmarks.cli import main
 from procap.errors import UserError
 from runner.config import RuntimeConfig, Target
 from runner.distributed.process_group import init_process_group
@@ -367,19 +366,3 @@ def test_an_evaluation_without_a_cache_equals_the_local_one_on_one_and_two_proce
         ended = run_ranks(2, evaluate_streamed, str(mirrored), str(results), str(short_checkpoint))
         assert json.loads(ended[0].out.splitlines()[-1]) == json.loads(json.dumps(wanted))
     assert not list(mirrored.rglob("*.tar"))
-
-
-@pytest.mark.parametrize("flags", [[], ["--no-cache"]])
-def test_the_command_line_stores_no_shard_of_a_url_with_no_cache(few_digits, tmp_path, monkeypatch, capsys, flags):
-    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    run = ["--methods", "zeroshot", "--datasets", "digits", "--tracking", "off", "--device", "cpu", "--json"]
-    correct = []
-    with LocalServer(few_digits) as server:
-        for data, more in ((str(few_digits), []), (server.url, flags)):
-            place = ["--data", data, "--results", str(tmp_path / ("url" if more else "folder")), *more]
-            assert main(["train", *run, *place]) == main(["eval", *run, *place, "--force"]) == 0
-            evaluated = json.loads(capsys.readouterr().out.splitlines()[-1])["evaluated"]
-            correct.append([(one["target"], one["correct"]) for one in evaluated])
-    assert correct[0] == correct[1]
-    assert len(list((tmp_path / "home").rglob("*.tar"))) == (0 if flags else 1)
