@@ -68,7 +68,7 @@ MINI = Profile(
         "dept-maple": 4e-2,
         "kdpl": 4e-2,
         "kdpl-maple": 1e-2,
-        "dpc": 4e-2,
+        "dpc": 1e-2,
         "rebapl": 1e-2,
         "mmrlpp": 2.5e-3,
         "2sfs": 3e-3,
