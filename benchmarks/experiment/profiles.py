@@ -69,6 +69,7 @@ MINI = Profile(
         "kdpl": 4e-2,
         "kdpl-maple": 1e-2,
         "dpc": 1e-2,
+        "aapl": 2.5e-3,
         "rebapl": 1e-2,
         "mmrlpp": 2.5e-3,
         "2sfs": 3e-3,

@@ -92,10 +92,7 @@ class ReBaPL(MaPLe):
             with torch.no_grad(), self._weights(self.samples[-1]):
                 image_plan, text_plan = self.plans(self.prompts)
                 text = self.clip.encode_text(self.prompts.tokenized, text_plan)
-                # In parts as large as those of a step, whose features are then equal to the bit: a cycle starts here.
-                count, size = len(chosen) + len(text), self._compared_rows(len(text))
-                rows = torch.arange(-(-count // size) * size, device=text.device) % count
-                self._past = torch.cat([self._features(part, text, image_plan) for part in rows.split(size)])[:count]
+                self._past = torch.cat([unit(self.clip.encode_image(self._images, image_plan)), unit(text)])
         return is_new or before != (self._noise > 0, len(self._past))
 
     def end_epoch(self, epoch: int, recipe: Recipe) -> None:
@@ -109,7 +106,7 @@ class ReBaPL(MaPLe):
         noise = [self._noise * torch.randn(self.samples.shape[1], generator=generator)] if self._noise else []
         if len(self._past):
             rows = torch.randperm(len(self._past), generator=generator)
-            noise.append(rows[: self._compared_rows(len(self._past) - len(self._images))])
+            noise.append(rows[: self.options.rows] if self.options.rows < len(self._images) else rows)
         return tuple(noise)
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
@@ -129,11 +126,6 @@ class ReBaPL(MaPLe):
                 potential = self.options.repulsion / (DISTANCES[self.options.distance](now, past) + 1e-6)
                 terms["repulsion"] = potential.float()
         return terms
-
-    def _compared_rows(self, classes: int) -> int:
-        """Return how many rows a step compares: all, unless fewer than there are reference images are asked for."""
-        references = len(self._images)
-        return self.options.rows if self.options.rows < references else references + classes
 
     def _features(self, rows: Tensor, text: Tensor, image_plan: Plan) -> Tensor:
         """Return `rows` [K] of the features [R + C, E] of the reference images and of the classes, normalised."""
