@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     import torch
 
 NAMES = ("compile", "graphs", "images")
+OPTIONAL = ("weights",)
+"""Accelerations that `auto` leaves out, because no GPU has measured them."""
 
 
 def acceleration_names(text: str) -> list[str]:
-    """Split `auto`, `off` or some of `NAMES` with commas between; the first two name none. Raises UsageError."""
+    """Split `auto`, `off` or names with commas between; the first two name none. Raises UsageError."""
     names = [] if text in ("auto", "off") else text.split(",")
-    if not {*names} <= {*NAMES}:
-        raise UsageError(f"--accelerate {text}: known are auto, off, and {', '.join(NAMES)} with commas between")
+    known = (*NAMES, *OPTIONAL)
+    if not {*names} <= {*known}:
+        raise UsageError(f"--accelerate {text}: known are auto, off, and {', '.join(known)} with commas between")
     return names
 
 
@@ -33,15 +36,17 @@ class Acceleration:
     graphs: training steps and evaluated batches captured as CUDA graphs and replayed.
     images: training images decoded once, kept on the device, cropped and resized there; on a GPU evaluation images
         are resized there too.
+    weights: under bf16 and fp16 frozen weights are kept in that type instead of cast in each step.
     """
 
     compile: bool = False
     graphs: bool = False
     images: bool = False
+    weights: bool = False
 
     @classmethod
     def parse(cls, text: str, device: torch.device) -> Acceleration:
-        """Parse `auto` (all on a GPU, none on a CPU), `off` or some of `NAMES` with commas between, for `device`."""
+        """Parse `auto` (all `NAMES` on a GPU, none on a CPU), `off` or names with commas between, for `device`."""
         gpu = device.type == "cuda"
         names = [*NAMES] if text == "auto" and gpu else acceleration_names(text)
         if "graphs" in names and not gpu:

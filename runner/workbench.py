@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import torch
 
 from procap.clip import CLIP
 from procap.errors import UserError
+from procap.kernels.frozen_casts import FrozenCasts
 from procap.weights.loading import WeightsKey, load_clip, weights_key
 from runner.acceleration import Acceleration, set_compile_cache
 from runner.config import RunConfig
@@ -46,6 +47,7 @@ class Workbench:
             set_compile_cache()
             compile_blocks(clip)
             self._is_compiled = True
+        clip.weights_in_use = FrozenCasts(clip).applied if acceleration.weights else nullcontext
         return clip
 
     def digest(self, config: RunConfig) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from benchmarks.runtime.measure import count_flops, peak_bytes, timed, without_fused_kernels
 from procap.clip import CLIP
+from procap.kernels.frozen_casts import FrozenCasts
 from procap.methods.method import Method
 from runner.acceleration import Acceleration, set_compile_cache
 from runner.config import RunConfig
@@ -58,7 +59,10 @@ def models_by_mode(clip: CLIP, accelerations: Acceleration) -> Models:
 
         set_compile_cache()
         compile_blocks(clip)
-    return {"reference": plain.without_optimizations(), "fast": clip}
+    reference = plain.without_optimizations()
+    if accelerations.weights:
+        clip.weights_in_use = FrozenCasts(clip).applied
+    return {"reference": reference, "fast": clip}
 
 
 def make_engine(method: Method, config: RunConfig, mode: ModeName) -> Engine:
