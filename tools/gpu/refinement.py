@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.runtime.measure import synchronize, time_interleaved
+from benchmarks.runtime.measure import time_interleaved
 from procap.cross_attention import CrossAttention
 from procap.initialisation import linear, normal
 from procap.kernels.refinement import eager_level, fused_level
@@ -77,8 +76,7 @@ def measure_refinement(widths: tuple[int, int], device: torch.device, autocast: 
         outputs = (*forward(), *step())
         truth = truth or outputs
         difference = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(outputs, truth, strict=True))
-        kernels = _count_kernels(step, device) if on_gpu else None
-        rows.append({"form": name, "difference": difference, "kernels": kernels})
+        rows.append({"form": name, "difference": difference})
         works += [forward, step]
         graphs = [graph for work in (forward, step) if on_gpu and (graph := capture_graph(work))]
         if len(graphs) == 2:
@@ -97,14 +95,6 @@ def measure_refinement(widths: tuple[int, int], device: torch.device, autocast: 
     read = LEVELS * refinement.level_bytes
     sizes = {"level_bytes": refinement.level_bytes, "forward_bytes": read, "step_bytes": 3 * read}
     return {"widths": widths, **sizes, "forms": rows}
-
-
-def _count_kernels(step: Callable[[], object], device: torch.device) -> int:
-    """Count the kernels that a step launches."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        step()
-        synchronize(device)
-    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profiled.events() or ())
 
 
 def measure_bandwidth(device: torch.device, size: int) -> float:
