@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from cluster.ray_cluster import nodes
@@ -100,7 +101,9 @@ def check_node(requirements: Requirements) -> list[str]:
     """Compare this node with the driver; returns its problems."""
     problems, installed = [], version("procap-bench")
     if installed != requirements.version:
-        problems.append(f"procap-bench is {installed}, on the driver {requirements.version}: use `procap submit`")
+        folder = Path(__file__).parents[1]
+        here = f"procap-bench in {folder} is {installed}"
+        problems.append(f"{here}, on the driver {requirements.version}: use `procap submit`")
     try:
         for name, splits in requirements.datasets.items():
             digest, expected = read_digest(requirements.data, name, splits), requirements.digests[name]

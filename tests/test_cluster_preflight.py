@@ -50,9 +50,10 @@ def test_a_node_like_the_driver_has_no_problems_and_leaves_no_file(requirements)
     assert os.listdir(requirements.results) == ["mark"]
 
 
-def test_another_version_is_named(requirements):
+def test_another_version_is_named_with_its_folder(requirements):
     [reason] = check_node(replace(requirements, version="0.0"))
-    assert reason == f"procap-bench is {requirements.version}, on the driver 0.0: use `procap submit`"
+    here = f"procap-bench in {Path(__file__).parents[1]} is {requirements.version}"
+    assert reason == f"{here}, on the driver 0.0: use `procap submit`"
 
 
 def test_a_results_folder_that_is_not_shared_or_not_writable_is_named(requirements, tmp_path, monkeypatch):
