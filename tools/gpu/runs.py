@@ -84,7 +84,7 @@ def compare_repeated(
         words = (dataset, choices, "--epochs", str(epochs), *flags)
         process = start("train", runtime, results, *words)
         if name == "killed":
-            while process.poll() is None and not any(results.rglob("state/*")):
+            while process.poll() is None and not any(results.rglob("step-*.pt")):
                 time.sleep(0.01)
             process.kill()
             process.wait()

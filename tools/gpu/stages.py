@@ -190,7 +190,7 @@ def list_runs(study: Study) -> Iterator[Part]:
         yield f"{count} at once", lambda count=count: run_at_once(*prepare(), count, epochs=2 if study.quick else 10)
     for flags in ((), ("--deterministic",)):
         name = " ".join(["repeated and killed", *flags])
-        yield name, lambda flags=flags: compare_repeated(*prepare(), flags, epochs=60 if study.quick else 20)
+        yield name, lambda flags=flags: compare_repeated(*prepare(), flags, epochs=40 if study.quick else 20)
 
 
 def list_accelerations(study: Study) -> Iterator[Part]:
