@@ -29,8 +29,8 @@ from shards.urls import cache_name, canonical, is_url, join, local_path, redact,
 
 TRAIN, CHECKPOINT, PROGRESS = "train.json", "checkpoint.safetensors", "progress.json"
 RUN = re.compile(r"(?:.*/)?seed\d+-[0-9a-f]{8}(?=/|$)")
-# MLflow's files are not synchronized: a database for one machine, and copies of the runs' files.
-LOCAL_ONLY = re.compile(r"(mlruns|mlartifacts)/|mlflow\.db|(.*/)?\.")
+# MLflow's database is for one machine.
+LOCAL_ONLY = re.compile(r"mlflow\.db|(.*/)?\.")
 
 logger = logging.getLogger(__name__)
 

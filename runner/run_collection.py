@@ -40,11 +40,6 @@ class Collection(FrozenModel):
     ended: Moment | None = Field(default=None, description="None while it is running")
 
     @property
-    def tag(self) -> str:
-        """The tag of its runs in MLflow, e.g. suite.base-to-novel."""
-        return f"{self.kind}.{self.name}"
-
-    @property
     def path(self) -> str:
         """Its folder below the results."""
         return f"{COLLECTIONS}/{self.kind}/{self.name}"

@@ -60,12 +60,12 @@ class LockHeld(UserError):
 
 
 @contextmanager
-def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False, required: bool = True) -> Iterator[None]:
+def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False) -> Iterator[None]:
     """Hold an exclusive lock on `file` between processes of one machine; a process that dies releases it.
 
     The file is created with its folder and then names its holder. On a file system without locks the block runs
     unlocked: a refusal would be worse. timeout: seconds to wait for the lock; 0 tries once, -1 waits
-    forever. remove: delete the file at the end. required: False also runs unlocked where the file cannot be created.
+    forever. remove: delete the file at the end.
     Raises LockHeld when the lock is not free in time, OSError when the file cannot be created.
     """
     from filelock import FileLock, Timeout
@@ -80,7 +80,7 @@ def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False, requir
             owner = file.read_text(encoding="utf-8", errors="replace")[:320].strip()
         raise LockHeld(file, owner or "unknown") from None
     except OSError as error:
-        if required and error.errno not in NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
     try:
         # The owner is information only: a full disk must not stop the holder here.

@@ -195,7 +195,7 @@ def mlflow_database(tmp_path_factory) -> Path:
     def create(folder: Path) -> None:
         from runner.tracking.store import TrackingStore
 
-        TrackingStore(f"sqlite:///{folder / 'mlflow.db'}", "first", folder).open()
+        assert TrackingStore(f"sqlite:///{folder / 'mlflow.db'}", "first", folder).experiment_id
 
     made = made_once(tmp_path_factory, "mlflow-database", create) / "mlflow.db"
     return Path(shutil.copy(made, tmp_path_factory.mktemp("store")))
@@ -207,4 +207,4 @@ def store(mlflow_database, tmp_path, monkeypatch):
     from runner.tracking.store import TrackingStore
 
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", tmp_path.name)
-    return TrackingStore.choose(tmp_path, f"sqlite:///{mlflow_database}").open()
+    return TrackingStore.choose(tmp_path, f"sqlite:///{mlflow_database}")

@@ -99,7 +99,7 @@ def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_for
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     run = tracked_runs.evaluated(tmp_path, 1)
     write_collection(tmp_path, Collection(kind="suite", name="base-to-novel", runs=(run,)))
-    store = TrackingStore.choose(tmp_path).open()
+    store = TrackingStore.choose(tmp_path)
     store.client.create_run(store.experiment_id, tags={"method": "theirs"})
     started: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda program, words: started.append(words))

@@ -23,6 +23,7 @@ from runner.config import RuntimeConfig
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.run_collection import status_after
+from runner.tracking.log import exporter_for
 
 if TYPE_CHECKING:
     from cluster.sweep import Sweep
@@ -113,7 +114,9 @@ def _execute(
             RemoteResults.from_runtime(at).try_push_all()
         raise
     interrupted = searched.count("running") > 0
+    RemoteResults.from_runtime(at).pull_all()
     progress.close("failed" if searched.count("failed") else "interrupted" if interrupted else "finished")
+    exporter_for(at).flush()
     return _show_outcome(searched, runtime, engine, output)
 
 

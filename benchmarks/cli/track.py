@@ -7,8 +7,8 @@ from benchmarks.console.output import SOME_FAILED, note, plural, show, show_json
 from benchmarks.results.frame import open_results
 from runner.environment import library_defaults
 from runner.run_collection import COLLECTIONS
-from runner.tracking import sync as tracking_sync
 from runner.tracking.store import TrackingStore
+from runner.tracking.sync import sync as sync_runs
 
 
 @command("procap track sync --results demo/results")
@@ -20,15 +20,14 @@ def sync(
     """Upload missing results to MLflow. Repeating it sends nothing twice."""
     library_defaults()
     store = TrackingStore.choose(open_results(results), tracking or None)
-    summary = tracking_sync.sync(store)
-    for run, reason in summary.failed:
+    summary = sync_runs(store)
+    for run, reason in summary.failed.items():
         note(f"procap: failed: {run}: {reason}")
     for run in summary.sent:
         note(run)
     runs = [path for path in summary.sent if not path.startswith(f"{COLLECTIONS}/")]
     sent = f"{plural(len(runs), 'run')} and {plural(len(summary.sent) - len(runs), 'collection')}"
-    show(f"{sent} sent to {store.address}, {len(summary.up_to_date)} up to date")
+    show(f"{sent} sent to {store.address}")
     if output.json:
-        document = {"sent": summary.sent, "up_to_date": len(summary.up_to_date), "failed": dict(summary.failed)}
-        show_json({"destination": store.address, **document})
-    return 0 if not summary.failed else SOME_FAILED if summary.sent or summary.up_to_date else 1
+        show_json({"destination": store.address, "sent": summary.sent, "failed": summary.failed})
+    return SOME_FAILED if summary.failed else 0

@@ -49,7 +49,7 @@ def ui(
         check_names(collection, [name], [record.name for record in read_collections(root) if record.kind == collection])
         search = f"tags.`{collection}.{name}` = 'yes' AND {search}"
     store = TrackingStore.choose(root, tracking or None)
-    for path, reason in sync(store.open()).failed:
+    for path, reason in sync(store).failed.items():
         note(f"not shown: {path}: {reason}")
     address = store.address.rstrip("/") if store.is_server else f"http://{HOST}:{port}"
     # On this page MLflow shows accuracy, images/s and seconds of the runs in adjacent rows.
@@ -66,7 +66,7 @@ def ui(
     # Requests under another name come from pages of other sites whose names resolve to this machine. The URI of the
     # store may contain a password, and other users can read command lines.
     os.environ |= {"MLFLOW_BACKEND_STORE_URI": store.uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    arguments = ["--host", HOST, "--port", str(port), "--artifacts-destination", store.artifacts or "mlartifacts"]
+    arguments = ["--host", HOST, "--port", str(port)]
     arguments += ["--allowed-hosts", f"{HOST}:{port},localhost:{port}", "--cors-allowed-origins", address]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "mlflow", "server", "--workers", "1", *arguments])

@@ -33,7 +33,7 @@ class SweepProgress(TrialProgress):
         self._settled = 0
 
     def close(self, status: Status) -> None:
-        """Send everything to MLflow, with the final status."""
+        """Record the final status."""
         failures: dict[str, str] = {}
         for configuration in self.sweep.configurations.values():
             self._tracker.update(configuration.runs)
@@ -57,11 +57,11 @@ class SweepProgress(TrialProgress):
             self._settled += 1
             count = f"{self._settled}/{total}" if (total := self.sweep.settings.size) else f"{self._settled}"
             self.display.print(f"[{count}] {format_configuration(configuration)}")
-        self._show(configuration, is_settled=is_settled)
+        self._show(configuration)
 
-    def _show(self, configuration: Configuration, *, is_settled: bool = False) -> None:
+    def _show(self, configuration: Configuration) -> None:
         metrics = self._metrics()
-        self._tracker.update(configuration.runs, metrics if is_settled else None)
+        self._tracker.update(configuration.runs, metrics=metrics)
         best = {name: f"{score:.2f}" for name, score in metrics.items()}
         self.display.total = self.sweep.settings.size or self._settled + len(self.running)
         self.display.update(self._settled, running=f"{len(self.running)}", **best)

@@ -30,7 +30,7 @@ TimedMetric = tuple[str, float, int, int]
 class Content:
     """What MLflow shows of a run or collection.
 
-    started, ended: in milliseconds since 1970. inputs: name, digest and context of data sets. files: artifacts.
+    started, ended: in milliseconds since 1970. inputs: name, digest and context of data sets.
     """
 
     name: str
@@ -41,7 +41,6 @@ class Content:
     params: dict[str, str] = field(default_factory=dict)
     metrics: list[TimedMetric] = field(default_factory=list)
     inputs: list[tuple[str, str, str]] = field(default_factory=list)
-    files: list[Path] = field(default_factory=list)
 
 
 def run_content(folder: RunFolder, started: int | None) -> Content | None:
@@ -66,7 +65,6 @@ def run_content(folder: RunFolder, started: int | None) -> Content | None:
     if isinstance(state, TrainResult):
         evaluations = folder.evaluations()
         content.ended = milliseconds(state.written)
-        content.files = [folder.train_file, *(folder.path / "eval" / result.file for result in evaluations)]
         last = milliseconds(max([state.written, *(result.written for result in evaluations)]))
         for name, value in result_metrics(config, state, evaluations).items():
             content.metrics.append((name, value, content.ended if name == "train_seconds" else last, 0))

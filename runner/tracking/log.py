@@ -10,7 +10,6 @@ import functools
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from procap.errors import UserError
@@ -25,10 +24,7 @@ INTERVAL_SECONDS = 30.0
 
 
 class Exporter:
-    """Export the runs and collections that were posted since the last export; a failure is printed, not raised.
-
-    store: None exports nothing.
-    """
+    """Export what was posted since the last export, nothing without a store; a failure is printed, not raised."""
 
     def __init__(self, store: TrackingStore | None, remote: RemoteResults) -> None:
         self.store = store
@@ -85,7 +81,7 @@ class Exporter:
             later = f"procap track sync --results {shlex.quote(str(self.store.results))}"
             report(f"{format_error(error)}; `{later}` exports what is missing")
             return []
-        for path, reason in summary.failed:
+        for path, reason in summary.failed.items():
             report(f"{path}: {reason}")
         self._pending.clear()
         self._due = time.monotonic() + INTERVAL_SECONDS
@@ -104,46 +100,27 @@ def exporter_for(runtime: RuntimeConfig) -> Exporter:
 
 
 class CollectionTracker:
-    """Write `collection.json` of a suite or sweep and export it with its runs; problems are printed, not raised.
-
-    The runs of results behind a URL are exported at the end, for which they are downloaded.
-    """
+    """Write `collection.json` of a suite or sweep and export it with its runs; problems are printed, not raised."""
 
     def __init__(self, runtime: RuntimeConfig, collection: Collection) -> None:
         self.collection = collection
         self._results = runtime.results
         self._exporter = exporter_for(runtime)
 
-    def update(self, runs: Sequence[str], metrics: Mapping[str, float] | None = None) -> None:
-        """Add runs, by their paths below the results, that have started, progressed or ended, and metrics of all."""
-        together = tuple(dict.fromkeys([*self.collection.runs, *runs]))
-        self._write(runs=together, metrics={**self.collection.metrics, **(metrics or {})})
-        if not self._exporter.remote.url:
-            self._exporter.post(self.collection.path, *runs)
-
-    def close(
-        self,
-        status: Status,
-        metrics: Mapping[str, float] | None = None,
-        failed: Mapping[str, str] | None = None,
-        *,
-        flush: bool = True,
-    ) -> None:
-        """Mark the collection as ended, and export it with its runs. failed: reasons by run."""
-        metrics = {**self.collection.metrics, **(metrics or {})}
-        exporter = self._exporter
-        if exporter.store and exporter.remote.url:
-            # The upload at the end of the command reports a failure.
-            with suppress(UserError):
-                exporter.remote.pull_all()
-        self._write(status=status, ended=time.time_ns() // 1_000_000, failed=dict(failed or {}), metrics=metrics)
-        exporter.post(self.collection.path, *self.collection.runs)
-        if flush and status != "interrupted":
-            exporter.flush()
-
-    def _write(self, **changes: object) -> None:
-        self.collection = self.collection.model_copy(update=changes)
+    def update(self, runs: Sequence[str], **changes: object) -> None:
+        """Add runs, by their paths below the results, that have started, progressed or ended; change other fields."""
+        runs = tuple(dict.fromkeys([*self.collection.runs, *runs]))
+        self.collection = self.collection.model_copy(update={"runs": runs, **changes})
         try:
             self.collection = write_collection(self._results, self.collection)
         except (UserError, OSError) as error:
             report(f"{error}; the runs go on")
+        self._exporter.post(self.collection.path, *runs)
+
+    def close(
+        self, status: Status, metrics: Mapping[str, float] | None = None, failed: Mapping[str, str] | None = None
+    ) -> None:
+        """Mark the collection as ended. failed: reasons by run."""
+        metrics = {**self.collection.metrics, **(metrics or {})}
+        ended = time.time_ns() // 1_000_000
+        self.update(self.collection.runs, status=status, ended=ended, failed=dict(failed or {}), metrics=metrics)

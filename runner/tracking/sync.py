@@ -17,14 +17,14 @@ from pathlib import Path
 from procap.errors import UserError
 from runner.config import FrozenModel
 from runner.results import read_document, write_json
-from runner.run_collection import Collection as RunCollection
 from runner.run_collection import read_collections
 from runner.run_folders import TRACKING_FILE, RunFolder, find_runs
 from runner.tracking.content import Content, collection_content, run_content
-from runner.tracking.store import LOCK_SECONDS, TrackingError, TrackingStore, announce_wait, format_error
+from runner.tracking.store import TrackingStore, format_error
 from shards.credentials import mask
 from shards.files import file_lock
 
+LOCK_SECONDS = 30.0
 PARENT_TAG = "mlflow.parentRunId"
 METRICS_PER_BATCH = 1000
 
@@ -40,22 +40,20 @@ class TrackingRecord(FrozenModel):
 
 @dataclass
 class Summary:
-    """The result of `sync`, by paths below the results. failed: (path, reason)."""
+    """The result of `sync`, by paths below the results. failed: reasons."""
 
     sent: list[str] = field(default_factory=list)
-    up_to_date: list[str] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def sync(store: TrackingStore, *, only: Collection[str] | None = None) -> Summary:
     """Log what is missing of the runs and collections of the store's results; runs are nested below collections.
 
     only: paths below the results; default all. The collections that a run in it belongs to are exported as well.
-    A broken file, or content that MLflow refuses, fails its run alone.
-    Raises TrackingError when the store cannot be reached or stops answering.
+    A broken file fails its run alone. Raises UserError when the store cannot be reached or refuses a request.
     """
     results, summary = store.results, Summary()
-    collections = read_collections(results, on_error=lambda path, error: summary.failed.append((path, str(error))))
+    collections = read_collections(results, on_error=lambda path, error: summary.failed.update({path: str(error)}))
     if only is None:
         paths = [run.path.relative_to(results).as_posix() for run in find_runs(results)]
     else:
@@ -63,67 +61,61 @@ def sync(store: TrackingStore, *, only: Collection[str] | None = None) -> Summar
         collections = [each for each in collections if each.path in only or not set(only).isdisjoint(each.runs)]
     by_path = {collection.path: collection for collection in collections}
     parents: dict[str, dict[str, str]] = defaultdict(dict)
-    with announce_wait(store):
-        if paths or collections:
-            store.open()
+    # Two processes would make two MLflow runs of one run.
+    with file_lock(results / ".tracking.lock", timeout=LOCK_SECONDS):
         # Parents first, because a run is nested below the id of its parent.
         for path in dict.fromkeys([*by_path, *paths]):
-            collection = by_path.get(path)
+            record, collection = read_record(store, results / path), by_path.get(path)
+            content: Content | None
             try:
-                run_id, sent = _export(store, path, collection, parents[path])
+                if collection:
+                    content = collection_content(collection, results, time.time_ns() // 1_000_000)
+                else:
+                    content = run_content(RunFolder(results / path), record.started if record else None)
             except UserError as error:
-                summary.failed.append((path, str(error)))
+                summary.failed[path] = str(error)
                 continue
+            if content is None:
+                continue
+            try:
+                exported = _export(store, results / path, record, content, parents[path])
             except Exception as error:
-                reason = f"{store.address} does not accept {path}: {format_error(error)}"
-                if getattr(error, "error_code", "") != "INVALID_PARAMETER_VALUE":
-                    raise TrackingError(reason) from error
-                summary.failed.append((path, reason))
-                continue
+                raise UserError(f"{store.address} does not accept {path}: {format_error(error)}") from error
+            if exported != record:
+                summary.sent.append(path)
             if collection:
                 for run in collection.runs:
-                    parents[run][collection.tag] = run_id
-            if run_id:
-                (summary.sent if sent else summary.up_to_date).append(path)
+                    parents[run][f"{collection.kind}.{collection.name}"] = exported.run_id
     return summary
 
 
 def _export(
-    store: TrackingStore, path: str, collection: RunCollection | None, parents: dict[str, str]
-) -> tuple[str, bool]:
-    """Log what is missing of one folder; returns the id of its MLflow run and whether anything was missing.
+    store: TrackingStore, folder: Path, record: TrackingRecord | None, content: Content, parents: Mapping[str, str]
+) -> TrackingRecord:
+    """Log what is missing of one folder, and return its new record.
 
-    The id is empty if there is nothing to log yet.
+    parents: the ids of the collections of a run by their tags, such as suite.base-to-novel.
     """
-    folder = store.results / path
-    with file_lock(folder / ".tracking.lock", timeout=LOCK_SECONDS, required=False):
-        record = read_record(store, folder)
-        content = (
-            collection_content(collection, store.results, time.time_ns() // 1_000_000)
-            if collection
-            else run_content(RunFolder(folder), record.started if record else None)
-        )
-        if content is None:
-            return "", False
-        values = [(name, value, step) for name, value, _, step in content.metrics]
-        digest = hashlib.sha256(json.dumps([content.status, values, parents]).encode()).hexdigest()
-        if record and record.digest == digest:
-            return record.run_id, False
-        if record is None:
-            start, source = content.started, {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
-            run = store.client.create_run(store.experiment_id, start, source, content.name)
-            record = TrackingRecord(store=store.identity, run_id=run.info.run_id, started=start)
-            # Before anything is logged, so that an export which is killed continues with this run.
-            write_json(folder / TRACKING_FILE, record)
-        _log(store, record.run_id, content, parents)
-        write_json(folder / TRACKING_FILE, record.model_copy(update={"digest": digest}))
-        return record.run_id, True
+    values = [(name, value, step) for name, value, _, step in content.metrics]
+    digest = hashlib.sha256(json.dumps([content.status, values, parents]).encode()).hexdigest()
+    if record and record.digest == digest:
+        return record
+    if record is None:
+        source = {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
+        run = store.client.create_run(store.experiment_id, content.started, source, content.name)
+        record = TrackingRecord(store=store.identity, run_id=run.info.run_id, started=content.started)
+        # Before anything is logged, so that an export which is killed continues with this run.
+        write_json(folder / TRACKING_FILE, record)
+    _log(store, record.run_id, content, parents)
+    record = record.model_copy(update={"digest": digest})
+    write_json(folder / TRACKING_FILE, record)
+    return record
 
 
 def read_record(store: TrackingStore, folder: Path) -> TrackingRecord | None:
     """Read `tracking.json`; None if the folder was not exported to `store`."""
-    record = read_document(folder / TRACKING_FILE, TrackingRecord)
-    return record if record and record.store == store.identity else None
+    identity, record = store.identity, read_document(folder / TRACKING_FILE, TrackingRecord)
+    return record if record and record.store == identity else None
 
 
 def _log(store: TrackingStore, run_id: str, content: Content, parents: Mapping[str, str]) -> None:
@@ -145,8 +137,6 @@ def _log(store: TrackingStore, run_id: str, content: Content, parents: Mapping[s
             for name, digest, context in content.inputs
         ]
         client.log_inputs(run_id, inputs)
-    for file in content.files:
-        client.log_artifact(run_id, str(file), "eval" if file.parent.name == "eval" else None)
     if content.ended is not None:
         client.set_terminated(run_id, content.status, content.ended)
     else:
