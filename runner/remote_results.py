@@ -16,14 +16,14 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
 from runner.results import write_bytes
-from shards.files import file_lock, file_sha256
+from shards.files import file_sha256
 from shards.remote import RemoteFolder, download, filesystem
 from shards.urls import cache_name, canonical, is_url, join, local_path, redact, scheme
 
@@ -64,21 +64,20 @@ class RemoteResults:
     def from_runtime(cls, runtime: RuntimeConfig) -> RemoteResults:
         return cls(runtime.results_url, runtime.results)
 
-    def pull_run(self, run: str, *, weights: bool = True, state: bool = False) -> None:
+    def pull_run(self, run: str, *, state: bool = False) -> None:
         """Update the local folder of a run from the URL.
 
         state: also the state to resume from; only the process that holds the lock of the run may do that.
         """
         if not self.url:
             return
-        with self._locked(run):
-            remote = RemoteFolder(self.url)
-            names = [f"{run}/{name}" for name in remote.list(run)]
-            documents = remote.read(name for name in names if name.endswith(".json"))
-            self._write_run(run, documents, weights=weights)
+        remote = RemoteFolder(self.url)
+        names = [f"{run}/{name}" for name in remote.list(run)]
+        documents = remote.read(name for name in names if name.endswith(".json"))
+        self._write_run(run, documents, weights=True)
+        if state and f"{run}/{TRAIN}" not in documents:
             for name in names:
-                is_state = name.startswith(f"{run}/state/") and f"{run}/{TRAIN}" not in documents
-                if state and is_state and not (self.local / name).exists():
+                if name.startswith(f"{run}/state/") and not (self.local / name).exists():
                     download(join(self.url, name), self.local / name)
 
     def pull_all(self) -> None:
@@ -95,42 +94,32 @@ class RemoteResults:
             else:
                 self._write(name, content)
         for run_path, documents in runs.items():
-            with self._locked(run_path):
-                self._write_run(run_path, documents, weights=False)
+            self._write_run(run_path, documents, weights=False)
 
     def push_run(self, run: str) -> None:
-        """Upload what differs from the URL, and delete there what a finished run no longer needs.
-
-        Raises UserError if the checkpoint is not the one of `train.json`.
-        """
+        """Upload what differs from the URL, and delete there what a finished run no longer needs."""
         if not self.url or not (self.local / run).is_dir():
             return
-        with self._locked(run):
-            remote, names = RemoteFolder(self.url), self._list_local(run)
-            stored = {f"{run}/{name}" for name in remote.list(run)}
-            documents = self._changed(name for name in names if name.endswith(".json"))
-            train = documents.pop(f"{run}/{TRAIN}", None)
-            if train is not None:
-                if not _is_complete(self.local / run, train):
-                    problem = f"{self.local / run / CHECKPOINT} is not the file that training wrote"
-                    raise UserError(f"{problem} (its SHA-256 differs); train again with --force")
-                # A kill between any two of these leaves an unfinished run there, never one with other weights.
-                remote.delete(f"{run}/{TRAIN}")
-                remote.write(f"{run}/{CHECKPOINT}", self.local / run / CHECKPOINT)
-            # States keep their content.
-            states = [name for name in names if name.startswith(f"{run}/state/")]
-            for name in states:
-                if name not in stored:
-                    remote.write(name, self.local / name)
-            for name, content in documents.items():
-                remote.write(name, content)
-            if train is not None:
-                remote.write(f"{run}/{TRAIN}", train)
-            # A machine without a state here has only read the run, which another machine may be training.
-            if states or f"{run}/{TRAIN}" in names:
-                for name in stored - set(names):
-                    if name.startswith((f"{run}/state/", f"{run}/{PROGRESS}")):
-                        remote.delete(name)
+        remote, names = RemoteFolder(self.url), self._list_local(run)
+        stored = {f"{run}/{name}" for name in remote.list(run)}
+        documents = self._changed(name for name in names if name.endswith(".json"))
+        train = documents.pop(f"{run}/{TRAIN}", None)
+        if train is not None:
+            # A kill between any two of these leaves an unfinished run there, never one with different weights.
+            remote.delete(f"{run}/{TRAIN}")
+            remote.write(f"{run}/{CHECKPOINT}", self.local / run / CHECKPOINT)
+        states = {name for name in names if name.startswith(f"{run}/state/")}
+        for name in states - stored:
+            remote.write(name, self.local / name)
+        for name, content in documents.items():
+            remote.write(name, content)
+        if train is not None:
+            remote.write(f"{run}/{TRAIN}", train)
+        # A machine without a state here has only read the run, which another machine may be training.
+        if states or f"{run}/{TRAIN}" in names:
+            for name in stored - set(names):
+                if name.startswith((f"{run}/state/", f"{run}/{PROGRESS}")):
+                    remote.delete(name)
 
     def push_all(self, below: str = "") -> None:
         """Upload everything that changed below a folder of the results."""
@@ -193,10 +182,6 @@ class RemoteResults:
     def _write(self, name: str, content: bytes) -> None:
         if self._read(name) != content:
             write_bytes(self.local / name, content)
-
-    def _locked(self, run: str) -> AbstractContextManager[None]:
-        """Let one process of this machine at a time synchronize a run."""
-        return file_lock(self.local / ".remote" / f"{run.replace('/', '-')}.lock")
 
 
 @contextmanager

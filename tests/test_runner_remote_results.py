@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from procap.errors import NotFound, Unreachable, UsageError, UserError
+from procap.errors import NotFound, Unreachable, UsageError
 from runner import remote_results
 from runner.remote_results import RemoteResults, results_root
 from shards.remote import RemoteFolder
@@ -16,21 +16,14 @@ RUN = "base/toy/coop/mini/16shot/seed1-0123abcd"
 OTHER = "base/toy/coop/mini/16shot/seed2-89abcdef"
 
 
-@pytest.fixture(params=["s3", "local"])
-def url(request, tmp_path) -> str:
-    if request.param == "local":
-        return f"local://{tmp_path}/remote"
-    return f"s3://{request.getfixturevalue('s3').bucket}/{tmp_path.name}"
+@pytest.fixture
+def here(tmp_path) -> RemoteResults:
+    return RemoteResults(f"local://{tmp_path}/remote", tmp_path / "here")
 
 
 @pytest.fixture
-def here(url, tmp_path) -> RemoteResults:
-    return RemoteResults(url, tmp_path / "here")
-
-
-@pytest.fixture
-def elsewhere(url, tmp_path) -> RemoteResults:
-    return RemoteResults(url, tmp_path / "elsewhere")
+def elsewhere(here, tmp_path) -> RemoteResults:
+    return RemoteResults(here.url, tmp_path / "elsewhere")
 
 
 def write(store: RemoteResults, files: dict[str, bytes], run: str = RUN) -> None:
@@ -112,21 +105,6 @@ def test_a_new_result_at_the_url_replaces_the_one_here_with_its_evaluations(here
     here.push_run(RUN)
     elsewhere.pull_run(RUN)
     assert content(elsewhere) == remote_files(here) == finished(b"new")
-
-
-def test_a_failed_push_after_another_error_is_only_logged(tmp_path, caplog):
-    (tmp_path / "a file").touch()
-    here = RemoteResults(f"local://{tmp_path}/a file/remote", tmp_path / "here")
-    write(here, {"config.json": b"{}"})
-    here.try_push_all()
-    assert f"what is new is only in {here.local}" in caplog.text
-
-
-def test_a_checkpoint_of_another_training_is_never_pushed(here):
-    write(here, finished(b"prompts") | {"checkpoint.safetensors": b"others"})
-    with pytest.raises(UserError, match=r"checkpoint\.safetensors is not the file that training wrote"):
-        here.push_run(RUN)
-    assert "train.json" not in remote_files(here) and "checkpoint.safetensors" not in remote_files(here)
 
 
 def test_a_checkpoint_that_was_altered_here_is_downloaded_again(here):
