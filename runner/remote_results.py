@@ -64,7 +64,7 @@ class RemoteResults:
     def from_runtime(cls, runtime: RuntimeConfig) -> RemoteResults:
         return cls(runtime.results_url, runtime.results)
 
-    def pull_run(self, run: str, *, state: bool = False) -> None:
+    def pull_run(self, run: str, *, weights: bool = True, state: bool = False) -> None:
         """Update the local folder of a run from the URL.
 
         state: also the state to resume from; only the process that holds the lock of the run may do that.
@@ -74,7 +74,7 @@ class RemoteResults:
         remote = RemoteFolder(self.url)
         names = [f"{run}/{name}" for name in remote.list(run)]
         documents = remote.read(name for name in names if name.endswith(".json"))
-        self._write_run(run, documents, weights=True)
+        self._write_run(run, documents, weights=weights)
         if state and f"{run}/{TRAIN}" not in documents:
             for name in names:
                 if name.startswith(f"{run}/state/") and not (self.local / name).exists():
