@@ -41,8 +41,6 @@ class Forgetful(OwnTokens):
 class Narrow(OwnTokens):
     def prompts_of(self, space):
         return self.prompts
-class Plain(OwnTokens):
-    summary = ""
 class Behind(OwnTokens):
     def features(self, images, noise):
         image, text = super().features(images, noise)
@@ -69,7 +67,7 @@ class Endless(TwoSFS):
 for kind in OwnTokens.__subclasses__():
     kind.title = kind.__name__
 """
-KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Plain", "Behind", "Failing", "Alone",
+KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Behind", "Failing", "Alone",
          "Shaped", "Unaware", "Endless")  # fmt: skip
 
 
@@ -93,7 +91,7 @@ def check(written, monkeypatch, capsys, few_digits, short_checkpoint):
         where = ["--dataset", "digits", "--data", str(few_digits), "--backbone", str(backbone), "--json"]
         code = main(["check", "method", name, "--only", only, *where])
         out, err = capsys.readouterr()
-        assert f"{name}: {len(only.split(','))} of 8 checks ran, " in err
+        assert f"{name}: {len(only.split(','))} of 7 checks ran, " in err
         return code, {one["name"]: one for one in json.loads(out.splitlines()[-1])["checks"]}
 
     yield run
@@ -102,7 +100,7 @@ def check(written, monkeypatch, capsys, few_digits, short_checkpoint):
 
 
 def test_a_new_method_passes_the_checks_of_one_process(check):
-    names = "class,shapes,inference,gradients,determinism,resume,reloaded"
+    names = "shapes,inference,gradients,determinism,resume,reloaded"
     code, found = check("own-tokens", names)
     assert (code, [*found]) == (0, names.split(",")) and all(one["passed"] for one in found.values())
     assert found["resume"]["note"].startswith("loss ")
@@ -116,7 +114,6 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
     ("forgetful", "resume", "register_buffer"),
     ("endless", "reloaded", "logits of base classes differ by"),
     ("narrow", "shapes", "the classifier of 10 classes gives (3, 5) for 3 images"),
-    ("plain", "class", "summary is empty"),
     ("behind", "inference", "features() is replaced, which only loss() calls: inference uses plans(), image_adapter"),
     ("failing", "gradients", "method 'failing' (plug-in) fails in "),
     ("shaped", "shapes", "loss term 'ce' of method 'shaped' has the shape [4], a tensor without shape is needed"),

@@ -13,7 +13,6 @@ from benchmarks.console.output import columns, note, show, show_json
 from benchmarks.console.packing import ensure_packed
 from benchmarks.console.parse import parse_methods, parse_options, split_names
 from procap.errors import UsageError, check_names
-from procap.methods import method_paths
 from runner.config import RuntimeConfig
 from runner.environment import library_defaults
 from shards.default_paths import data_root
@@ -34,14 +33,12 @@ def method(
 ) -> int:
     """Check a method and print what passed and what failed; the exit code is 1 if a check failed.
 
-    class: summary, options and recipes are valid. shapes: of loss terms and logits. inference: depends on what is
-    learned. gradients: every learned tensor gets one, CLIP none. determinism: equal seeds give equal tensors. resume:
-    to the same bits. reloaded: a method loaded from a checkpoint classifies as the trained one. processes: two have
-    the losses and weights of one. It takes about half a minute on a CPU.
+    shapes: of loss terms and logits. inference: depends on what is learned. gradients: every learned tensor gets one,
+    CLIP none. determinism: equal seeds give equal tensors. resume: to the same bits. reloaded: a method loaded from a
+    checkpoint classifies as the trained one. processes: two have the losses and weights of one. It takes about half a
+    minute on a CPU.
     """
     library_defaults()
-    if name not in method_paths() and Path(name, "pyproject.toml").exists():
-        raise UsageError(f"method '{name}' is not installed; try: pip install --no-build-isolation -e {name}")
     # Raises for a class that cannot be loaded.
     parse_methods(name)
     options = parse_options(option or (), [name])[name]
