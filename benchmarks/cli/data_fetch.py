@@ -47,7 +47,8 @@ def fetch_datasets(
     """
     root = packing_root(data)
     datasets = {dataset.name: dataset for dataset in select_published(names)}
-    if len(datasets) > 1 and "imagenet" not in names and datasets.pop("imagenet", None):
+    if len(datasets) > 1 and "imagenet" in datasets and "imagenet" not in names:
+        del datasets["imagenet"]
         note("imagenet is left out; with your account of the Hub: procap data fetch imagenet")
     packed = [name for name in datasets if is_packed(root, name) and not mode.force]
     missing = [dataset for name, dataset in datasets.items() if name not in packed]
