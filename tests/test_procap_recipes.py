@@ -1,6 +1,5 @@
 """What was published: recipes, rates of every epoch, options for departures of public code, and its checkpoints."""
 
-import itertools
 import math
 import os
 import warnings
@@ -16,7 +15,6 @@ from benchmarks.results.frame import describe_settings, title_variants
 from procap import errors, teacher, text
 from procap.clip import CLIP
 from procap.methods import METHODS, build_method, method_class, public
-from procap.methods.method import TASKS
 from procap.methods.public import PublicFile, pack_public, read_public
 from procap.recipe import Recipe, learning_rate, step_rate
 from runner.planning import plan_run
@@ -150,15 +148,6 @@ def test_every_method_takes_the_recipe_of_procap():
     same = plan_run(method="procap", dataset="dtd").recipe
     for name in {*METHODS} - {"zeroshot"}:
         assert plan_run(method=name, dataset="dtd", recipe="procap").recipe == same
-
-
-def test_recipes_and_options_are_valid_for_every_task_and_another_task_is_refused():
-    for name, task in itertools.product(METHODS, TASKS):
-        kind = method_class(name)
-        kind.Options(**kind.task_options(task))
-        assert isinstance(kind.recipe(task), Recipe)
-    with pytest.raises(errors.UsageError, match="unknown task 'base-to-new': did you mean base-to-novel"):
-        plan_run(method="maple", dataset="dtd", task="base-to-new")
 
 
 def test_constant_warmup_then_a_cosine_that_never_arrives():

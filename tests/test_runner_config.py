@@ -139,12 +139,6 @@ def test_a_wrong_field_is_answered_in_one_line_that_helps(more, words):
         assert word in message
 
 
-@pytest.mark.parametrize("options", [{"lr": math.nan}, {"crop_scale": (0.5, math.inf)}])
-def test_a_number_that_is_none_is_refused_alone_and_in_a_range(options):
-    with pytest.raises(UsageError, match=r"finite number|range"):
-        plan_run(method="coop", dataset="shapes", overrides=options)
-
-
 def test_targets_are_read_and_named():
     assert Target.parse("shapes:new") == Target("shapes", "novel", "test")
     assert str(Target.parse("Digits")) == "digits:all:test"

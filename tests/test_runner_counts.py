@@ -1,6 +1,5 @@
 """What an evaluation records: counts, correct images and calibration, without images that only fill a batch."""
 
-import dataclasses
 import json
 import shutil
 from dataclasses import replace
@@ -12,7 +11,6 @@ from made_results import put_run, put_score
 from rank_processes import run_ranks
 from small_runs import make_runtime
 
-import runner.inference
 from benchmarks import results
 from runner.calibration import BINS, Calibration, ReliabilityBins, measure_calibration
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
@@ -21,12 +19,11 @@ from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate, load_trained
 from runner.inference import Predictions
-from runner.meters import Meter
 from runner.planning import plan_run
 from runner.results import EvalResult, read_document
 from runner.run_folders import RunFolder
 from runner.train import train
-from shards import fewshot, loader, reader, transforms
+from shards import fewshot, reader, transforms
 
 TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("digits", "all")]
 
@@ -201,33 +198,3 @@ def test_the_frame_has_the_measures_and_nan_where_they_were_not_recorded(tmp_pat
     assert new.calibration.equal_width == ReliabilityBins(**bins)
     assert old[["nll", "brier", "ece"]].isna().all() and old.calibration is None
     assert old.macro_accuracy == 37.5 and read_document(file, EvalResult).macro_accuracy == new.macro_accuracy
-
-
-def test_padding_is_never_counted(short_checkpoint, few_digits, tmp_path, monkeypatch):
-    runtime = make_runtime(few_digits, tmp_path)
-    quick = {"epochs": 1, "batch_size": 5}
-    config = plan_run(method="coop", dataset="digits", shots=1, backbone=str(short_checkpoint), overrides=quick)
-    train(config, runtime)
-    target = Target("digits", "all")
-    padding: list[int] = []
-    rated: list[int] = []
-
-    def of_seven_processes(*args, **options):
-        for rank in range(7):
-            for batch in loader.evaluation_batches(*args, **options | {"rank": rank, "world_size": 7}):  # type: ignore[arg-type]
-                padding.append(int((batch[2] < 0).sum()))
-                yield batch
-
-    step = Meter.step
-    monkeypatch.setattr(Meter, "step", lambda meter, images: (rated.append(images), step(meter, images))[1])
-    monkeypatch.setattr(runner.inference, "evaluation_batches", of_seven_processes)
-    for limit in (1, 20, None):
-        padding.clear()
-        rated.clear()
-        result = evaluate(config, target, dataclasses.replace(runtime, limit=limit))
-        assert sum(padding) > 0 and result.total == sum(rated) == (limit or result.dataset_size)
-    monkeypatch.undo()
-    again = evaluate(config, target, runtime, force=True)
-    assert again.per_class == result.per_class and again.calibration and result.calibration
-    assert again.calibration.equal_width.count == result.calibration.equal_width.count
-    assert again.calibration.nll == pytest.approx(result.calibration.nll, rel=1e-5)

@@ -95,18 +95,6 @@ def test_a_run_continues_elsewhere_from_the_last_pushed_state(here, elsewhere):
     assert content(here) == finished(b"prompts")
 
 
-def test_a_new_result_at_the_url_replaces_the_one_here_with_its_evaluations(here, elsewhere):
-    write(here, finished(b"old", **{"eval/toy-base-test.json": b"[1]"}))
-    here.push_run(RUN)
-    elsewhere.pull_run(RUN)
-    here.delete_run(RUN)
-    shutil.rmtree(here.local / RUN)
-    write(here, finished(b"new"))
-    here.push_run(RUN)
-    elsewhere.pull_run(RUN)
-    assert content(elsewhere) == remote_files(here) == finished(b"new")
-
-
 def test_a_checkpoint_that_was_altered_here_is_downloaded_again(here):
     write(here, finished(b"prompts"))
     here.push_run(RUN)

@@ -81,13 +81,6 @@ def test_splits_are_downloaded_when_they_are_opened(server, root):
     assert cached_tars(root) == [f"toy/train/{number}.tar" for number in range(5)]
 
 
-def test_files_are_downloaded_once(server, root, tmp_path):
-    same_images(open_dataset(root, "toy").split("test"), "test")
-    server.asked.clear()
-    again = open_dataset(mirror_root(f"{server.url}/", tmp_path / "cache"), "toy")
-    assert same_images(again.split("test"), "test") and server.paths() == ["/toy/manifest.json"]
-
-
 def test_without_the_server_a_complete_copy_works_with_a_warning(server, root):
     same_images(open_dataset(root, "toy").split("test"), "test")
     server.stop()

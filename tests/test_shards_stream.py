@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from local_server import Answer, LocalServer
+from local_server import LocalServer
 from rank_processes import run_ranks
 from small_runs import make_runtime
 from toy_shards import toy_source
@@ -181,22 +181,6 @@ def test_decoded_images_are_kept_up_to_a_bound(train_part):
         assert same(list(bounded.epoch(0)), list(TrainStream(train_part, 4, AUGMENT, seed=1).epoch(0)))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_image_is_read_in_the_first_epoch_only(train_part, workers, monkeypatch):
-    reads: list[int] = []
-    read = Split.read
-    monkeypatch.setattr(Split, "read", lambda split, i: (reads.append(i), read(split, i))[1])
-    stream = TrainStream(train_part, 4, AUGMENT, seed=1, workers=workers)
-    for epoch in range(6):
-        list(stream.epoch(epoch))
-    used = {i for epoch in range(6) for i in stream.order(epoch)[:20]}
-    assert sorted(reads) == sorted(used)
-    again = TrainStream(train_part, 4, AUGMENT, seed=1, workers=workers, cache_bytes=0)
-    list(again.epoch(0))
-    list(again.epoch(1))
-    assert len(reads) == len(used) + 40
-
-
 MANY_PHOTOS = """
 import io, sys
 from pathlib import Path
@@ -321,13 +305,6 @@ def test_a_broken_shard_is_refused_by_name(server, mirrored, kind):
         with pytest.raises(UserError, match=words) as error:
             read()
         assert "test/1.tar" in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_connection_that_ends_early_is_refused(server, mirrored):
-    server.always["/toy/test/0.tar"] = Answer(cut=2000)
-    with pytest.raises(UserError, match=r"test/0\.tar"):
-        split = open_dataset(mirrored, "toy", stream=True).split("test", sequential=True)
-        list(evaluation_batches(split, TEST_TRANSFORM, 3))
 
 
 def runtime(data: str, results: str, no_cache: bool) -> RuntimeConfig:

@@ -45,22 +45,6 @@ def test_test_transform_is_that_of_coop_at_any_size(T, width, height, size):
     assert torch.equal(eval_transform(size, MEAN, STD)(image), coop(T, size)(image))
 
 
-def test_every_pixel_value_is_normalised_to_the_same_float(T):
-    ramp = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2))
-    for mean, std in ((MEAN, STD), ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), ((0.1, 0.2, 0.3), (1 / 3, 1 / 7, 0.9))):
-        expected = T.Compose([T.ToTensor(), T.Normalize(mean, std)])(ramp)
-        assert torch.equal(eval_transform(16, mean, std)(ramp), expected)
-
-
-def test_images_are_written_into_the_batch_they_belong_to():
-    batch, image = torch.full((3, 3, 16, 16), 9.0), picture(40, 30)
-    transform, augment = eval_transform(16, MEAN, STD), TrainAugment(16, MEAN, STD)
-    assert transform(image, batch[1]).data_ptr() == batch[1].data_ptr()
-    augment(image, seeded(1), batch[2])
-    assert torch.equal(batch[1], transform(image)) and torch.equal(batch[2], augment(image, seeded(1)))
-    assert (batch[0] == 9).all()
-
-
 @pytest.mark.parametrize("size", [(64, 48), (20, 200), (200, 20), (8, 8), (1, 1)])
 @pytest.mark.parametrize("scale", [(0.08, 1.0), (0.8, 1.0)])
 def test_crops_are_those_of_torchvision_for_the_same_draws(T, size, scale):
@@ -212,14 +196,6 @@ def test_evaluation_batches_on_the_device_are_those_of_the_host(train, device, w
         for (images, *facts), (wanted, *wanted_facts) in zip(batches, expected, strict=True):
             real = facts[1] >= 0
             assert same([facts], [wanted_facts]) and torch.equal(images.cpu()[real], wanted[real])
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_the_device_normalises_every_pixel_value_to_the_same_float(device):
-    ramp, view = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2), View(0, 0, 16, 16, False)
-    for mean, std in ((MEAN, STD), ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), ((0.1, 0.2, 0.3), (1 / 3, 1 / 7, 0.9))):
-        augment = TrainAugment(16, mean, std)
-        assert torch.equal(on_device(augment, device, [ramp], [view]), by_pillow(augment, [ramp], [view]))
 
 
 @pytest.mark.gpu
