@@ -215,4 +215,4 @@ def test_the_demo_records_its_runs_in_mlflow(tmp_path):
     assert (out / "results" / "mlflow.db").exists()
     sync = [*command, "track", "sync", "--results", str(out / "results")]
     printed = subprocess.run(sync, cwd=ROOT, check=True, env=environment, capture_output=True, text=True).stdout
-    assert printed.startswith("0 runs sent to")
+    assert printed.startswith("0 runs and 0 collections sent to")
