@@ -129,6 +129,10 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     try:
         _init(address, {"num_cpus": cpus, "include_dashboard": False} if local else {})
+        if local:
+            # A local Ray has no nodes to add. If SIGTERM reaches the whole process group, as from Slurm, its autoscaler
+            # would send a traceback to our stdout; Ray has no public option to start without it.
+            ray._private.worker._global_node.kill_monitor()
     finally:
         if threading.current_thread() is threading.main_thread():
             # Ray installs its own SIGTERM handler, which prints C++ frames and exits with code 15; restore ours.

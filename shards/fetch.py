@@ -10,6 +10,7 @@ the catalogue; `shards.raw` compares what is unpacked from it with the published
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -65,6 +66,8 @@ def list_hub(
     from huggingface_hub import HfApi, hf_hub_url
     from huggingface_hub.hf_api import RepoFile
 
+    # Without a network the Hub's client logs each of its retries; the last error says the same.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     files: dict[str, Archive] = {}
     try:
         with translate_errors(f"hf://{repository}"):

@@ -132,8 +132,13 @@ def _backbones() -> Listing:
     from procap.weights.loading import list_backbones
 
     rows = list_backbones()
-    shown = [(row["name"], row["methods"], row["note"], ", ".join(row["tags"]) or "-") for row in rows]
-    return columns(("backbone", "methods", "what it is", "weights"), shown), rows
+    shown = [(row["name"], row["methods"], row["note"]) for row in rows]
+    headers = ("backbone", "methods", "what it is; below it the weights for --pretrained")
+    title, rule, *described = columns(headers, shown).splitlines()
+    lines = [title, rule]
+    for row, line in zip(rows, described, strict=True):
+        lines += [line, *textwrap.wrap(", ".join(row["tags"]), 100, initial_indent="    ", subsequent_indent="    ")]
+    return "\n".join(lines), rows
 
 
 def _words() -> Listing:
