@@ -123,6 +123,7 @@ def _log(store: TrackingStore, run_id: str, content: Content, parents: Mapping[s
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
     client = store.client
+    # A run can belong to several collections, but MLflow nests it below a single parent: the others only tag it.
     tags = {name: mask(value) for name, value in content.tags.items()} | dict.fromkeys(parents, "yes")
     if parents:
         tags[PARENT_TAG] = next(iter(parents.values()))
@@ -132,6 +133,7 @@ def _log(store: TrackingStore, run_id: str, content: Content, parents: Mapping[s
     for start in range(0, len(metrics), METRICS_PER_BATCH):
         client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
     if content.inputs:
+        # MLflow accepts digests of at most 36 characters.
         inputs = [
             DatasetInput(Dataset(name, digest[:36], "procap", name), [InputTag("mlflow.data.context", context)])
             for name, digest, context in content.inputs
