@@ -93,7 +93,7 @@ class Recipe(BaseModel):
         return scale
 
 
-def learning_rate(recipe: Recipe, epoch: int, cycles: int = 1) -> float:
+def epoch_rate(recipe: Recipe, epoch: int, cycles: int = 1) -> float:
     """Compute the learning rate of `epoch` (0-based) under the schedule per epoch.
 
     Warm-up epochs are followed by a cosine over `recipe.epochs` that starts after the warm-up and so never reaches
@@ -115,7 +115,7 @@ def warmup_warning(recipe: Recipe) -> str:
     if recipe.schedule != "epoch" or recipe.warmup == "none" or not 0 < recipe.epochs < 2 * recipe.warmup_epochs:
         return ""
     warm = min(recipe.epochs, recipe.warmup_epochs)
-    highest = max(learning_rate(recipe, epoch) for epoch in range(warm))
+    highest = max(epoch_rate(recipe, epoch) for epoch in range(warm))
     return (
         f"may hardly learn: {warm} of {recipe.epochs} epochs warm up at a rate of {highest:g} or less instead of "
         f"{recipe.lr:g}; give {2 * recipe.warmup_epochs} epochs or more"

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from procap.errors import UsageError, explain_invalid, unknown_name
 from procap.recipe import Recipe
 from runner.config import RunConfig, Target
+from shards.default_paths import data_root
 from shards.fewshot import CLASS_CHOICES, parse_classes
 
 if TYPE_CHECKING:
@@ -39,14 +40,15 @@ def plan_run(
     recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields.
     task: selects the published recipe and options; None: "few-shot" on all classes, else "base-to-novel".
     options: fields of the method; the others get the values published for `task` (recipe "published"), else defaults.
-    data: folder of packed sets that are not in the catalogue. A derived set uses the recipe of its base.
+    data: folder of packed sets that are not in the catalogue; None: `$PROCAP_DATA`, else the cache.
+    A derived set uses the recipe of its base.
     """
     from procap.methods import method_class, method_options
     from shards.resolve import resolve_dataset
 
     if recipe not in ("published", "procap"):
         raise unknown_name("recipe", recipe, ("published", "procap"))
-    resolved_dataset = resolve_dataset(dataset, data)
+    resolved_dataset = resolve_dataset(dataset, data or data_root())
     classes = parse_classes(classes or ("all" if resolved_dataset.test_only else "base"))
     fields = {"dataset": resolved_dataset.name, "classes": classes, "shots": shots, "seed": seed}
     fields |= {"method": method, "precision": precision}

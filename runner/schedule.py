@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 from torch import Tensor
 
 from procap.methods.method import Method
-from procap.recipe import Recipe, learning_rate, step_rate
+from procap.recipe import Recipe, epoch_rate, step_rate
 from shards.loader import TrainStream
 
 
@@ -31,6 +31,7 @@ class Schedule:
     def __init__(self, recipe: Recipe, stream: TrainStream, method: Method) -> None:
         self.recipe = recipe
         self.stream = stream
+        # One recipe for each group of parameters, with the peak rate of the group.
         self._recipes = [recipe.model_copy(update={"lr": peak}) for peak in list_peaks(method, recipe)]
         self.steps = recipe.iterations or recipe.epochs * stream.steps_per_epoch
         self.stage_starts, self.cycles = method.stage_starts(self.steps), method.cycles
@@ -49,7 +50,7 @@ class Schedule:
         A constant warm-up has the same rate for all.
         """
         if self.recipe.schedule == "epoch":
-            return [learning_rate(recipe, epoch, self.cycles) for recipe in self._recipes]
+            return [epoch_rate(recipe, epoch, self.cycles) for recipe in self._recipes]
         stages = list(pairwise((*self.stage_starts, self.steps)))
         start, end = stages[self.stage(step)]
         warm = self._warm_steps() if start == 0 else 0

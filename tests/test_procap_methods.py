@@ -276,7 +276,8 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
     for name, message in reasons.items():
         with pytest.raises(UsageError, match=message):
             method_class(name)
-    assert describe_method("theirs")["summary"] == "their own method"
+    texts = describe_method("theirs")
+    assert (texts["summary"], texts["recipe"]) == ("their own method", "the method's own")
 
 
 def test_methods_are_described_as_their_classes_say_without_importing_torch():

@@ -16,7 +16,7 @@ from procap import errors, teacher, text
 from procap.clip import CLIP
 from procap.methods import METHODS, build_method, method_class, public
 from procap.methods.public import PublicFile, pack_public, read_public
-from procap.recipe import Recipe, learning_rate, step_rate
+from procap.recipe import Recipe, epoch_rate, step_rate
 from runner.planning import plan_run
 
 DASSL = {"optimizer": "sgd", "weight_decay": 5e-4, "momentum": 0.9, "warmup": "constant", "warmup_lr": 1e-5}
@@ -154,7 +154,7 @@ def test_constant_warmup_then_a_cosine_that_never_arrives():
     """One epoch at 1e-5, then full rate; the last rate over the peak depends on the epochs alone."""
     for epochs, last in ((2, 1.0), (5, 0.3455), (10, 0.0955), (50, 0.0039)):
         recipe = Recipe(lr=0.0035, epochs=epochs, batch_size=4)
-        rates = [learning_rate(recipe, epoch) for epoch in range(epochs)]
+        rates = [epoch_rate(recipe, epoch) for epoch in range(epochs)]
         assert rates[:2] == [1e-5, 0.0035] and rates[-1] / 0.0035 == pytest.approx(last, abs=5e-5)
 
 
@@ -177,7 +177,7 @@ def test_after_warmup_the_rates_are_those_of_torch(warmup, length):
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.01)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=12)
     for epoch in range(0 if warmup == "none" else length, 12):
-        assert math.isclose(learning_rate(recipe, epoch), optimizer.param_groups[0]["lr"], rel_tol=1e-9)
+        assert math.isclose(epoch_rate(recipe, epoch), optimizer.param_groups[0]["lr"], rel_tol=1e-9)
         optimizer.step()
         cosine.step()
 

@@ -82,6 +82,14 @@ def test_weights_count_by_their_content_and_not_by_their_path(short_checkpoint, 
     assert plan_run(method="coop", dataset="shapes", backbone=str(other)).hash != here.hash
 
 
+def test_a_packed_set_in_the_default_folder_is_planned_by_its_name(few_digits, tmp_path, monkeypatch):
+    shutil.copytree(few_digits / "digits", tmp_path / "scans")
+    manifest = tmp_path / "scans" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"digits"', '"scans"'))
+    monkeypatch.setenv("PROCAP_DATA", str(tmp_path))
+    assert plan_run(method="coop", dataset="scans").dataset == "scans"
+
+
 def test_equal_trainings_are_one_run_under_every_name_of_their_recipe():
     own = plan_run(method="procap", dataset="shapes")
     same = plan_run(method="procap", dataset="shapes", recipe="procap", overrides={"lr": own.recipe.lr})

@@ -17,7 +17,7 @@ from cluster.launcher import launch
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import RunSpec, StoragePaths, final_score
 from procap.errors import UserError
-from procap.recipe import learning_rate
+from procap.recipe import epoch_rate
 from procap.weights import loading
 from procap.weights.files import read_weights
 from runner import acceleration, checkpoint, evaluate, run_folders
@@ -62,7 +62,7 @@ def seconds_of_training(result: TrainResult) -> float:
 def test_train_json_describes_the_training(finished, runtime):
     config, result = finished
     assert (result.steps, result.images) == (4, 20)
-    assert [log.lr for log in result.epochs] == [learning_rate(config.recipe, epoch) for epoch in range(2)]
+    assert [log.lr for log in result.epochs] == [epoch_rate(config.recipe, epoch) for epoch in range(2)]
     assert all(log.terms["ce"] > 0 and log.images_per_second for log in result.epochs)
     assert len(result.fewshot.samples) == 10 and result.trainable_parameters == 4 * 64
     phases = {"load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking", "other"}

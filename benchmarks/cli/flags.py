@@ -78,7 +78,7 @@ EvalResize = Annotated[str, flag("crop|squash", "crop of the centre, or the whol
 Samples = Annotated[int, flag("N", "average N samples of Gaussian tokens; 0 takes their means")]
 Workers = Annotated[int | None, flag("N", "processes [default: one per core]", min=1)]
 Reference = Annotated[
-    str, flag("METHOD", "statistics compare it with each other row [default: the only plug-in, else procap]")
+    str, flag("METHOD", "last row; suites compare it with each other row [default: the only plug-in, else procap]")
 ]
 DryRun = Annotated[bool, switch("--dry-run", "print the plan, write nothing")]
 

@@ -70,7 +70,7 @@ def _methods(details: bool) -> Listing:
         recipe = "-"
         try:
             texts = describe_method(name)
-            recipe = texts["recipe"] + ("" if name in METHODS else " (own recipe)")
+            recipe = texts["recipe"]
             row |= {"summary": texts["summary"], "selection": texts["selection"]}
             row |= _method_details(name) if details or name not in METHODS else {}
         except UsageError as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -153,7 +152,8 @@ def describe_method(name: str) -> dict[str, str]:
     else:
         cls = method_class(name)
         texts = {"summary": cls.summary or f"no summary: give {method_paths()[name]} one", "selection": cls.selection}
-        texts["recipe"] = inspect.getdoc(cls.recipe) or ""
+        # Not `inspect.getdoc`, which returns the text of the abstract `Method.recipe` if there is none.
+        texts["recipe"] = cls.recipe.__doc__ or "the method's own"
     texts["recipe"] = texts["recipe"].partition("\n")[0].removeprefix("Return ").removesuffix(".")
     return texts
 
