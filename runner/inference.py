@@ -91,7 +91,7 @@ class Predictions:
         """Add logits [B, C] of the images at `indices` [B], -1 for padding; returns the number of real images."""
         labels = upload(torch.from_numpy(self._labels[indices]), logits.device)
         self._indices.append(indices)
-        self._rows.append(_describe(logits, labels))
+        self._rows.append(_score_images(logits, labels))
         self._finite.append(torch.isfinite(logits).all())
         return int((indices >= 0).sum())
 
@@ -118,7 +118,7 @@ def count_classes(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], name
     return PerClass(correct=correct.tolist(), total=total.tolist(), names=list(names))
 
 
-def _describe(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _score_images(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Compute rows [B, 4] of logits [B, C] and labels [B]: predicted class, confidence, NLL and Brier score."""
     true = labels[:, None]
     log_probabilities = logits.float().log_softmax(dim=1)

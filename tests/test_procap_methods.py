@@ -255,11 +255,12 @@ def test_every_option_is_described_and_strict():
 
 def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypatch):
     theirs = METHOD + "class NotAMethod:\n    pass\n\nclass Bare(CoOp.__base__.__base__):\n    summary = 'x'\n"
+    theirs += "class Quiet(Theirs):\n    @classmethod\n    def recipe(cls, *task):\n        return CoOp.recipe(*task)\n"
     modules = {"their_method": theirs, "half_written": "class Theirs(\n", "exits": "import sys\nsys.exit('bye')\n"}
     points = {
         "theirs": "their_method:Theirs", "broken": "no_such_module:Theirs", "odd": "their_method:NotAMethod",
         "half": "half_written:Theirs", "exits": "exits:Theirs", "bare": "their_method:Bare",
-        "maple": "their_method:Theirs",
+        "maple": "their_method:Theirs", "quiet": "their_method:Quiet",
     }  # fmt: skip
     install(tmp_path, modules, points)
     monkeypatch.syspath_prepend(tmp_path)
@@ -276,8 +277,8 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
     for name, message in reasons.items():
         with pytest.raises(UsageError, match=message):
             method_class(name)
-    texts = describe_method("theirs")
-    assert (texts["summary"], texts["recipe"]) == ("their own method", "the method's own")
+    assert describe_method("theirs")["summary"] == "their own method"
+    assert describe_method("quiet")["recipe"] == "the method's own"
 
 
 def test_methods_are_described_as_their_classes_say_without_importing_torch():
