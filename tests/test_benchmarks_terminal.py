@@ -103,7 +103,7 @@ def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_for
     store.client.create_run(store.experiment_id, tags={"method": "theirs"})
     started: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda program, words: started.append(words))
-    for name in ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION"):
+    for name in ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "PYTHONWARNINGS"):
         monkeypatch.setenv(name, "")
     # The command does not return where the server replaces this process.
     main(["ui", "--suite", "base-to-novel", "--results", str(tmp_path), "--port", "5001"])
