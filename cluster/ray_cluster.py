@@ -132,7 +132,7 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
         if local:
             # A local Ray has no nodes to add. If SIGTERM reaches the whole process group, as from Slurm, its autoscaler
             # would send a traceback to our stdout; Ray has no public option to start without it.
-            ray._private.worker._global_node.kill_monitor()
+            ray._private.worker._global_node.kill_monitor()  # type: ignore[attr-defined]
     finally:
         if threading.current_thread() is threading.main_thread():
             # Ray installs its own SIGTERM handler, which prints C++ frames and exits with code 15; restore ours.
