@@ -285,5 +285,5 @@ def test_suites_without_results_are_on_the_page_and_none_at_all_is_an_error(tmp_
     (root / "collections/suite/duration/collection.json").write_text("[]")
     assert main(["report", "--results", str(root)]) == 0
     text = Path(capsys.readouterr().out.strip()).read_text()
-    assert "64 of 64 runs unfinished: 64 not started." in words_of(Page(text).root.all("header")[0])
+    assert "32 of 32 runs unfinished: 32 not started." in words_of(Page(text).root.all("header")[0])
     assert "duration" in section(text, "missing") and "collection.json cannot be read" in section(text, "missing")

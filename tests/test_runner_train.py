@@ -87,7 +87,7 @@ def test_deterministic_algorithms_are_set_and_recorded(finished, runtime, tmp_pa
         torch.use_deterministic_algorithms(False)
     assert result.checkpoint_sha256 == plain.checkpoint_sha256
     assert [each.environment["deterministic"] for each in (plain, result)] == [False, True]
-    assert result.environment["accelerations"] == {"compile": False, "graphs": False, "images": False}
+    assert not any(result.environment["accelerations"].values())
 
 
 def test_a_finished_run_is_read_and_not_repeated(finished, runtime):
