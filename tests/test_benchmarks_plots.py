@@ -251,6 +251,8 @@ def test_of_many_methods_the_best_ten_the_last_and_zero_shot_have_colours(tmp_pa
     best = {*sorted(hms, key=hms.get)[-10:], "CLIP (zero-shot)", "ProCAP"}
     lines = {line.get_label(): line.get_color() for line in made.figure("hm-radar").axes[0].lines}
     assert {title for title, colour in lines.items() if colour != style.GREY} == best and len(lines) == 15
+    widths = {line.get_label(): line.get_linewidth() for line in made.figure("hm-radar").axes[0].lines}
+    assert max(widths, key=widths.get) == "ProCAP" and sorted(widths.values())[-2] < widths["ProCAP"]
     heights = bars_of(made.figure("hm-bars"))
     assert [*heights] == [*SETS, "Average"] and heights["tiles"] == near(
         [made.hm(v, "tiles") for v in made.done.variants]

@@ -41,7 +41,7 @@ def _assign_looks(suite: SuiteResults, hms: pd.DataFrame) -> dict[str, Look]:
     """Assign looks to the titles; of many, those of the highest mean have colours. hms: see `_list_hms`."""
     heights = hms.map(lambda cell: cell.mean if cell else math.nan).mean().to_dict()
     looks = style.assign_looks({title: variant.method for title, variant in suite.by_title.items()})
-    return style.highlight_best(looks, heights)
+    return style.highlight(looks, heights, suite.reference())
 
 
 def _list_hms(suite: SuiteResults, datasets: Sequence[str]) -> pd.DataFrame:
@@ -81,6 +81,9 @@ def hm_bars(suite: SuiteResults) -> Figure | None:
         for number, bar_set in enumerate(bar_sets if count > style.COLOURED else ()):
             for bar in bar_set:
                 bar.set(hatch=style.HATCHES[number % len(style.HATCHES)], edgecolor="white", linewidth=0)
+        for title, bar_set in zip(hms, bar_sets, strict=True):
+            for bar in bar_set if looks[title].is_reference else ():
+                bar.set(edgecolor=style.INK, linewidth=1.2)
         axes.tick_params(axis="x", length=0)
         axes.set(xlim=(-0.5, across - 0.5), ylim=(0, 100))
         style.grid(axes, "y")

@@ -45,16 +45,18 @@ Plots = Mapping[str, Callable[[], "Figure | None"]]
 
 
 class Look(NamedTuple):
-    """Colour, marker and dashes of one line."""
+    """Colour, marker and dashes of one line; that of the reference is thick."""
 
     colour: str
     marker: str
     dashes: Dashes = "-"
+    is_reference: bool = False
 
     def line(self, **more: Any) -> dict[str, Any]:
         """Return arguments of `Axes.plot`; grey lines are thin and lie below the others."""
         faded = {"linewidth": 0.7, "markersize": 3, "zorder": 2} if self.colour == GREY else {}
-        return {"color": self.colour, "marker": self.marker, "linestyle": self.dashes, **more, **faded}
+        thick = {"linewidth": 2.4, "zorder": 4} if self.is_reference else {}
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.dashes, **more, **faded, **thick}
 
 
 ENDS: Mapping[str, Look] = {"zeroshot": Look("#7f7f7f", "h", DASHES[2]), "procap": Look("#d55e00", "o", DASHES[0])}
@@ -96,13 +98,13 @@ def assign_looks(methods: Mapping[str, str]) -> dict[str, Look]:
     return looks
 
 
-def highlight_best(looks: Mapping[str, Look], heights: Mapping[str, float]) -> dict[str, Look]:
-    """Make the looks of all titles grey but those of the COLOURED highest, of the last title and of ENDS."""
+def highlight(looks: Mapping[str, Look], heights: Mapping[str, float], reference: str) -> dict[str, Look]:
+    """Make the reference's line thick, and all looks grey but the COLOURED highest, the last title's and ENDS."""
     best = sorted(looks, key=lambda title: heights.get(title, 0.0), reverse=True)[:COLOURED]
     kept = {*best, [*looks][-1], *(title for title, look in looks.items() if look in ENDS.values())}
-    if len(looks) <= COLOURED:
-        return dict(looks)
-    return {title: look if title in kept else look._replace(colour=GREY) for title, look in looks.items()}
+    if len(looks) > COLOURED:
+        looks = {title: look if title in kept else look._replace(colour=GREY) for title, look in looks.items()}
+    return {title: look._replace(is_reference=title == reference) for title, look in looks.items()}
 
 
 def draw_styled(draw: Callable[[], Figure | None]) -> Figure | None:

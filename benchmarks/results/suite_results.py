@@ -189,6 +189,15 @@ class SuiteResults:
         """The variants by title."""
         return {title: variants[0] for title, variants in self.group_by_title().items()}
 
+    def reference(self, column: str = "") -> str:
+        """Return the title of `group_by_title` that tables and plots highlight; "" for a single method."""
+        groups, methods = self.group_by_title(column), [variant.method for variant in self.variants]
+        if len({*methods}) < 2:
+            return ""
+        method = choose_reference(methods, self.options.reference)
+        titles = [title for title, variants in groups.items() if variants[0].method == method]
+        return next((title for title in titles if not groups[title][0].changed), titles[0])
+
     def rows(self, variant: Variant, dataset: str = "") -> pd.DataFrame:
         """Return the rows of one variant, optionally of one training data set."""
         selected = self.frame.number == self.variants.index(variant)

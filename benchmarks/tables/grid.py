@@ -35,7 +35,8 @@ def few_shot_tables(suite: SuiteResults) -> list[Table]:
         if variant.key["shots"] in (0, shots[-1])
     }
     title = "Few-shot learning on all classes"
-    main = Table(suite.name, title, ("Data set", "Method"), columns, rows, notes.lines, notes.details)
+    labels, reference = ("Data set", "Method"), suite.reference("shots")
+    main = Table(suite.name, title, labels, columns, rows, notes.lines, notes.details, reference=reference)
     return [main, *comparison_tables(suite, variants=most)]
 
 

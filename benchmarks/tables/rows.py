@@ -60,7 +60,8 @@ def suite_table(
                 words = (variant_title, str(variant.key.get(key) or "-")) if key else (variant_title,)
                 rows.append(Row((*first, *words), tuple(cells(variant, dataset)), group=group, **more))
     notes = suite_notes(suite, *rules)
-    return Table(name, title, tuple(labels), columns, rows, notes.lines, (*details, *notes.details))
+    all_details, reference = (*details, *notes.details), suite.reference(key)
+    return Table(name, title, tuple(labels), columns, rows, notes.lines, all_details, reference=reference)
 
 
 def published_title(method: str, venue: str = "") -> str:
