@@ -247,7 +247,7 @@ def test_unreadable_images_are_left_out_listed_and_recorded_on_request(tmp_path,
     (tmp_path / "birds" / "Ara" / "page.jpg").write_text("<html>")
     words = ("data", "pack", f"{tmp_path}/birds/", "--data", tmp_path / "data", "--workers", "1")
     code, _, err = run(capsys, *words)
-    assert code == 1 and "use --skip-broken" in err
+    assert code == 1 and "with --skip-broken" in err
     code, _, err = run(capsys, *words, "--skip-broken")
     assert code == 0 and all(f"left out, not readable: Ara/{name}" in err for name in ("cut.png", "page.jpg"))
     manifest = open_dataset(tmp_path / "data", "birds").manifest

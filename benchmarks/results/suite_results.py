@@ -191,12 +191,9 @@ class SuiteResults:
 
     def reference(self, column: str = "") -> str:
         """Return the title of `group_by_title` that tables and plots highlight; "" for a single method."""
-        groups, methods = self.group_by_title(column), [variant.method for variant in self.variants]
-        if len({*methods}) < 2:
-            return ""
-        method = choose_reference(methods, self.options.reference)
-        titles = [title for title, variants in groups.items() if variants[0].method == method]
-        return next((title for title in titles if not groups[title][0].changed), titles[0])
+        titled = {title: variants[0] for title, variants in self.group_by_title(column).items()}
+        is_single = len({variant.method for variant in self.variants}) < 2
+        return "" if is_single else reference_title(titled, self.options.reference)
 
     def rows(self, variant: Variant, dataset: str = "") -> pd.DataFrame:
         """Return the rows of one variant, optionally of one training data set."""
@@ -250,3 +247,10 @@ def read_plan(folder: Path, options: SuiteOptions) -> tuple[SuiteRun, ...]:
 def _list_variants(runs: Sequence[SuiteRun]) -> list[Variant]:
     # Variants contain dicts and cannot be hashed.
     return list({repr(run.variant): run.variant for run in runs}.values())
+
+
+def reference_title(titled: Mapping[str, Variant], chosen: str) -> str:
+    """Return the title of the method of `choose_reference`, unchanged if there is such a variant, else its first."""
+    method = choose_reference((variant.method for variant in titled.values()), chosen)
+    titles = [title for title, variant in titled.items() if variant.method == method]
+    return next((title for title in titles if not titled[title].changed), titles[0])

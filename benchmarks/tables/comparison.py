@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.suite import Variant
-from benchmarks.experiment.titles import choose_reference
 from benchmarks.results.metrics import Metric
 from benchmarks.results.statistics import DRAWS, compare, holm, measure_of
-from benchmarks.results.suite_results import SuiteResults
+from benchmarks.results.suite_results import SuiteResults, reference_title
 from benchmarks.tables.table import Column, Row, Table
 
 if TYPE_CHECKING:
@@ -22,16 +21,13 @@ def comparison_tables(
 ) -> list[Table]:
     """Make one table called <suite>-comparison; none if fewer than two rows have comparable results.
 
-    variants: by title; None: all. reference: the title that the others are compared with; None: the first of the method
-    of `choose_reference`, unchanged if there is one.
+    variants: by title; None: all. reference: the title that the others are compared with; None: see `reference_title`.
     """
     titled = {title: variant for title, variant in (variants or suite.by_title).items() if len(suite.rows(variant))}
     if len(titled) < 2:
         return []
     if reference not in titled:
-        method = choose_reference((variant.method for variant in titled.values()), suite.options.reference)
-        titles = [title for title, variant in titled.items() if variant.method == method]
-        reference = next((title for title in titles if not titled[title].changed), titles[0])
+        reference = reference_title(titled, suite.options.reference)
     results = {title: suite.rows(variant) for title, variant in titled.items()}
     table = comparison_table(results, reference, f"{suite.name}-comparison")
     return [table] if table.rows else []

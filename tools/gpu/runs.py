@@ -21,7 +21,7 @@ SECONDS = 240
 def start(
     task: str, runtime: RuntimeConfig, results: Path, dataset: str, choices: Mapping[str, str], *words: str
 ) -> subprocess.Popen[bytes]:
-    """Start `procap train` or `procap eval` of ProCAP in a process of its own."""
+    """Start `procap train` or `procap eval` of ProCAP in a new process."""
     flags = {"methods": "procap", "datasets": dataset, "data": str(runtime.data), "results": str(results)}
     flags |= {"device": runtime.device, "tracking": "off", "recipe": "procap"} | {k: v for k, v in choices.items() if v}
     listed = [word for name, value in flags.items() for word in (f"--{name}", value)]
