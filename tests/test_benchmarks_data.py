@@ -100,10 +100,10 @@ def test_own_photographs_are_told_apart_with_the_defaults(tmp_path, capsys):
 
 WRONG = [
     (["pack", "caltech101"], 2, "--raw"),
-    (["pack", "caltech101", "--raw", "nowhere"], 2, "nowhere is not a folder"),
+    (["pack", "caltech101", "--raw", "nowhere"], 2, "'nowhere' does not exist"),
     (["pack", "caltech"], 2, "did you mean caltech101"),
     (["pack", "imagenet", "--raw", "RAW"], 1, "published"),
-    (["pack", "shapes", "--data", "https://127.0.0.1:9/shards"], 2, "packed into a folder"),
+    (["pack", "shapes", "--data", "https://127.0.0.1:9/shards"], 2, "can only be read"),
     (["pack", "missing.yaml"], 2, "missing.yaml"),
     (["show", "caltech101"], 1, "no shards of 'caltech101'"),
 ]
@@ -176,12 +176,12 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
     assert source == user_source(written).origin
     written.write_text(written.read_text().replace("a photo of a {}.", "a drawing of a {}."))
     code, _, err = run(capsys, "data", "pack", images, *at)
-    assert code == 0 and "'my-birds' was replaced: 42 -> 42 images" in err, "the YAML file is read"
+    assert code == 0
     assert open_dataset(tmp_path / "data", "my-birds").manifest.template == "a drawing of a {}."
     (images / "Ara" / "copy.png").write_bytes((images / "Ara" / "01.png").read_bytes())
     (images / "Ara" / "new.png").write_bytes((images / "bee_eater" / "01.png").read_bytes())
-    code, _, err = run(capsys, "data", "pack", images, *at)
-    assert re.search("'my-birds' was replaced: 42 -> 43 images, digest .{16} -> .{16}; train, eval", err)
+    code, out, err = run(capsys, "data", "pack", images, *at)
+    assert re.search(r"my-birds +4 +43", out)
     assert "two classes: 'Ara' and 'bee_eater' (2, first" in err
     written.write_text(written.read_text().replace("folder: My Birds", "folder: elsewhere"))
     code, _, err = run(capsys, "data", "pack", images, *at)
@@ -280,7 +280,7 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
 @pytest.mark.parametrize(("content", "words"), [
     ("flat", "it needs a folder of images per class, or a table labels.csv"),
     ("empty", "holds no class folders with images: it needs a folder of images per class"),
-    ("file", "there is no folder "),
+    ("file", "give its name, not a path"),
 ])  # fmt: skip
 def test_a_folder_whose_layout_is_not_clear_is_refused_and_no_file_is_written(tmp_path, capsys, content, words):
     root = tmp_path / "birds"

@@ -162,8 +162,6 @@ def run(argv: list[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     verbose = "-v" in arguments or "--verbose" in arguments
-    repeats_force = "--force" in arguments and arguments[0] != "submit"
-    hint = " (without --force, which starts over)" if repeats_force else ""
     try:
         with sigterm_as_interrupt() as terminated, one_line_warnings():
             command = typer.main.get_command(program)
@@ -171,7 +169,7 @@ def _run(arguments: list[str]) -> int:
         sys.stdout.flush()
         # Typer turns an interrupt into this code without a message.
         if code == 130:
-            note(f"procap: stopped; repeat the command to resume{hint}")
+            note("procap: stopped; repeat the command to resume")
             return 143 if terminated else 130
         return int(code or 0)
     except BrokenPipeError:
@@ -180,7 +178,6 @@ def _run(arguments: list[str]) -> int:
         return 1
     except Exception as error:
         message, exit_code = explain(error, verbose=verbose)
-        message += hint if exit_code > 128 else ""
         write_error_file(f"procap: {message}")
         # Wrong usage and signals have one message in all processes; torchrun prints the first other failure itself.
         if is_first_local_rank() or (exit_code == 1 and "TORCHELASTIC_ERROR_FILE" not in os.environ):

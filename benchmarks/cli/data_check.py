@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli.data_sources import is_users, report_note, select_datasets
-from benchmarks.cli.flags import Data, OutputFlags, PackFlags, Workers, command
+from benchmarks.cli.flags import Data, OutputFlags, Workers, command
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
@@ -55,7 +55,7 @@ def _check_users(names: Sequence[str], workers: int, output: OutputFlags) -> int
     problems: dict[str, list[str]] = {}
     notes: list[str] = []
     rows: Rows = []
-    for dataset in select_datasets(names, PackFlags(), data_root("")):
+    for dataset in select_datasets(names, None, data_root("")):
         source = dataset.source()
         with parts_progress(f"checking {dataset.name}", source.counts) as progress:
             report = check_source(source, workers=workers, on_progress=progress)

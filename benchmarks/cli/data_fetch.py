@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks.cli.data_sources import collect_failure, packing_root, report_packed, select_published
+from benchmarks.cli.batch import Failures
+from benchmarks.cli.data_sources import packing_root, report_packed, select_published
 from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag, switch
-from benchmarks.console.output import columns, note, show
+from benchmarks.console.output import columns, note, note_failures, show
 from benchmarks.console.packing import pack_with_progress
 from procap.errors import UserError
 from runner.environment import available_cores
 from runner.progress import ProgressDisplay
-from shards.catalogue import Dataset
 from shards.fetch import FetchPlan, check_space, fetch, list_hub, plan_fetch, work_folder
 from shards.files import file_lock
 from shards.manifest import Manifest, read_manifest
@@ -52,33 +51,23 @@ def fetch_datasets(
         note("imagenet is left out; with your account of the Hub: procap data fetch imagenet")
     packed = [name for name in datasets if is_packed(root, name) and not mode.force]
     missing = [dataset for name, dataset in datasets.items() if name not in packed]
-    failed: dict[str, str] = {}
-    plans = _plan(missing, official, failed)
+    hub_files = list_hub() if not official and any(dataset.raw and dataset.raw.hub for dataset in missing) else {}
+    failures, plans = Failures(len(missing), verbose=output.verbose), list[FetchPlan]()
+    for dataset in missing:
+        with failures.collect(dataset.name):
+            plans.append(plan_fetch(dataset, hub_files))
     if mode.dry_run:
         rows = [(plan.dataset.name, plan.origin, f"{plan.size / 1e9:,.2f} GB") for plan in plans]
         rows += [(name, f"packed in {root}", "-") for name in packed]
         total = sum(plan.size for plan in plans) / 1e9
         show(columns(("data set", "source", "size"), rows) + f"\n{total:,.2f} GB in all. Nothing was downloaded.")
-        return 1 if failed else 0
+        return note_failures(len(plans), failures.reasons)
     check_space(plans, root)
     manifests = {name: read_manifest(root / name) for name in packed}
     for plan in plans:
-        with collect_failure(failed, plan.dataset.name, len(missing)):
+        with failures.collect(plan.dataset.name):
             manifests[plan.dataset.name] = _fetch_and_pack(plan, root, mode.force, workers or available_cores())
-    return report_packed(manifests, failed, root, output)
-
-
-def _plan(datasets: Sequence[Dataset], official: bool, failed: dict[str, str]) -> list[FetchPlan]:
-    """Find the sources of data sets; those without one are added to `failed`."""
-    try:
-        hub_files = list_hub() if not official and any(dataset.raw and dataset.raw.hub for dataset in datasets) else {}
-    except UserError as error:
-        raise UserError(f"{error}, or take the official archives with --official") from error
-    plans: list[FetchPlan] = []
-    for dataset in datasets:
-        with collect_failure(failed, dataset.name, len(datasets)):
-            plans.append(plan_fetch(dataset, hub_files))
-    return plans
+    return report_packed(manifests, failures.reasons, root, output)
 
 
 def _fetch_and_pack(plan: FetchPlan, root: Path, force: bool, workers: int) -> Manifest:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks.cli.data_sources import (
-    DatasetToPack,
-    collect_failure,
-    packing_root,
-    report_note,
-    report_packed,
-    select_datasets,
-)
-from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, command, flag, switch
+from benchmarks.cli.batch import Failures
+from benchmarks.cli.data_sources import DatasetToPack, packing_root, report_note, report_packed, select_datasets
+from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag, switch
 from benchmarks.console.output import columns, note, show, show_json
 from benchmarks.console.packing import format_classes, pack_with_progress
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError
 from runner.environment import available_cores
 from shards.files import write_file
-from shards.manifest import Manifest, read_manifest
+from shards.manifest import Manifest
 from shards.reader import open_dataset
 from shards.resolve import is_packed
 
@@ -35,7 +28,6 @@ from shards.resolve import is_packed
     "procap data pack my-birds.yaml",
 )
 def pack(
-    packing: PackFlags,
     mode: ModeFlags,
     output: OutputFlags,
     names: Annotated[
@@ -43,6 +35,12 @@ def pack(
         typer.Argument(metavar="NAME...", help="data sets, folders of images, YAML files, or all, paper, world"),
     ],
     data: Annotated[str, flag("FOLDER", "folder of the shards")] = "",
+    raw: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", envvar="PROCAP_RAW", exists=True, file_okay=False, help="raw data sets, as CoOp has them"
+        ),
+    ] = None,
     skip_broken: Annotated[bool, switch("--skip-broken", "leave out images of yours that cannot be read")] = False,
     workers: Workers = None,
 ) -> int:
@@ -52,7 +50,7 @@ def pack(
     images a YAML file is guessed, and written next to it once packed; all findings are listed at once.
     """
     root = packing_root(data)
-    selected = select_datasets(names, packing, root)
+    selected = select_datasets(names, raw, root)
     if skip_broken and (published := [dataset.name for dataset in selected if not dataset.is_users]):
         raise UsageError(f"--skip-broken is for your images: '{published[0]}' has a fixed list of images")
     for dataset in selected:
@@ -68,40 +66,27 @@ def pack(
             show_json({"data": str(root), "datasets": states})
         return 0
     packed: dict[str, Manifest] = {}
-    failed: dict[str, str] = {}
+    failures = Failures(len(selected), verbose=output.verbose)
     for dataset in selected:
-        with collect_failure(failed, dataset.name, len(selected)):
+        with failures.collect(dataset.name):
             packed[dataset.name] = _pack_dataset(dataset, root, mode.force, workers or available_cores(), skip_broken)
-    return report_packed(packed, failed, root, output)
+    return report_packed(packed, failures.reasons, root, output)
 
 
 def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int, skip_broken: bool) -> Manifest:
-    """Pack one data set and say what it replaces; the guessed YAML file is written once it is packed."""
-    before = None
-    with suppress(UserError):
-        before = read_manifest(root / dataset.name)
+    """Pack one data set; for a user's also write the guessed YAML file, and show its classes."""
     on_note = report_note if dataset.is_users else None
     source = dataset.source(skip_broken=True, workers=workers) if skip_broken else dataset.source()
     manifest = pack_with_progress(source, root, force=force, workers=workers, on_note=on_note)
-    if before and before.digest != manifest.digest:
-        report_note(
-            f"'{dataset.name}' was replaced: {before.images:,} -> {manifest.images:,} images, digest {before.digest} "
-            f"-> {manifest.digest}; train, eval and bench refuse runs of the earlier content"
-        )
     if dataset.guessed:
         write_file(Path(dataset.location), dataset.guessed)
         note(f"wrote {dataset.location}")
     if dataset.is_users:
+        # These import torch, which other data sets need not wait for.
+        from procap.weights.loading import load_clip
+        from runner.setup import describe_unknown_names, label_space
+
         show(format_classes(open_dataset(root, dataset.name)) + "\n")
-        _warn_of_names(manifest)
+        if why := describe_unknown_names(load_clip("mini"), label_space(manifest, manifest.classnames).names()):
+            report_note(f"warning: under the default backbone, {why}")
     return manifest
-
-
-def _warn_of_names(manifest: Manifest) -> None:
-    """Warn of class names that the default backbone does not know."""
-    # These import torch, which other data sets need not wait for.
-    from procap.weights.loading import load_clip
-    from runner.setup import describe_unknown_names, label_space
-
-    if why := describe_unknown_names(load_clip("mini"), label_space(manifest, manifest.classnames).names()):
-        report_note(f"warning: under the default backbone, {why}")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from textwrap import indent
 
-from benchmarks.cli.flags import OutputFlags, PackFlags
-from benchmarks.console.errors import one_line
-from benchmarks.console.output import SOME_FAILED, columns, note, plural, quote, show, show_json
+from benchmarks.cli.flags import OutputFlags
+from benchmarks.console.output import columns, note, note_failures, quote, show, show_json
 from benchmarks.console.parse import split_names
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError
 from shards.builtin_sources import builtin_source
 from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, find, find_or_none
 from shards.default_paths import data_root
@@ -26,7 +24,6 @@ from shards.raw.published import find_folder, raw_source
 from shards.raw.user_dataset import user_source
 from shards.records import Source
 from shards.resolve import resolve_dataset
-from shards.urls import redact
 
 
 @dataclass(frozen=True)
@@ -47,15 +44,15 @@ class DatasetToPack:
         return bool(self.location)
 
 
-def select_datasets(names: Iterable[str], packing: PackFlags, data_root: Path) -> list[DatasetToPack]:
+def select_datasets(names: Iterable[str], raw: Path | None, data_root: Path) -> list[DatasetToPack]:
     """Resolve `names`: each is a data set, a YAML file, a folder of images, or a group (all, world, paper).
 
-    Duplicates are dropped. The YAML file of a folder that has none is guessed, and not written here.
+    raw: the folder of raw data sets. The YAML file of a folder that has none is guessed, and not written here.
     """
     selected: dict[str, DatasetToPack] = {}
     for text in names:
         for name in [text] if is_user_folder(text) else split_names(text):
-            group = _resolve_group(name, packing) if name in GROUPS else [_resolve_name(name, packing, data_root)]
+            group = _resolve_group(name, raw) if name in GROUPS else [_resolve_name(name, raw, data_root)]
             for dataset in group:
                 first = selected.setdefault(dataset.name, dataset)
                 if first.location != dataset.location:
@@ -65,21 +62,20 @@ def select_datasets(names: Iterable[str], packing: PackFlags, data_root: Path) -
     return list(selected.values())
 
 
-def _resolve_group(name: str, packing: PackFlags) -> list[DatasetToPack]:
+def _resolve_group(name: str, raw: Path | None) -> list[DatasetToPack]:
     generated = [_from_builtin(dataset) for dataset in CATALOGUE.values() if dataset.source != "folder"]
-    root = packing.raw_root()
-    if name == "world" or (name == "all" and root is None):
+    if name == "world" or (name == "all" and raw is None):
         return generated
-    if root is None:
+    if raw is None:
         raise UsageError("'paper' is packed from raw folders: name the folder that holds them with --raw")
-    present = [dataset for dataset in PUBLISHED if find_folder(dataset, root)]
+    present = [dataset for dataset in PUBLISHED if find_folder(dataset, raw)]
     if not present:
         raise UsageError(
-            f"--raw {root} holds none of the published data sets; download and pack them: procap data fetch paper"
+            f"--raw {raw} holds none of the published data sets; download and pack them: procap data fetch paper"
         )
     if absent := [dataset.name for dataset in PUBLISHED if dataset not in present]:
-        note(f"not in {root}, left out: {', '.join(absent)}")
-    return [*(_from_raw_folder(dataset, packing) for dataset in present), *(generated if name == "all" else ())]
+        note(f"not in {raw}, left out: {', '.join(absent)}")
+    return [*(_from_raw_folder(dataset, raw) for dataset in present), *(generated if name == "all" else ())]
 
 
 def is_user_folder(name: str) -> bool:
@@ -99,19 +95,16 @@ def report_note(text: str) -> None:
     note(f"procap: {text if text.startswith(('problem: ', 'warning: ')) else f'note: {text}'}")
 
 
-def _resolve_name(name: str, packing: PackFlags, data_root: Path) -> DatasetToPack:
+def _resolve_name(name: str, raw: Path | None, data_root: Path) -> DatasetToPack:
     path = Path(name).expanduser()
     if is_user_folder(name):
         return _from_user_folder(path)
     if name.lower().endswith((".yaml", ".yml")):
         return _from_file(path)
-    try:
-        dataset = resolve_dataset(name, data_root)
-    except UsageError as error:
-        raise UsageError(f"there is no folder {name}; {error}") from None
+    dataset = resolve_dataset(name, data_root)
     if dataset.source == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
-    return _from_raw_folder(dataset, packing) if dataset.source == "folder" else _from_builtin(dataset)
+    return _from_raw_folder(dataset, raw) if dataset.source == "folder" else _from_builtin(dataset)
 
 
 def _from_user_folder(folder: Path) -> DatasetToPack:
@@ -133,13 +126,12 @@ def _from_builtin(dataset: Dataset) -> DatasetToPack:
     return DatasetToPack(dataset.name, partial(builtin_source, dataset))
 
 
-def _from_raw_folder(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
-    root = packing.raw_root()
-    if root is None:
+def _from_raw_folder(dataset: Dataset, raw: Path | None) -> DatasetToPack:
+    if raw is None:
         folder = dataset.raw.folders[0] if dataset.raw else dataset.name
         hint = f"name the folder that holds {folder}/ with --raw, or set $PROCAP_RAW"
         raise UsageError(f"'{dataset.name}' is packed from raw files: {hint}")
-    return DatasetToPack(dataset.name, partial(raw_source, dataset, root))
+    return DatasetToPack(dataset.name, partial(raw_source, dataset, raw))
 
 
 def select_published(names: Sequence[str]) -> list[Dataset]:
@@ -153,24 +145,10 @@ def select_published(names: Sequence[str]) -> list[Dataset]:
 
 
 def packing_root(data: str) -> Path:
-    """Return the folder that `--data` names, for commands that pack. Raises UsageError for a URL or its mirror."""
-    if "://" in data:
-        raise UsageError(f"--data {redact(data)}: shards are packed into a folder; copy it to where the URL points")
+    """Return the folder that `--data` names, for commands that pack. Raises UsageError for a URL."""
     root = data_root(data)
     refuse_packing(root)
     return root
-
-
-@contextmanager
-def collect_failure(failed: dict[str, str], name: str, datasets: int) -> Iterator[None]:
-    """Note the failure of one of many data sets, and go on; that of a single one is raised."""
-    try:
-        yield
-    except UserError as error:
-        if datasets == 1:
-            raise
-        failed[name] = str(error)
-        note(f"procap: error: {one_line(str(error))}")
 
 
 def report_packed(packed: Mapping[str, Manifest], failed: Mapping[str, str], root: Path, output: OutputFlags) -> int:
@@ -182,9 +160,8 @@ def report_packed(packed: Mapping[str, Manifest], failed: Mapping[str, str], roo
     if rows:
         show(columns(("data set", "classes", "images", "shards", "digest"), rows))
         note(f"packed in {root}; look at one: procap data show {rows[0][0]} --data {quote(root)}")
-    if failed:
-        note(f"procap: {plural(len(failed), 'data set')} not packed: {', '.join(failed)}; repeat the command to resume")
+    code = note_failures(len(packed), failed)
     if output.json:
         digests = {name: manifest.digest for name, manifest in packed.items()}
         show_json({"data": str(root), "datasets": digests, "failed": failed})
-    return 0 if not failed else SOME_FAILED if packed else 1
+    return code

@@ -9,7 +9,6 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.run_suites import bench
-from procap.errors import UserError
 
 SUITE = "base-to-novel"
 METHODS = ("zeroshot", "coop", "maple", "procap")
@@ -21,7 +20,6 @@ QUICK_DATASETS = ("digits",)
 def demo(
     output: flags.OutputFlags,
     out: Annotated[Path, flags.flag("FOLDER", "for everything that the demo writes")] = Path("demo"),
-    data: Annotated[Path | None, flags.flag("FOLDER", "packed data sets [default: OUT/data]")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="one small data set and two epochs: does it run?")] = False,
     device: flags.Device = "auto",
     tracking: flags.Tracking = "",
@@ -33,12 +31,9 @@ def demo(
     Zero-shot CLIP, CoOp, MaPLe and ProCAP are trained on base classes and tested on base and novel classes. Interrupt
     the demo at any time; the same command resumes it.
     """
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file; name a folder")
     methods, datasets = ",".join(METHODS), ",".join(QUICK_DATASETS if quick else DATASETS)
     suite = flags.SuiteFlags(profile="mini", methods=methods, datasets=datasets, seeds="1", quick=quick, limit=limit)
-    packed = str(data or out / "data")
-    runtime = flags.RuntimeFlags(data=packed, results=str(out / "results"), device=device, tracking=tracking)
+    runtime = flags.RuntimeFlags(str(out / "data"), str(out / "results"), device=device, tracking=tracking)
     # Run one at a time in this process: starting Ray would take longer than it saves.
     launch = flags.LaunchFlags(max_concurrent=1)
     return bench(SUITE, suite, launch, runtime, flags.EngineFlags(), flags.ModeFlags(dry_run=dry_run), output)

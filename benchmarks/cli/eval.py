@@ -12,13 +12,7 @@ import typer
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.dry_run import show_plan
-from benchmarks.cli.selection import (
-    default_targets,
-    eval_settings,
-    find_run,
-    runtime_config,
-    selected_runs,
-)
+from benchmarks.cli.selection import default_targets, eval_settings, find_run, runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed
 from benchmarks.console.parse import split_names
@@ -31,7 +25,6 @@ from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult
-from runner.run_folders import OtherContent, RunFolder, check_training_content
 from runner.tracking.log import exporter_for
 
 if TYPE_CHECKING:
@@ -181,15 +174,10 @@ def prepare_untrained(
     """
     from runner.train import train
 
-    def is_kept() -> bool:
-        training = RunFolder(runtime.results / config.path).train()
-        if training and force:
-            try:
-                check_training_content(config, training, runtime.data)
-            except OtherContent:
-                return False
-        return training is not None
+    def is_missing() -> bool:
+        status = read_states([RunSpec(config=config)], runtime)[config.path].status
+        return status in ("new", "resume") or (force and status == "other data")
 
-    if not group.call_on_first(is_kept):
+    if group.call_on_first(is_missing):
         ensure_packed([config.dataset], runtime.data)
         train(config, runtime, force=force, group=group, workbench=workbench)

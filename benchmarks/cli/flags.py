@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ import typer
 from typer.core import TyperCommand
 
 from benchmarks.console.output import quote
-from procap.errors import UsageError
 
 if TYPE_CHECKING:
     from cluster.launcher import Launcher
@@ -217,22 +215,6 @@ class LaunchFlags:
 
         values = asdict(self)
         return Launcher(kind=values.pop("launcher"), **values)
-
-
-@dataclass(frozen=True)
-class PackFlags:
-    """Flag that names the raw files of published data sets."""
-
-    heading: ClassVar[str] = "Selection"
-    raw: Annotated[Path | None, flag("FOLDER", "the raw data sets, as CoOp has them [default: $PROCAP_RAW]")] = None
-
-    def raw_root(self) -> Path | None:
-        """Return the folder of raw data sets, None without one. Raises UsageError if it is no folder."""
-        text = self.raw or os.environ.get("PROCAP_RAW")
-        root = Path(text).expanduser() if text else None
-        if root and not root.is_dir():
-            raise UsageError(f"{'--raw' if self.raw else '$PROCAP_RAW ='} {root} is not a folder")
-        return root
 
 
 @dataclass(frozen=True)

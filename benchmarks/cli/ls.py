@@ -12,7 +12,7 @@ import typer
 
 from benchmarks.cli.flags import Data, OutputFlags, Results, SelectionFlags, command, command_line
 from benchmarks.cli.selection import run_filter
-from benchmarks.console.output import columns, format_counts, note, plural, quote, show, show_json
+from benchmarks.console.output import columns, format_counts, note, plural, show, show_json
 from benchmarks.experiment.titles import title_method
 from benchmarks.results.frame import describe_settings, open_results, run_folders, title_variants
 from benchmarks.suites import SUITES, load_suite
@@ -96,9 +96,7 @@ def _method_details(name: str) -> dict[str, Any]:
 
 def _suites() -> Listing:
     suites = [load_suite(name) for name in SUITES]
-    rows = [
-        {"name": suite.name, "title": suite.title, "methods": suite.methods, "seeds": suite.seeds} for suite in suites
-    ]
+    rows = [{name: getattr(suite, name) for name in ("name", "title", "methods", "seeds")} for suite in suites]
     shown = [(suite.name, suite.title, ",".join(suite.methods), ",".join(map(str, suite.seeds))) for suite in suites]
     return columns(("suite", "what it is", "methods", "seeds"), shown), rows
 
@@ -153,11 +151,8 @@ def _runs(results: str, selection: SelectionFlags) -> Listing:
     folders = run_folders(root)
     is_selected = run_filter(selection, lambda: (config.dataset for _, config in folders))
     rows = [_describe_run(folder, config) for folder, config in folders if is_selected(config)]
-    if not folders:
-        command = f"procap train --methods maple --datasets shapes --results {quote(results)}"
-        note(f"no runs below {results}; make one: {command}")
-    elif not rows:
-        note(f"none of the {plural(len(folders), 'run')} below {results} fits")
+    if not rows:
+        note(f"{plural(len(folders), 'run')} below {results}, none that fits")
     elif any(row["accuracy"] is not None for row in rows):
         note("accuracy: on the run's own data set, in %; after base classes the harmonic mean of base and novel")
     titles = title_variants(SimpleNamespace(**{name: [row[name] for row in rows] for name in ("method", "settings")}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -21,12 +20,6 @@ EXAMPLE = "methods/visual-tokens"
 """The package that is copied, below the examples of a checkout or of an installed wheel."""
 
 
-def find_example() -> Path:
-    """Return the folder of the package to copy: of this checkout, else of the data files of the wheel."""
-    checkout = Path(__file__).parents[2] / "examples" / EXAMPLE
-    return checkout if checkout.is_dir() else Path(sysconfig.get_path("data")) / "share" / "procap-bench" / EXAMPLE
-
-
 @command("procap new method visual-tokens", "procap new method visual-tokens --out ~/methods")
 def method(
     output: OutputFlags,
@@ -39,8 +32,8 @@ def method(
     if name in method_paths():
         raise UsageError(f"there is a method '{name}' already (procap ls methods): choose another name")
     folder, module = out / name, name.replace("-", "_")
-    if find_spec(module) or any(distributions(name=name)):
-        raise UsageError(f"a package '{name}' is installed, which one of this name would hide: choose another name")
+    if find_spec(module):
+        raise UsageError(f"a package '{module}' is installed, which one of this name would hide: choose another name")
     if folder.exists():
         raise UsageError(f"{folder} exists already: remove it, or name another --out")
     words = name.split("-")
@@ -50,9 +43,10 @@ def method(
         "VisualTokens": "".join(map(str.title, words)),
         "Visual tokens": " ".join(words).capitalize(),
     }
-    files = []
+    checkout, files = Path(__file__).parents[2] / "examples", []
+    examples = checkout if checkout.is_dir() else Path(sysconfig.get_path("data")) / "share" / "procap-bench"
     for source in ("pyproject.toml", "visual_tokens.py", "tests/test_visual_tokens.py"):
-        text = (find_example() / source).read_text(encoding="utf-8")
+        text = (examples / EXAMPLE / source).read_text(encoding="utf-8")
         for example, chosen in names.items():
             text = text.replace(example, chosen)
         files.append(folder / source.replace("visual_tokens", module))

@@ -27,7 +27,7 @@ from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.run_collection import Status, status_after
 from runner.tracking.log import CollectionTracker, exporter_for
-from shards.resolve import is_packed, kind_of_name
+from shards.resolve import is_packed
 
 
 def bench(
@@ -59,7 +59,9 @@ def bench(
         if states[run.path].status == "other data":
             # Raises before anything is written.
             read_state(run, runtime)
-    note(f"{_describe_plans(plans)}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already")
+    title = plural(len(plans), "suite") if len(plans) > 1 else plans[0].suite.title
+    done_count = f"{plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already"
+    note(f"{title}, profile {plans[0].options.profile.name}: {done_count}")
     trackers = CollectionTrackers([CollectionTracker(runtime, plan.collection) for plan in plans])
     failed: dict[str, str] = {}
     try:
@@ -90,13 +92,6 @@ def bench(
     failed = {path: why for made in outputs for path, why in made.failed_runs.items()} | failed
     done = [run.path for run in runs if run.path not in failed]
     return _show_outputs(name, outputs, done, failed, runtime, runtime_flags, output)
-
-
-def _describe_plans(plans: Sequence[SuitePlan]) -> str:
-    """Describe the suites and their data in a few words."""
-    kinds = sorted({kind_of_name(dataset) for plan in plans for dataset in plan.options.datasets})
-    title = plural(len(plans), "suite") if len(plans) > 1 else plans[0].suite.title
-    return f"{title}, on {' and '.join(kinds)} data, profile {plans[0].options.profile.name}"
 
 
 def _finish(

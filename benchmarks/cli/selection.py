@@ -11,13 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.flags import (
-    ChoiceFlags,
-    EngineFlags,
-    RecipeFlags,
-    RuntimeFlags,
-    SelectionFlags,
-)
+from benchmarks.cli.flags import ChoiceFlags, EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags
 from benchmarks.console.output import plural, quote
 from benchmarks.console.parse import (
     dataset_groups,
@@ -49,11 +43,10 @@ HASH_PREFIX = re.compile("[0-9a-f]{1,8}")
 
 
 def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
-    """Parse the recipe fields that flags change. Raises UsageError for invalid ones."""
+    """Parse the recipe fields that flags change."""
     flags = {"epochs": recipe.epochs, "batch_size": recipe.batch_size, "lr": recipe.lr}
     changes = {name: value for name, value in flags.items() if value is not None}
-    changes |= parse_assignments(recipe.recipe_field or (), "--recipe-field")
-    return changes
+    return changes | parse_assignments(recipe.recipe_field or (), "--recipe-field")
 
 
 def selected_runs(
@@ -175,11 +168,8 @@ def runtime_config(
     limit: int | None = None,
     evaluation: EvalSettings | None = None,
 ) -> RuntimeConfig:
-    """Make the runtime given by the flags. Raises UsageError for a folder that is a file."""
+    """Make the runtime given by the flags."""
     results, url = results_root(flags.results, cache_home())
-    nearest = next(folder for folder in (results, *results.absolute().parents) if folder.exists())
-    if not nearest.is_dir():
-        raise UsageError(f"--results {nearest} is a file; name a folder")
     return RuntimeConfig(
         data=data_root(flags.data),
         results=results,

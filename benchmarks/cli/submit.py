@@ -83,10 +83,7 @@ def submit(
 
 
 def _follow(client: JobSubmissionClient, job: str, stream: TextIO, verbose: bool) -> int:
-    """Print the log of a job until it ends; returns its exit code, 128 + N after signal N.
-
-    verbose: with the lines of Ray's job manager.
-    """
+    """Print the log of a job until it ends; returns its exit code, 128 + N after signal N."""
 
     async def print_log() -> None:
         async for text in client.tail_job_logs(job):

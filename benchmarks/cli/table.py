@@ -11,7 +11,7 @@ import typer
 from benchmarks.cli import flags
 from benchmarks.cli.selection import run_filter, suite_changes
 from benchmarks.console.output import note, quote, show, show_json
-from benchmarks.console.parse import parse_integers, parse_options
+from benchmarks.console.parse import parse_options
 from benchmarks.report.sections import read_sweeps
 from benchmarks.results.frame import open_results, read_frame, run_folders
 from benchmarks.results.suite_results import SuiteResults
@@ -21,7 +21,7 @@ from benchmarks.tables.check import check_table
 from benchmarks.tables.render import FORMATS, arrange_notes, render, to_dict
 from benchmarks.tables.runs import calibration_of_runs, run_tables
 from benchmarks.tables.table import Table
-from procap.errors import UsageError, UserError, check_names, unknown_name
+from procap.errors import UsageError, UserError, check_names
 from procap.methods import method_paths
 from runner.run_collection import COLLECTIONS
 from shards.default_paths import data_root
@@ -65,7 +65,7 @@ def table(
         typer.Argument(metavar="SUITE", help="a suite or sweep, or `calibration` [default: all runs]"),
     ] = "",
     results: flags.Results = "results",
-    form: Annotated[str, flags.flag("md|csv|latex|html|json", "of the tables", "--format")] = "md",
+    form: Annotated[str, flags.flag("md|csv|latex|json", "of the tables", "--format")] = "md",
     notes: Annotated[str, flags.flag("short|full", "full: recipes of all rows; in LaTeX captions too")] = "short",
 ) -> int:
     """Print base, novel, harmonic mean and speed from results, or the tables of a suite with the paper's numbers.
@@ -73,8 +73,7 @@ def table(
     Every accuracy is computed from the integer counts of the result files. `procap table calibration` prints how well
     the probabilities of all runs fit.
     """
-    if form not in FORMATS:
-        raise unknown_name("format", form, FORMATS)
+    check_names("format", [form], FORMATS)
     check_names("notes", [notes], ("short", "full"))
     tables: Sequence[Table]
     code = 0
@@ -87,11 +86,6 @@ def table(
     if form != "json":
         texts = [render(table, form) for table in arrange_notes(tables, form, full=notes == "full")]
         show("\n\n".join(texts))
-        if len(texts) > 1 and form == "csv":
-            note(f"{len(texts)} tables with different columns, an empty line between them")
-        lines = [line for table in tables for line in (*table.notes, *table.details)]
-        for line in dict.fromkeys(lines) if form == "csv" else ():
-            note(line)
     if output.json or form == "json":
         show_json(document)
     return code
@@ -117,11 +111,6 @@ def _tables_of_runs(
         raise UserError(
             f"no evaluation below {results} has recorded its calibration: procap eval RUN --force repeats it"
         )
-    # Runs without training, which count for all seeds, may be the only ones.
-    trained = {*frame[frame["epochs"] > 0]["seed"]}
-    missing = [str(seed) for seed in parse_integers(selection.seeds, "--seeds") if seed not in trained]
-    if missing and selection.methods != "zeroshot":
-        note(f"no trained run of seed {', '.join(missing)} is finished and evaluated: see `procap ls runs`")
     return tables
 
 

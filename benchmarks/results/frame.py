@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.experiment.titles import order_in, title_method
 from benchmarks.results.metrics import Metric, make_metric
-from procap.errors import UsageError, UserError
+from procap.errors import UserError
 from procap.methods import METHODS, method_source
 from procap.recipe import format_value
 from runner.config import RunConfig, Target
@@ -83,17 +83,12 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
 
 
 def open_results(results: str | Path) -> Path:
-    """Return the local folder of `results`; for a URL, a copy of its documents.
-
-    Raises UserError if there is none, UsageError for a file.
-    """
+    """Return the local folder of `results`; for a URL, a copy of its documents. Raises UserError if there is none."""
     from runner.remote_results import RemoteResults, results_root
     from shards.default_paths import cache_home
 
     folder, url = results_root(str(results), cache_home())
     RemoteResults(url, folder).pull_all()
-    if folder.is_file():
-        raise UsageError(f"--results {results} is a file; name a folder")
     if not folder.is_dir():
         raise UserError(f"no results folder at {results}; name the one of your runs with --results")
     return folder

@@ -121,10 +121,10 @@ def to_latex(table: Table) -> str:
     return f"{NEEDS_LONG if is_long else NEEDS}\n{text.strip()}"
 
 
-def to_html(table: Table, labelled_by: str = "") -> str:
+def to_html(table: Table, labelled_by: str) -> str:
     """Render a `<table>` with all texts escaped; the CSS is part of the page that contains it.
 
-    labelled_by: the id of the element with its title; without one the title becomes the caption, and the notes follow.
+    labelled_by: the id of the element with its title.
     """
     import pandas as pd
 
@@ -151,12 +151,9 @@ def to_html(table: Table, labelled_by: str = "") -> str:
     ]
     styler = _style(table, body, headers)
     styler.set_td_classes(pd.DataFrame(classes, styler.index, styler.columns))
-    title = f' aria-labelledby="{escape(labelled_by)}"' if labelled_by else ""
-    styler.set_table_attributes(f'class="{"matrix" if table.matrix else "sortable"}"{title}')
-    if labelled_by:
-        return styler.to_html().strip()
-    notes = "".join(f"<li>{mark_code(note)}</li>" for note in list_notes(table))
-    return f'{styler.set_caption(escape(table.title)).to_html().strip()}\n<ul class="notes">{notes}</ul>'
+    style_class = "matrix" if table.matrix else "sortable"
+    styler.set_table_attributes(f'class="{style_class}" aria-labelledby="{escape(labelled_by)}"')
+    return styler.to_html().strip()
 
 
 def _style(table: Table, body: Sequence[Sequence[str]], headers: Sequence[str]) -> Styler:
@@ -234,7 +231,6 @@ FORMATS: dict[str, Callable[[Table], str]] = {
     "md": to_markdown,
     "csv": to_csv,
     "latex": to_latex,
-    "html": to_html,
     "json": lambda table: json.dumps(to_dict(table), ensure_ascii=False, allow_nan=False),
 }
 
