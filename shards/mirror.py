@@ -10,27 +10,15 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from contextlib import suppress
 from pathlib import Path
 
 from procap.errors import Unreachable, UsageError
-from shards import croissant
 from shards.files import file_lock, write_file
 from shards.index import INDEX_FILE, PATHS_FILE
-from shards.manifest import (
-    FILE,
-    MIRROR_FILE,
-    SplitEntry,
-    convention_texts,
-    is_mirror,
-    parse_manifest,
-)
+from shards.manifest import FILE, MIRROR_FILE, SplitEntry, is_mirror, parse_manifest
 from shards.names import NAME
-from shards.remote import download, read_blocks, translate_errors
+from shards.remote import download, read_file
 from shards.urls import cache_name, canonical, join, local_path, redact
-
-LIST_BYTES, MANIFEST_BYTES = 4096, 2**28
-"""Most bytes of an image's entry in the lists of a split, and of a manifest: servers can send without end."""
 
 
 def mirror_root(url: str, cache: Path) -> Path:
@@ -70,37 +58,27 @@ def refresh(root: Path, name: str) -> None:
     if not NAME.fullmatch(name):
         raise UsageError(f"'{name}' cannot be the name of a data set")
     folder, url = root / name, join(mirrored_url(root), f"{name}/{FILE}")
-    last = None
-    with suppress(OSError, ValueError):
-        last = (folder / FILE).read_bytes().decode()
+    file = folder / FILE
     try:
-        with translate_errors(url):
-            text = b"".join(read_blocks(url, MANIFEST_BYTES)).decode(errors="replace")
+        content = read_file(url)
     except Unreachable as error:
-        if last is None:
+        if not file.is_file():
             raise
         warnings.warn(f"{error}; the copy of '{name}' in {folder} is used", stacklevel=3)
         return
-    if text == last:
-        return
-    manifest = parse_manifest(text, redact(url), name, "report it to the publisher of the data")
+    parse_manifest(content.decode(errors="replace"), redact(url), name, "report it to the publisher of the data")
     with file_lock(root / f".{name}.lock", remove=True):
-        # Another process may have done it while this one has waited.
-        if not (folder / FILE).is_file() or (folder / FILE).read_bytes() != text.encode():
+        if not file.is_file() or file.read_bytes() != content:
             # The shards of another manifest can have equal sizes.
             shutil.rmtree(folder, ignore_errors=True)
-            # The manifest is written last: it says that the other files are there.
-            for file, content in convention_texts(manifest).items():
-                write_file(folder / file, content)
-            write_file(folder / croissant.FILE, croissant.croissant_json(manifest))
-            write_file(folder / FILE, text)
+            write_file(file, content)
 
 
 def fetch_lists(folder: Path, split: str, entry: SplitEntry) -> None:
     """Download index and paths of a split of a mirrored data set; does nothing elsewhere."""
     if is_mirror(folder.parent):
-        _fetch(folder, f"{split}/{INDEX_FILE}", entry.index_sha256, LIST_BYTES * (entry.count + 1))
-        _fetch(folder, f"{split}/{PATHS_FILE}", entry.paths_sha256, LIST_BYTES * (entry.count + 1))
+        _fetch(folder, f"{split}/{INDEX_FILE}", entry.index_sha256)
+        _fetch(folder, f"{split}/{PATHS_FILE}", entry.paths_sha256)
 
 
 def fetch_shards(folder: Path, entry: SplitEntry) -> None:
@@ -109,9 +87,8 @@ def fetch_shards(folder: Path, entry: SplitEntry) -> None:
         for shard in entry.shards:
             file = folder / shard.file
             if not (file.is_file() and file.stat().st_size == shard.size):
-                _fetch(folder, shard.file, shard.sha256, shard.size)
+                _fetch(folder, shard.file, shard.sha256)
 
 
-def _fetch(folder: Path, file: str, sha256: str, limit: int) -> None:
-    url = join(mirrored_url(folder.parent), f"{folder.name}/{file}")
-    download(url, folder / file, sha256=sha256, limit=limit)
+def _fetch(folder: Path, file: str, sha256: str) -> None:
+    download(join(mirrored_url(folder.parent), f"{folder.name}/{file}"), folder / file, sha256=sha256)

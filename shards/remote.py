@@ -1,4 +1,4 @@
-"""Remote files through fsspec: open, download, list, read, write and delete.
+"""Remote files through fsspec: read, download, list, write and delete.
 
 A location is a URL (http(s)://, s3://, gs://, abfs://, hf://, and whatever else fsspec opens), a file:// URL or a path.
 Object stores take credentials from the environment and the configuration files that their own tools read, and their
@@ -7,12 +7,12 @@ drivers retry. Every failure is a UserError of one line that names the URL witho
 
 from __future__ import annotations
 
-import io
+import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from procap.errors import NotFound, Unreachable, UsageError, UserError
 from shards.files import file_lock, file_sha256, replace_at_end
@@ -23,6 +23,7 @@ OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "az", "oss", "memory")
 SOCKET_SECONDS = 30.0
 """Time without a byte after which a web server counts as unreachable."""
 BLOCK = 2**23
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def filesystem(location: str) -> tuple[Any, str]:
@@ -51,25 +52,18 @@ def filesystem(location: str) -> tuple[Any, str]:
     return files, inner.rstrip("/")
 
 
-def open_stream(location: str) -> BinaryIO:
-    """Open a location as an uncached stream of bytes to read from start to end; errors as `translate_errors`."""
+def read_file(location: str) -> bytes:
+    """Read a whole file; errors as `translate_errors`."""
     with translate_errors(location):
-        path = local_path(canonical(location))
-        if path is not None:
-            return path.open("rb")
         files, name = filesystem(location)
-        # For HTTP: one streaming GET. Passing any size avoids a request for the size.
-        options = {"block_size": 0, "size": 1} if scheme(location) in ("http", "https") else {"block_size": BLOCK}
-        return io.BufferedReader(files.open(name, "rb", **options), 2**20)
+        content: bytes = files.cat_file(name)
+        return content
 
 
-def download(
-    location: str, target: Path, *, sha256: str | None = None, replace: bool = False, limit: int | None = None
-) -> None:
+def download(location: str, target: Path, *, sha256: str | None = None, replace: bool = False) -> None:
     """Download a file to `target`; it appears there whole and verified or not at all. A valid one is kept.
 
     Of several processes or threads of a machine one downloads and the others wait. replace: download again what exists.
-    limit: most bytes, so that a server that sends without end does not fill the disk.
     Raises OSError if `target` cannot be written.
     """
     # Before the lock too: a copy on a read-only disk needs none.
@@ -79,11 +73,15 @@ def download(
         if not replace and _is_valid(target, sha256):
             return
         with replace_at_end(target) as temporary:
-            with temporary.open("wb") as out:
-                for block in read_blocks(location, limit):
-                    out.write(block)
+            with translate_errors(location):
+                files, name = filesystem(location)
+                files.get_file(name, str(temporary))
             if not _is_valid(temporary, sha256):
                 raise UserError(f"{redact(location)} is not the expected file: its SHA-256 is not {sha256}")
+
+
+def _is_valid(file: Path, sha256: str | None) -> bool:
+    return file.is_file() and sha256 in (None, file_sha256(file))
 
 
 def file_size(url: str) -> int | None:
@@ -96,53 +94,27 @@ def file_size(url: str) -> int | None:
 
 
 def resume_download(
-    url: str,
-    target: Path,
-    size: int | None,
-    on_progress: Callable[[int], None],
-    headers: Mapping[str, str],
+    url: str, target: Path, size: int | None, on_progress: Callable[[int], None], headers: Mapping[str, str]
 ) -> None:
     """Download a file of a web server to `target`, where it is continued after the bytes that are there.
 
     A server that does not continue files, or a file without a known size, begins again. on_progress: called with bytes.
     headers: of the request; aiohttp drops Authorization where it is redirected to a different host.
-    Raises Unreachable for an answer that ends early, UserError for more than `size` bytes.
+    Raises Unreachable for an answer that ends early.
     """
     done = target.stat().st_size if target.is_file() and size else 0
     if size and done == size:
         return
+    ranges = {"Range": f"bytes={done}-"} if done else {}
     with translate_errors(url):
         files, name = filesystem(url)
-        ranges = {"Range": f"bytes={done}-"} if done else {}
         stream = files.open(name, "rb", block_size=0, size=1, headers={**headers, **ranges})
-    with stream, target.open("ab" if done and stream.r.status == 206 else "wb") as out:
-        while block := _read_block(url, stream):
-            out.write(block)
-            on_progress(out.tell())
-            if size is not None and out.tell() > size:
-                raise UserError(f"{redact(url)} is not the expected file: it has more than {size:,} bytes")
-        if size is not None and out.tell() < size:
-            raise Unreachable(f"{redact(url)} ended after {out.tell():,} of {size:,} bytes; try again later")
-
-
-def read_blocks(location: str, limit: int | None = None) -> Iterator[bytes]:
-    """Yield the content of a file in blocks. Raises UserError if it has more than `limit` bytes."""
-    size = 0
-    with open_stream(location) as stream:
-        while block := _read_block(location, stream):
-            size += len(block)
-            if limit is not None and size > limit:
-                raise UserError(f"{redact(location)} is not the expected file: it has more than {limit:,} bytes")
-            yield block
-
-
-def _read_block(location: str, stream: BinaryIO) -> bytes:
-    with translate_errors(location):
-        return stream.read(BLOCK)
-
-
-def _is_valid(file: Path, sha256: str | None) -> bool:
-    return file.is_file() and sha256 in (None, file_sha256(file))
+        with stream, target.open("ab" if done and stream.r.status == 206 else "wb") as out:
+            while block := stream.read(BLOCK):
+                out.write(block)
+                on_progress(out.tell())
+    if size is not None and target.stat().st_size < size:
+        raise Unreachable(f"{redact(url)} ended after {target.stat().st_size:,} of {size:,} bytes; try again later")
 
 
 @dataclass(frozen=True)
@@ -198,13 +170,13 @@ class RemoteFolder:
 
 @contextmanager
 def translate_errors(location: str) -> Iterator[None]:
-    """Turn every error inside into a UserError that names the location."""
+    """Turn every error inside into a UserError that names the location, except those of a full disk."""
     try:
         yield
-    except UserError:
-        raise
     # Any class: the clients of the stores have none in common.
     except Exception as error:
+        if isinstance(error, UserError) or getattr(error, "errno", None) in DISK_FULL:
+            raise
         raise _translate(location, error) from error
 
 

@@ -1,8 +1,8 @@
 """Read packed shards from start to end through a webdataset pipeline, from local files or from a URL.
 
 Evaluation reads this way; few-shot samples use the index over the same tars (`shards.reader`). webdataset drops the
-rest of a truncated tar silently, so every shard is compared with its size and SHA-256 in the manifest while it is read;
-one that differs raises UserError with its name.
+rest of a truncated tar silently, so every shard is read into memory and compared with its size and SHA-256 in the
+manifest before its samples are used; one that differs raises UserError with its name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import hashlib
 import io
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, BinaryIO
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,8 @@ from numpy.typing import NDArray
 from procap.errors import UserError
 from shards.manifest import Shard
 from shards.pools import prefetch, thread_pool
-from shards.remote import open_stream, translate_errors
-from shards.tar import IMAGES, SAMPLE_KEY
+from shards.remote import read_file
+from shards.tar import IMAGES
 from shards.urls import redact
 
 if TYPE_CHECKING:
@@ -31,18 +32,6 @@ Locations = Sequence[tuple[str, Shard]]
 
 # Shards that are read while images of an earlier one are used, each in a separate thread.
 SHARDS_AHEAD = 2
-BLOCK = 2**20
-
-
-class ShardStreamError(UserError):
-    """A shard that is cut short, altered or unreadable; its text survives webdataset, which appends to `args`."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
 
 
 def make_pipeline(shards: Locations, *, distribute: bool = False) -> webdataset.WebDataset:
@@ -55,7 +44,6 @@ def make_pipeline(shards: Locations, *, distribute: bool = False) -> webdataset.
     expected = dict(shards)
     dataset = webdataset.WebDataset(
         list(expected),
-        handler=_raise_user_error,
         shardshuffle=False,
         nodesplitter=webdataset.split_by_node if distribute else None,
         workersplitter=webdataset.split_by_worker if distribute else None,
@@ -66,7 +54,7 @@ def make_pipeline(shards: Locations, *, distribute: bool = False) -> webdataset.
     )
     # Replace webdataset's own opener: it starts curl for http:// and does not verify what it reads.
     opener = next(i for i, stage in enumerate(dataset.pipeline) if isinstance(stage, webdataset.cache.StreamingOpen))
-    dataset.pipeline[opener] = _OpenVerified(expected)
+    dataset.pipeline[opener] = partial(_open_verified, expected)
     return dataset
 
 
@@ -99,69 +87,21 @@ def stream_images(
 def _read_shard(shard: tuple[str, Shard], positions: set[int]) -> dict[int, bytes]:
     images = {}
     for sample in make_pipeline([shard]):
-        key = sample["__key__"]
-        position = int(key[1:]) if SAMPLE_KEY.fullmatch(key) else -1
-        image = next((sample[extension] for extension in IMAGES if extension in sample), None)
-        if position in positions and image is not None:
-            images[position] = image
+        position = int(sample["__key__"][1:])
+        if position in positions:
+            images[position] = next(sample[extension] for extension in IMAGES if extension in sample)
     if len(images) != len(positions):
-        raise ShardStreamError(f"{redact(shard[0])} lacks images of its index")
+        raise UserError(f"{redact(shard[0])} has no sample for some images of its index")
     return images
 
 
-class _OpenVerified:
-    """Pipeline stage: open each shard as a stream that is compared with the manifest at its end."""
-
-    def __init__(self, expected: dict[str, Shard]) -> None:
-        self.expected = expected
-
-    def __call__(self, source: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        for item in source:
-            url = item["url"]
-            with open_stream(url) as raw:
-                stream = io.BufferedReader(_VerifiedStream(raw, url, self.expected[url]), BLOCK)
-                yield {"url": url, "stream": stream}
-                # The tar reader stops at the end-of-archive mark; read the rest to reach the check.
-                while stream.read(BLOCK):
-                    pass
-
-
-class _VerifiedStream(io.RawIOBase):
-    """A shard's bytes; raises ShardStreamError at their end, or beyond it, unless they are those of the manifest."""
-
-    def __init__(self, raw: BinaryIO, url: str, expected: Shard) -> None:
-        self._raw, self._url, self._expected = raw, url, expected
-        self._hash, self._size = hashlib.sha256(), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        with translate_errors(self._url):
-            data = self._raw.read(len(buffer))
-        # Shards begin with a member's name, "s000...". tarfile would also unpack a compressed archive, of any size.
-        if not self._size and not data.startswith(b"s"):
-            self._refuse("it does not begin as a shard does")
-        self._hash.update(data)
-        self._size += len(data)
-        if self._size > self._expected.size:
-            self._refuse(f"it has more than {self._expected.size} bytes")
-        if not data and self._size < self._expected.size:
-            self._refuse(f"it is truncated ({self._size} of {self._expected.size} bytes)")
-        if not data and self._hash.hexdigest() != self._expected.sha256:
-            self._refuse("SHA-256 differs from the manifest")
-        buffer[: len(data)] = data
-        return len(data)
-
-    def _refuse(self, reason: str) -> None:
-        raise ShardStreamError(f"{redact(self._url)} cannot be used: {reason} ({self._expected.count} images)")
-
-
-def _raise_user_error(error: Exception) -> bool:
-    """Raise an error of a pipeline stage as it is if it is a UserError, else as one."""
-    if isinstance(error, UserError):
-        raise error
-    # webdataset appends the name of the shard to the arguments of an error.
-    shard = next((redact(argument) for argument in error.args[1:] if isinstance(argument, str)), "a shard")
-    reason = error.args[0] if error.args else type(error).__name__
-    raise ShardStreamError(f"{shard} is not a readable shard ({reason})")
+def _open_verified(expected: dict[str, Shard], source: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Open shards as webdataset's own stage of the pipeline does, each after it was read and verified."""
+    for item in source:
+        url = item["url"]
+        shard, content = expected[url], read_file(url)
+        if len(content) != shard.size:
+            raise UserError(f"{redact(url)} cannot be used: it has {len(content)} bytes instead of {shard.size}")
+        if hashlib.sha256(content).hexdigest() != shard.sha256:
+            raise UserError(f"{redact(url)} cannot be used: SHA-256 differs from the manifest")
+        yield {"url": url, "stream": io.BytesIO(content)}

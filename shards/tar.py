@@ -7,7 +7,6 @@ Members of a sample lie side by side in alphabetical order and share their name 
 from __future__ import annotations
 
 import json
-import re
 import tarfile
 from collections.abc import Mapping
 
@@ -20,8 +19,6 @@ IMAGES = ("jpg", "png", "webp", "gif", "bmp", "tif", "tiff")
 
 # Largest image, in bytes.
 IMAGE_LIMIT = 2**32 - 1
-
-SAMPLE_KEY = re.compile(r"s[0-9]{7,18}")
 
 
 def sample_key(position: int) -> str:

@@ -11,9 +11,8 @@ import pytest
 from local_server import Answer, LocalServer
 
 from procap.errors import NotFound, Unreachable, UsageError, UserError
-from shards import remote
 from shards.credentials import mask
-from shards.remote import RemoteFolder, download, open_stream
+from shards.remote import RemoteFolder, download, read_file
 from shards.urls import canonical, is_url, join
 
 BYTES = bytes(range(256)) * 9000
@@ -54,14 +53,13 @@ def test_paths_and_file_urls_need_no_server(tmp_path, target):
     odd = tmp_path / "a b#c?d%::e.tar"
     odd.write_bytes(BYTES)
     for url in (str(odd), "file://" + str(odd).replace("%", "%25").replace(" ", "%20").replace("#", "%23")):
-        with open_stream(url) as stream:
-            assert stream.read() == BYTES and stream.read(1) == b""
+        assert read_file(url) == BYTES
     download(str(odd), target, sha256=SHA256)
     assert target.read_bytes() == BYTES
     with pytest.raises(NotFound, match=r"nothing\.tar is not there"):
-        open_stream(str(tmp_path / "nothing.tar"))
+        read_file(str(tmp_path / "nothing.tar"))
     with pytest.raises(UsageError, match="another machine"):
-        open_stream("file://elsewhere/a.tar")
+        read_file("file://elsewhere/a.tar")
 
 
 def test_a_file_with_a_different_digest_is_refused_and_not_kept(server, target):
@@ -109,30 +107,28 @@ def test_redirects_are_followed_to_http_only(server, tmp_path):
     for to in (f"file://{tmp_path}/secret", "ftp://127.0.0.1/a.tar"):
         server.always["/b.tar"] = Answer(302, to=to)
         with pytest.raises(UserError) as error:
-            open_stream(f"{server.url}/b.tar")
+            read_file(f"{server.url}/b.tar")
         assert is_one_line(error.value, f"{server.url}/b.tar", "cannot be reached")
     server.always["/b.tar"] = Answer(302, to=f"{server.url}/a.tar")
-    with open_stream(f"{server.url}/b.tar") as stream:
-        assert stream.read() == BYTES
+    assert read_file(f"{server.url}/b.tar") == BYTES
     server.always["/b.tar"] = Answer(302, to=f"{server.url}/b.tar")
     with pytest.raises(UserError, match="cannot be reached"):
-        open_stream(f"{server.url}/b.tar")
+        read_file(f"{server.url}/b.tar")
 
 
 def test_passwords_and_signatures_are_sent_but_never_printed(server):
     server.always["/b.tar"] = Answer(302, to=f"http://localhost:{server.host.partition(':')[2]}/a.tar")
     url = f"http://me:hush@{server.host}"
-    with open_stream(f"{url}/a.tar?token=hush") as stream:
-        stream.read()
+    read_file(f"{url}/a.tar?token=hush")
     assert server.headers["Authorization"] == "Basic bWU6aHVzaA=="
-    open_stream(f"{url}/b.tar").close()
+    read_file(f"{url}/b.tar")
     assert "Authorization" not in server.headers, "the password is not for the server of the redirect"
     for path in ("/nothing.tar?token=hush", "/a b\x00.tar?token=hush", ":hush"):
         with pytest.raises(UserError) as error:
-            open_stream(url + path)
+            read_file(url + path)
         assert "hush" not in str(error.value).replace(f"{server.host}:hush", "")
     with pytest.raises(UsageError, match="put credentials into the environment") as error:
-        open_stream("s3://key:hush@bucket/a.tar")
+        read_file("s3://key:hush@bucket/a.tar")
     assert "hush" not in str(error.value)
 
 
@@ -164,8 +160,7 @@ def test_processes_and_threads_of_a_machine_download_a_file_once(server, target)
     assert len(server.asked) == 1 and target.read_bytes() == BYTES and names(target.parent) == ["a.tar"]
 
 
-def test_an_object_store_is_written_listed_read_and_streamed(s3, target, monkeypatch):
-    monkeypatch.setattr(remote, "BLOCK", 5 * 2**20)
+def test_an_object_store_is_written_listed_and_read(s3, target):
     folder, data = RemoteFolder(f"s3://{s3.bucket}/files"), os.urandom(11 * 2**20)
     target.parent.mkdir()
     target.write_bytes(data)
@@ -174,8 +169,7 @@ def test_an_object_store_is_written_listed_read_and_streamed(s3, target, monkeyp
     assert sorted(folder.list()) == ["b.txt", "big/a.tar"] and folder.list("big") == ["a.tar"]
     folder.write("b.txt", b"c")
     assert folder.read(["b.txt", "absent"]) == {"b.txt": b"c"}
-    with open_stream(f"{folder.url}/big/a.tar") as stream:
-        assert stream.read(1000) + stream.read() == data
+    assert read_file(f"{folder.url}/big/a.tar") == data
     target.unlink()
     download(f"{folder.url}/big/a.tar", target, sha256=hashlib.sha256(data).hexdigest())
     folder.delete("b.txt")
@@ -187,16 +181,16 @@ def test_an_object_store_names_what_is_missing(s3, monkeypatch):
     import s3fs
 
     with pytest.raises(NotFound, match=r"s3://results/data/absent\.tar is not there"):
-        open_stream(f"s3://{s3.bucket}/data/absent.tar")
+        read_file(f"s3://{s3.bucket}/data/absent.tar")
     with pytest.raises(NotFound, match=r"s3://no-such-bucket/a\.tar is not there"):
-        open_stream("s3://no-such-bucket/a.tar")
+        read_file("s3://no-such-bucket/a.tar")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     # A process reads the settings of its machine once.
     s3fs.S3FileSystem.clear_instance_cache()
     try:
         with pytest.raises(Unreachable, match=r"s3://results/data/a\.tar cannot be reached \(.*\); try again later"):
-            open_stream(f"s3://{s3.bucket}/data/a.tar")
+            read_file(f"s3://{s3.bucket}/data/a.tar")
     finally:
         s3fs.S3FileSystem.clear_instance_cache()
 

@@ -1,22 +1,21 @@
-"""Read weights from a file: detect its format, and never execute anything in it.
+"""Read weights from a file: safetensors, `torch.save` files and OpenAI's TorchScript archives; nothing is executed.
 
-Takes safetensors, `torch.save` files of tensors and OpenAI's TorchScript archives; gives open_clip's CustomTextCLIP
-names.
-
-Shapes: R stored vocabulary rows, V vocabulary, D text width.
+A file's tensors get open_clip's CustomTextCLIP names. Shapes: R stored vocabulary rows, V vocabulary, D text width.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import torch
 from torch import Tensor
 
 from procap.errors import UserError
-from procap.weights.pickles import Inert, read_pickle
 
 OPENAI_KEYS = ("input_resolution", "context_length", "vocab_size")
 # Top-level names of CLIP's text side before open_clip's CustomTextCLIP put them under `text.`.
@@ -25,6 +24,30 @@ DERIVED_KEYS = ("attn_mask", "text.attn_mask", *OPENAI_KEYS)
 
 VOCABULARY = 49408
 """The number of tokens that CLIP's tokenizer knows."""
+
+
+class Inert:
+    """A placeholder for an object of a class that torch does not load: it keeps fields, and does nothing."""
+
+    fields: Mapping[Any, Any]
+
+    def __new__(cls, *_: object, **__: object) -> Inert:
+        inert = super().__new__(cls)
+        inert.fields = {}
+        return inert
+
+    def __setstate__(self, state: object) -> None:
+        self.fields = state if isinstance(state, Mapping) else {}
+
+    def tensors(self, prefix: str = "") -> dict[str, Tensor]:
+        """Return the tensors in the fields of this object and of those that it holds, by their dotted names."""
+        tensors: dict[str, Tensor] = {}
+        for name, field in self.fields.items():
+            if isinstance(field, Tensor):
+                tensors[f"{prefix}{name}"] = field
+            elif isinstance(field, Inert):
+                tensors |= field.tensors(f"{prefix}{name}.")
+        return tensors
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
@@ -38,22 +61,51 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                return tensors, file.metadata() or {}
-        content = read_pickle(path)
+                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        content = _read_pickle(path)
     except Exception as error:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise UserError(f"{path} is no readable checkpoint, perhaps cut short: {reason}") from error
+        raise UserError(f"{path} is refused: no readable checkpoint, perhaps cut short: {reason}") from error
     others = content if isinstance(content, dict) else {}
     state = content.tensors() if isinstance(content, Inert) else others.get("state_dict", content)
-    if not isinstance(state, dict) or not state:
-        raise UserError(f"{path} holds no state dict")
-    odd = [
-        str(name)[:100] for name, value in state.items() if not (isinstance(name, str) and isinstance(value, Tensor))
-    ]
-    if odd:
-        raise UserError(f"{path} is refused: it holds no state dict of tensors, {', '.join(odd[:3])} is something else")
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(f"{path} holds no state dict of tensors")
     return dict(state), others
+
+
+def _read_pickle(path: Path) -> Any:
+    """Read a file of `torch.save` (1.6 or newer), or a TorchScript archive, whose root is an `Inert`.
+
+    `torch.load(weights_only=True)` refuses what OpenAI (TorchScript) and the public trainers (schedulers that hold live
+    objects) have saved with the tensors, so objects and results of functions that it does not know become inert.
+    """
+    from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+    with path.open("rb") as file:
+        plain = _without_script(file)
+        names = get_unsafe_globals_in_checkpoint(plain)
+        plain.seek(0)
+        with safe_globals([(_new_dict if name == "collections.defaultdict" else Inert, name) for name in names]):
+            return torch.load(plain, map_location="cpu", weights_only=True)
+
+
+def _without_script(file: BinaryIO) -> BinaryIO:
+    """Copy a TorchScript archive without the file that makes torch run its code; returns a different file as it is."""
+    plain = io.BytesIO()
+    with zipfile.ZipFile(file) as archive, zipfile.ZipFile(plain, "w") as copy:
+        names = archive.namelist()
+        if not any(name.endswith("/constants.pkl") for name in names):
+            file.seek(0)
+            return file
+        for name in names:
+            if not name.endswith("/constants.pkl"):
+                copy.writestr(name, archive.read(name))
+    plain.seek(0)
+    return plain
+
+
+def _new_dict(*_: object) -> dict[Any, Any]:
+    return {}
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -69,7 +121,11 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _custom_text_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename to CustomTextCLIP names, without the prefix of DDP, and complete the vocabulary of `mini`."""
+    """Rename to CustomTextCLIP names, without the prefix of DDP, and complete the vocabulary of `mini`.
+
+    Rows [R, D] of the vocabulary [V, D] that training `mini` did not use are not stored, and get the stored mean, so
+    that any class name can be tokenized and none is random.
+    """
     if all(name.startswith("module.") for name in state):
         state = {name.removeprefix("module."): value for name, value in state.items()}
     state = {("text." + name if name.startswith(TEXT_KEYS) else name): value for name, value in state.items()}
@@ -80,16 +136,7 @@ def _custom_text_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
             state[key] = state[key].reshape(())
     table = "text.token_embedding.weight"
     if table in state and "token_rows" in state:
-        state[table] = expand_vocabulary(state[table], state.pop("token_rows"))
+        stored = state[table].float()
+        state[table] = stored.mean(dim=0).repeat(VOCABULARY, 1)
+        state[table][state.pop("token_rows")] = stored
     return state
-
-
-def expand_vocabulary(table: Tensor, rows: Tensor) -> Tensor:
-    """Expand the rows [R, D] that training `mini` has used to the full table [V, D], float32.
-
-    Rows that are not stored get the stored mean, so that any class name can be tokenized and none is random.
-    """
-    stored = table.float()
-    full = stored.mean(dim=0).repeat(VOCABULARY, 1)
-    full[rows] = stored
-    return full
