@@ -4,8 +4,7 @@
     python -m tools.loader --images 100    half a minute, to see that it works
 
 Images decode like photographs: 1/f noise of 500 x 375 pixels, JPEG of quality 90, about 110 kB. Each round runs each
-row once, so that other load on the machine affects all of them; results are medians over the rounds. It prints a
-Markdown table and writes the table and all numbers to `docs/results/`.
+row once, so that other load on the machine affects all of them; results are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +31,7 @@ from shards.images import decode_pixels
 from shards.loader import evaluation_batches
 from shards.reader import Split, open_dataset
 from shards.transforms import eval_transform
-from tools.record import describe_machine, describe_run, write_record
+from tools.record import describe_machine, describe_run
 from tools.synthetic import pack_photographs, photographs
 
 SIZE, EVAL_BATCH = 224, 100
@@ -74,24 +72,12 @@ def _evaluate(split: Split, workers: int) -> None:
         raise RuntimeError("not every image was streamed")
 
 
-def format_table(record: dict[str, Any]) -> str:
-    """Format the record as Markdown."""
-    rows = [
-        [row["name"], str(row["cores"]), *(f"{row[name]:.0f}" for name in ("images_per_second", "per_core"))]
-        for row in record["rows"]
-    ]
-    head = f"JPEGs of 500 x 375 pixels; medians of {record['rounds']} rounds; {describe_machine(record)}"
-    grid = markdown_grid(("", "cores", "images/s", "per core"), rows, left=range(1))
-    return f"# Decoding and streaming\n\n{head}.\n\n    {record['command']}\n\n{grid}\n"
-
-
 def main() -> None:
-    """Parse the command line, measure, print the table and write it with the measurements."""
+    """Parse the command line, measure, print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=1500, help="of the bare loops; 100 for a quick look")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="default: one per core")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/loader.json"), help="and .md next to it")
     arguments = parser.parse_args()
     # Rows with one core must use one core only; torchvision's tensor operations would use all of them.
     torch.set_num_threads(1)
@@ -101,10 +87,9 @@ def main() -> None:
     measured = []
     for (name, cores, count, _), seconds in zip(rows, timings, strict=True):
         rate = count / statistics.median(seconds)
-        measured.append({"name": name, "cores": cores, "images_per_second": rate, "per_core": rate / cores})
-    record = describe_run("loader", None) | {"rounds": arguments.rounds, "rows": measured}
-    write_record(arguments.out, record, format_table(record))
-    print(format_table(record))
+        measured.append([name, str(cores), f"{rate:.0f}", f"{rate / cores:.0f}"])
+    print(markdown_grid(("", "cores", "images/s", "per core"), measured, left=range(1)))
+    print(f"\nMedians of {arguments.rounds} rounds; {describe_machine(describe_run('loader', None))}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Describe the machine of a study, and write its record: numbers as JSON, tables as Markdown."""
+"""Describe the command and the machine of a study."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.environment import environment
-from runner.results import write_bytes, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -32,9 +30,3 @@ def describe_machine(record: dict[str, Any]) -> str:
     cpu = machine["cpu"]
     name = machine.get("gpu") or f"{cpu['name']}, {cpu['cores']} cores"
     return f"{name}, torch {machine['packages']['torch']}, load average {record['load_average']}"
-
-
-def write_record(file: Path, record: dict[str, Any], markdown: str) -> None:
-    """Write `record` to `file`, a .json, and `markdown` to the .md next to it."""
-    write_json(file, record)
-    write_bytes(file.with_suffix(".md"), markdown.encode())

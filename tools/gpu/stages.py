@@ -28,7 +28,7 @@ from tools.gpu.parity import compare_captured, compare_modes
 from tools.gpu.refinement import measure_bandwidth, measure_refinement
 from tools.gpu.runs import compare_repeated, run_at_once, run_whole
 from tools.peak import matmul_peak
-from tools.sizes import Size, prepare_size
+from tools.speed import Size, prepare_size
 from tools.synthetic import pack_photographs
 
 Part = tuple[str, Callable[[], dict[str, Any]]]

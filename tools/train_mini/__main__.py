@@ -239,13 +239,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/mini"), help="pictures, teacher and checkpoint")
     parser.add_argument("--minutes", type=float, default=MiniRecipe.minutes, help="stop after so long")
     parser.add_argument("--images", type=int, default=MiniRecipe.images, help="stop after so many pictures")
-    parser.add_argument("--seed", type=int, default=MiniRecipe.seed)
-    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
     torch.set_flush_denormal(True)
     arguments.work.mkdir(parents=True, exist_ok=True)
-    recipe = MiniRecipe(seed=arguments.seed, images=arguments.images, minutes=arguments.minutes)
+    recipe = MiniRecipe(images=arguments.images, minutes=arguments.minutes)
     train(recipe, arguments.work, arguments.out, arguments.log)
 
 
