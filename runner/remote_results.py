@@ -10,7 +10,6 @@ result, whose checkpoint has the SHA-256 that its `train.json` names.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import shutil
@@ -23,7 +22,6 @@ from pathlib import Path
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
 from runner.results import write_bytes
-from shards.files import file_sha256
 from shards.remote import RemoteFolder, download, filesystem
 from shards.urls import cache_name, canonical, is_url, join, local_path, redact, scheme
 
@@ -148,11 +146,13 @@ class RemoteResults:
     def _write_run(self, run: str, documents: Mapping[str, bytes], *, weights: bool) -> None:
         """Write the documents of a run here, and its checkpoint; a result at the URL replaces the one here."""
         folder, train = self.local / run, documents.get(f"{run}/{TRAIN}")
-        if train is not None and self._read(f"{run}/{TRAIN}") not in (None, train):
-            (folder / TRAIN).unlink(missing_ok=True)
+        if train is not None and self._read(f"{run}/{TRAIN}") != train:
+            for name in (TRAIN, CHECKPOINT):
+                (folder / name).unlink(missing_ok=True)
             shutil.rmtree(folder / "eval", ignore_errors=True)
-        if train is not None and weights and not _is_complete(folder, train):
-            download(join(self.url or "", f"{run}/{CHECKPOINT}"), folder / CHECKPOINT, replace=True)
+        if train is not None and weights:
+            # An existing checkpoint belongs to `train.json`.
+            download(join(self.url or "", f"{run}/{CHECKPOINT}"), folder / CHECKPOINT)
         for name in sorted(documents, key=lambda name: name == f"{run}/{TRAIN}"):
             self._write(name, documents[name])
         if train is not None:
@@ -198,12 +198,3 @@ def synchronized_run(remote: RemoteResults, run: str, *, resumes: bool = True) -
         remote.try_push_all(run)
         raise
     remote.push_run(run)
-
-
-def _is_complete(folder: Path, train: bytes) -> bool:
-    """Whether the checkpoint of a run is the one that the content of its `train.json` names."""
-    try:
-        expected = json.loads(train)["checkpoint_sha256"]
-        return bool(expected == file_sha256(folder / CHECKPOINT))
-    except (OSError, ValueError, LookupError):
-        return False

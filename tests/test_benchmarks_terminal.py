@@ -108,10 +108,10 @@ def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_for
     # The command does not return where the server replaces this process.
     main(["ui", "--suite", "base-to-novel", "--results", str(tmp_path), "--port", "5001"])
     compared, listed, report = unquote(capsys.readouterr().out).splitlines()
-    [exported] = store.client.search_runs([store.experiment_id], "tags.method = 'maple'")
+    [exported] = store.client.search_runs([store.experiment_id], "params.method = 'maple'")
     page = "http://127.0.0.1:5001/#"
     assert compared == f'side by side: {page}/compare-runs?runs=["{exported.info.run_id}"]&experiments=["1"]'
-    search = "tags.`suite.base-to-novel` = 'yes' AND tags.method LIKE '%'"
+    search = "tags.`suite.base-to-novel` = 'yes' AND params.method LIKE '%'"
     assert listed == f"all runs: {page}/experiments/1/runs?searchFilter={search}"
     assert report == f"report: procap report base-to-novel --results {tmp_path}"
     [words] = started

@@ -95,14 +95,6 @@ def test_a_run_continues_elsewhere_from_the_last_pushed_state(here, elsewhere):
     assert content(here) == finished(b"prompts")
 
 
-def test_a_checkpoint_that_was_altered_here_is_downloaded_again(here):
-    write(here, finished(b"prompts"))
-    here.push_run(RUN)
-    write(here, {"checkpoint.safetensors": b"altered"})
-    here.pull_run(RUN)
-    assert content(here) == finished(b"prompts")
-
-
 class Killed(BaseException):
     """What no `except Exception` stops, as nothing stops a kill."""
 

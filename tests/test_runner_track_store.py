@@ -3,7 +3,6 @@
 import json
 import socket
 from collections import Counter
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -18,28 +17,6 @@ from runner.tracking import log
 from runner.tracking.log import CollectionTracker, exporter_for
 from runner.tracking.store import TrackingStore
 from runner.tracking.sync import PARENT_TAG, sync
-
-
-@pytest.mark.parametrize(("uri", "address"), [
-    ("postgresql+psycopg2://db:5433/mlflow?user=me&password=hunter2", "postgresql+psycopg2://db:5433/mlflow"),
-    ("https://me@example.org/mlflow?token=hunter2", "https://example.org/mlflow"),
-    ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
-    ("databricks", "databricks"),
-])  # fmt: skip
-def test_messages_name_a_store_without_its_password(uri, address, tmp_path):
-    assert TrackingStore(uri, "procap", tmp_path).address == address
-
-
-def test_a_store_where_no_program_listens_fails_at_once(tmp_path, monkeypatch):
-    asked: list[object] = []
-    monkeypatch.setattr("mlflow.tracking.MlflowClient", asked.append)
-    with closing(socket.socket()) as bound:
-        # As long as it is bound nothing else listens there. MLflow itself would retry for minutes.
-        bound.bind(("127.0.0.1", 0))
-        there = f"127.0.0.1:{bound.getsockname()[1]}/mlflow"
-        with pytest.raises(UserError, match=rf"^cannot open postgresql://{there}: .*refused"):
-            assert TrackingStore(f"postgresql://me:hunter2@{there}", "procap", tmp_path).experiment_id
-    assert not asked
 
 
 def test_a_server_that_never_answers_is_named_and_asked_once(tmp_path, monkeypatch, capsys):
@@ -108,7 +85,7 @@ def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(store):
     assert family(store) == {"suite · stability": [f"{RUN} · seed 1"], "sweep · rates": [f"{RUN} · seed 2"]}
     both_tags = "tags.`suite.stability` = 'yes' AND tags.`sweep.rates` = 'yes'"
     both = store.client.search_runs([store.experiment_id], both_tags)
-    assert [run.data.tags["seed"] for run in both] == ["1"]
+    assert [run.data.params["seed"] for run in both] == ["1"]
 
 
 def test_a_run_exported_before_is_nested_below_its_parent_without_duplicates(store):

@@ -34,8 +34,8 @@ def method(
     """Check a method and print what passed and what failed; the exit code is 1 if a check failed.
 
     shapes: of loss terms and logits. inference: depends on what is learned. gradients: every learned tensor gets one,
-    CLIP none. determinism: equal seeds give equal tensors. resume: to the same bits. reloaded: a method loaded from a
-    checkpoint classifies as the trained one. processes: two have the losses and weights of one. It takes about half a
+    and none is CLIP's. determinism: equal seeds give equal tensors. resume: to the same bits. reloaded: a method loaded
+    from a checkpoint classifies as the trained one. processes: two have the weights of one. It takes about half a
     minute on a CPU.
     """
     library_defaults()

@@ -42,7 +42,7 @@ def ui(
     root = open_results(results)
     if suite and sweep:
         raise UsageError("use --suite or --sweep, not both")
-    search = "tags.method LIKE '%'"
+    search = "params.method LIKE '%'"
     name = suite or sweep
     if name:
         collection = "suite" if suite else "sweep"

@@ -15,9 +15,11 @@ from typing import Any
 from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
+from runner.results import read_document
 from runner.run_collection import Collection, Status, write_collection
+from runner.run_folders import TRACKING_FILE
 from runner.tracking.store import TrackingStore, format_error, report
-from runner.tracking.sync import read_record, sync
+from runner.tracking.sync import TrackingRecord, sync
 
 INTERVAL_SECONDS = 30.0
 """Between two exports. A short run is exported once, at the end of the command, where it disturbs no measurement."""
@@ -46,8 +48,9 @@ class Exporter:
     def post_epoch(self, path: str) -> None:
         """Post a run that this process trains, and log MLflow's system metrics with it until `post_end`."""
         self.post(path)
-        is_new = path not in self._pending and path not in self._monitors
-        if self.store and is_new and (record := read_record(self.store, self.store.results / path)):
+        if self.store is None or path in self._pending or path in self._monitors:
+            return
+        if record := read_document(self.store.results / path / TRACKING_FILE, TrackingRecord):
             from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
             monitor = SystemMetricsMonitor(record.run_id, resume_logging=True, tracking_uri=self.store.uri)

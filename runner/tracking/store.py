@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from procap.errors import UserError
 from runner.environment import library_defaults
@@ -19,7 +17,6 @@ from shards.credentials import mask
 from shards.urls import redact
 
 if TYPE_CHECKING:
-    from mlflow.entities import Experiment
     from mlflow.tracking import MlflowClient
 
 EXPERIMENT = "procap"
@@ -77,27 +74,13 @@ class TrackingStore:
         return MlflowClient(self.uri)
 
     @cached_property
-    def _stored_experiment(self) -> Experiment:
+    def experiment_id(self) -> str:
+        """The ID of the experiment, which is created if needed. Raises UserError if the store does not answer."""
         try:
-            parts = urlsplit(self.uri)
-            if parts.hostname and parts.port and not self.is_server:
-                # MLflow would retry for an hour to reach a database that is down.
-                socket.create_connection((parts.hostname, parts.port), timeout=3.0).close()
-            if not (experiment := self.client.get_experiment_by_name(self.experiment)):
-                experiment = self.client.get_experiment(self.client.create_experiment(self.experiment))
-            return experiment
+            experiment = self.client.get_experiment_by_name(self.experiment)
+            return experiment.experiment_id if experiment else self.client.create_experiment(self.experiment)
         except Exception as error:
             raise UserError(f"cannot open {self.address}: {format_error(error)}") from error
-
-    @property
-    def experiment_id(self) -> str:
-        """The id of the experiment, which is created if needed. Raises UserError within seconds when that fails."""
-        return self._stored_experiment.experiment_id
-
-    @property
-    def identity(self) -> str:
-        """Identifies the experiment, also in a copy of its store or under a different address."""
-        return f"{self.experiment} {self.experiment_id} {self._stored_experiment.creation_time}"
 
 
 def report(text: str) -> None:

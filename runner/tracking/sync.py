@@ -1,18 +1,17 @@
 """Export runs, suites and sweeps to MLflow, any number of times.
 
-`tracking.json` in the folder of a run holds the id of its MLflow run and what was logged. So a run has one MLflow run,
-however often it is interrupted, and the next export logs what is missing. An export to a different store starts anew.
+`tracking.json` in the folder of a run holds the ID of its MLflow run. So a run has one MLflow run, however often it is
+interrupted, and the next export logs what is missing there. An export to a different store or experiment starts anew.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from procap.errors import UserError
 from runner.config import FrozenModel
@@ -24,18 +23,17 @@ from runner.tracking.store import TrackingStore, format_error
 from shards.credentials import mask
 from shards.files import file_lock
 
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
 LOCK_SECONDS = 30.0
 PARENT_TAG = "mlflow.parentRunId"
-METRICS_PER_BATCH = 1000
 
 
 class TrackingRecord(FrozenModel):
-    """`tracking.json`: the MLflow run of a run or collection in one store. digest: of what was logged."""
+    """`tracking.json`: the MLflow run of a run or collection."""
 
-    store: str
     run_id: str
-    started: int
-    digest: str = ""
 
 
 @dataclass
@@ -63,63 +61,54 @@ def sync(store: TrackingStore, *, only: Collection[str] | None = None) -> Summar
     parents: dict[str, dict[str, str]] = defaultdict(dict)
     # Two processes would make two MLflow runs of one run.
     with file_lock(results / ".tracking.lock", timeout=LOCK_SECONDS):
-        # Parents first, because a run is nested below the id of its parent.
+        # Parents first, because a run is nested below the ID of its parent.
         for path in dict.fromkeys([*by_path, *paths]):
-            record, collection = read_record(store, results / path), by_path.get(path)
+            folder, collection, now = results / path, by_path.get(path), time.time_ns() // 1_000_000
+            run = find_mlflow_run(store, folder)
             content: Content | None
             try:
                 if collection:
-                    content = collection_content(collection, results, time.time_ns() // 1_000_000)
+                    content = collection_content(collection, results, now)
                 else:
-                    content = run_content(RunFolder(results / path), record.started if record else None)
+                    content = run_content(RunFolder(folder), run.info.start_time if run else None, now)
             except UserError as error:
                 summary.failed[path] = str(error)
                 continue
             if content is None:
                 continue
             try:
-                exported = _export(store, results / path, record, content, parents[path])
+                run_id, is_new = _export(store, folder, run, content, parents[path])
             except Exception as error:
                 raise UserError(f"{store.address} does not accept {path}: {format_error(error)}") from error
-            if exported != record:
+            if is_new:
                 summary.sent.append(path)
             if collection:
-                for run in collection.runs:
-                    parents[run][f"{collection.kind}.{collection.name}"] = exported.run_id
+                for child in collection.runs:
+                    parents[child][f"{collection.kind}.{collection.name}"] = run_id
     return summary
 
 
+def find_mlflow_run(store: TrackingStore, folder: Path) -> Run | None:
+    """Find the MLflow run of a folder; None if the folder was not exported to this experiment of the store."""
+    from mlflow.exceptions import MlflowException
+
+    experiment, record = store.experiment_id, read_document(folder / TRACKING_FILE, TrackingRecord)
+    try:
+        run = store.client.get_run(record.run_id) if record else None
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise UserError(f"{store.address} does not answer: {format_error(error)}") from error
+        return None
+    return run if run and run.info.experiment_id == experiment else None
+
+
 def _export(
-    store: TrackingStore, folder: Path, record: TrackingRecord | None, content: Content, parents: Mapping[str, str]
-) -> TrackingRecord:
-    """Log what is missing of one folder, and return its new record.
+    store: TrackingStore, folder: Path, run: Run | None, content: Content, parents: Mapping[str, str]
+) -> tuple[str, bool]:
+    """Log what is missing of one folder; returns the ID of its MLflow run, and whether anything was missing.
 
-    parents: the ids of the collections of a run by their tags, such as suite.base-to-novel.
+    parents: the IDs of the collections of a run by their tags, such as suite.base-to-novel.
     """
-    values = [(name, value, step) for name, value, _, step in content.metrics]
-    digest = hashlib.sha256(json.dumps([content.status, values, parents]).encode()).hexdigest()
-    if record and record.digest == digest:
-        return record
-    if record is None:
-        source = {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
-        run = store.client.create_run(store.experiment_id, content.started, source, content.name)
-        record = TrackingRecord(store=store.identity, run_id=run.info.run_id, started=content.started)
-        # Before anything is logged, so that an export which is killed continues with this run.
-        write_json(folder / TRACKING_FILE, record)
-    _log(store, record.run_id, content, parents)
-    record = record.model_copy(update={"digest": digest})
-    write_json(folder / TRACKING_FILE, record)
-    return record
-
-
-def read_record(store: TrackingStore, folder: Path) -> TrackingRecord | None:
-    """Read `tracking.json`; None if the folder was not exported to `store`."""
-    identity, record = store.identity, read_document(folder / TRACKING_FILE, TrackingRecord)
-    return record if record and record.store == identity else None
-
-
-def _log(store: TrackingStore, run_id: str, content: Content, parents: Mapping[str, str]) -> None:
-    """Send `content` to MLflow. Repeating this changes nothing: equal values of equal times are stored once."""
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
     client = store.client
@@ -127,15 +116,24 @@ def _log(store: TrackingStore, run_id: str, content: Content, parents: Mapping[s
     tags = {name: mask(value) for name, value in content.tags.items()} | dict.fromkeys(parents, "yes")
     if parents:
         tags[PARENT_TAG] = next(iter(parents.values()))
-    params = [Param(name, mask(value)) for name, value in content.params.items()]
-    metrics = [Metric(*metric) for metric in content.metrics]
-    client.log_batch(run_id, params=params, tags=[RunTag(*item) for item in tags.items()])
-    for start in range(0, len(metrics), METRICS_PER_BATCH):
-        client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
+    if run is None:
+        source = {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
+        run = client.create_run(store.experiment_id, content.started, source, content.name)
+        # Before anything is logged, so that an export which is killed continues with this run.
+        write_json(folder / TRACKING_FILE, TrackingRecord(run_id=run.info.run_id))
+    logged, latest = run.data.metrics, {name: value for name, value, _, _ in content.metrics}
+    is_logged = latest.items() <= logged.items() and tags.items() <= run.data.tags.items()
+    # The status is set last.
+    if is_logged and run.info.status == content.status:
+        return run.info.run_id, False
+    # Values of epochs are sent again, as MLflow stores equal values of equal times once; results have new times.
+    new = [metric for metric in content.metrics if metric[3] or logged.get(metric[0]) != metric[1]]
+    run_id, metrics = run.info.run_id, [Metric(*metric) for metric in new]
+    params = [Param(*param) for param in content.params.items()]
+    client.log_batch(run_id, metrics, params, [RunTag(*tag) for tag in tags.items()])
     if content.inputs:
-        # MLflow accepts digests of at most 36 characters.
         inputs = [
-            DatasetInput(Dataset(name, digest[:36], "procap", name), [InputTag("mlflow.data.context", context)])
+            DatasetInput(Dataset(name, digest, "procap", name), [InputTag("mlflow.data.context", context)])
             for name, digest, context in content.inputs
         ]
         client.log_inputs(run_id, inputs)
@@ -143,3 +141,4 @@ def _log(store: TrackingStore, run_id: str, content: Content, parents: Mapping[s
         client.set_terminated(run_id, content.status, content.ended)
     else:
         client.update_run(run_id, content.status)
+    return run_id, True
