@@ -72,11 +72,13 @@ class Classifier:
 
 
 class HeadClassifier(Classifier):
-    """Images [B, 3, H, W] to logits [B, C] by a head on the frozen image tower's features."""
+    """Images [B, 3, H, W] to logits [B, C] by a head on the image tower's features."""
 
-    def __init__(self, clip: CLIP, head: Callable[[Tensor], Tensor], num_classes: int) -> None:
+    def __init__(
+        self, clip: CLIP, head: Callable[[Tensor], Tensor], num_classes: int, image_plan: Plan = NO_CHANGE
+    ) -> None:
         """head: maps features [B, E], not normalised, to logits [B, C] in float32; a copy is kept."""
-        self.clip, self.image_plan, self.num_classes = clip, NO_CHANGE, num_classes
+        self.clip, self.image_plan, self.num_classes = clip, image_plan.snapshot(), num_classes
         self.head = copy.deepcopy(head)
         if isinstance(self.head, nn.Module):
             self.head.eval()
@@ -86,17 +88,25 @@ class HeadClassifier(Classifier):
             return self.head(features.float())
 
 
-class SampledClassifier:
-    """Images [B, 3, H, W] to log-probabilities [B, C]: the logarithm of the mean of several classifiers' probabilities.
+class AveragedClassifier(Classifier):
+    """Images [B, 3, H, W] to the mean logits [B, C] of several classifiers, each of which runs its own image tower.
 
-    They serve as logits, because their softmax is that mean. The image tower runs once for each classifier.
+    probabilities: to the logarithm of their mean probability instead, whose softmax is that mean.
     """
 
-    def __init__(self, classifiers: Sequence[Classifier]) -> None:
-        self.classifiers = tuple(classifiers)
-        self.num_classes = self.classifiers[0].num_classes
+    def __init__(self, members: Sequence[Classifier], *, probabilities: bool) -> None:
+        self.members, self.probabilities = members, probabilities
+        self.clip, self.image_plan, self.num_classes = members[0].clip, members[-1].image_plan, members[0].num_classes
 
-    def __call__(self, images: Tensor) -> Tensor:
-        with torch.inference_mode():
-            logs = torch.stack([torch.log_softmax(classifier(images), dim=1) for classifier in self.classifiers])
-            return torch.logsumexp(logs, dim=0) - math.log(len(logs))
+    def encode(self, images: Tensor) -> Tensor:
+        return torch.stack([member.encode(images) for member in self.members], dim=1)
+
+    def logits(self, features: Tensor) -> Tensor:
+        pairs = zip(self.members, features.unbind(dim=1), strict=True)
+        logits = torch.stack([member.logits(part) for member, part in pairs])
+        return mean_log_probability(logits) if self.probabilities else logits.mean(dim=0)
+
+
+def mean_log_probability(logits: Tensor) -> Tensor:
+    """Compute the logarithm of the mean probability [B, C] over the samples of logits [S, B, C]."""
+    return logits.log_softmax(dim=2).logsumexp(dim=0) - math.log(len(logits))

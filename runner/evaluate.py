@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from procap.classifier import Classifier, SampledClassifier
+from procap.classifier import Classifier
 from procap.clip import CLIP
 from procap.errors import UserError
 from procap.methods import method_source
@@ -163,9 +163,7 @@ def _read_training(config: RunConfig, folder: RunFolder, group: ProcessGroup, wo
     return training
 
 
-def make_classifier(
-    method: Method, config: RunConfig, space: LabelSpace, samples: int
-) -> Classifier | SampledClassifier:
+def make_classifier(method: Method, config: RunConfig, space: LabelSpace, samples: int) -> Classifier:
     """Make the classifier of a trained method, with the means of its Gaussian tokens or with `samples` draws of them.
 
     The first draws are the same for any number of samples, and on every process and device.

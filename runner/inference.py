@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from procap.classifier import Classifier, SampledClassifier
+from procap.classifier import Classifier
 from procap.clip import CLIP
 from runner.calibration import ImagePredictions
 from runner.cuda_graphs import CudaGraphs, GraphedFunction
@@ -39,7 +39,7 @@ class Inference:
     def __init__(
         self,
         clip: CLIP,
-        classifier: Classifier | SampledClassifier,
+        classifier: Classifier,
         images: Split,
         graphs: CudaGraphs | None = None,
         *,

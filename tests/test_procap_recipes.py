@@ -212,20 +212,6 @@ def test_a_phrase_as_long_as_the_tokens_leaves_no_words_behind_them(build):
     assert torch.equal(kept - none, torch.full_like(kept, 2))
 
 
-def test_mmrl_classifies_everything_with_the_same_branches(build, tiny_space):
-    others = text.LabelSpace(("boat", "river"), dataset=tiny_space.dataset)
-    shifted = replace(tiny_space, dataset="imagenetv2")
-
-    def logits(inference: str, space: text.LabelSpace | None) -> torch.Tensor:
-        return build("mmrl", inference=inference).classifier(space)(IMAGES)
-
-    assert torch.equal(logits("task", None), logits("fused", None))
-    assert torch.equal(logits("task", others), logits("class", others))
-    assert torch.equal(logits("task", shifted), logits("class", shifted)), "the same classes of another data set"
-    assert not torch.allclose(logits("class", None), logits("fused", None))
-    assert not torch.allclose(logits("class", others), logits("fused", others))
-
-
 def test_tcp_takes_another_reference(build, short_clip, tiny_space):
     template = "a drawing of a {}."
     reference = build("tcp", reference_template=template).prompts.reference
@@ -242,7 +228,7 @@ def test_skipt_draws_the_used_ranks_in_every_step(build):
     assert terms(method, (noise,))["ce"].isfinite()
 
 
-CHANGES = {"skipt": {"draw": "step"}, "mmrl": {"inference": "class"}, "mma": {"scale_gradient": False}}
+CHANGES = {"skipt": {"draw": "step"}, "mma": {"scale_gradient": False}}
 
 
 def test_runs_that_differ_in_an_option_have_different_titles():

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor
 
 from procap.classifier import unit
@@ -38,7 +37,7 @@ class AAPLOptions(ContextOptions):
 class AAPL(CoCoOp):
     """Attributes added to conditional prompts."""
 
-    Options: ClassVar[type[BaseModel]] = AAPLOptions
+    Options = AAPLOptions
     summary = "AAPL (Kim et al. 2024): CoCoOp with triplets of augmented images"
     # A public checkpoint holds the whole CLIP under different names.
     public_layout = None  # type: ignore[assignment]

@@ -10,13 +10,14 @@ Shapes: B images, C classes, S samples, P context tokens, D text width, E joint 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from procap.classifier import Classifier, cosine_logits, unit
+from procap.classifier import Classifier, HeadClassifier, cosine_logits, mean_log_probability, unit
 from procap.clip import CLIP
 from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
 from procap.methods.method import TRANSFER_TASKS, Noise, PublicLayout
@@ -94,18 +95,11 @@ class BPL(ContextMethod):
         }
 
     def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
-        return MeanClassifier(self.clip, image_plan, text, self.scale())
+        """Make a classifier whose logits are logarithms of mean probabilities; text [S, C, E]."""
+        head = partial(mean_logits, text=unit(text), scale=self.scale())
+        return HeadClassifier(self.clip, head, text.shape[1], image_plan)
 
 
-class MeanClassifier(Classifier):
-    """Log-probabilities [B, C]: the logarithm of the mean probability over samples of the class features."""
-
-    def __init__(self, clip: CLIP, image_plan: Plan, class_features: Tensor, scale: Tensor) -> None:
-        """class_features [S, C, E]."""
-        super().__init__(clip, image_plan, class_features, scale)
-        self.num_classes = class_features.shape[1]
-
-    def logits(self, features: Tensor) -> Tensor:
-        with torch.autocast(features.device.type, enabled=False):
-            logits = self.scale * torch.einsum("be,sce->sbc", unit(features), self.class_features)
-            return logits.log_softmax(dim=2).logsumexp(dim=0) - math.log(len(logits))
+def mean_logits(features: Tensor, text: Tensor, scale: Tensor) -> Tensor:
+    """Compute the log of the mean probability [B, C] over samples of normalised class features [S, C, E]."""
+    return mean_log_probability(scale * torch.einsum("be,sce->sbc", unit(features), text))

@@ -12,22 +12,20 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor
 
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.methods.adapters import FeatureAdapter
 from procap.methods.features import FeatureMethod, Head
-from procap.methods.method import STRICT, PublicLayout
+from procap.methods.method import MethodOptions, PublicLayout
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
 
-class ClipAdapterOptions(BaseModel):
+class ClipAdapterOptions(MethodOptions):
     """The options of CLIP-Adapter."""
-
-    model_config = STRICT
 
     share: float = Field(0.2, ge=0, le=1, description="share of the adapter's output in an image feature")
     views: int = Field(10, ge=0, description="random views of each image, used in turn by the epochs; 0: new ones")

@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.low_rank import PROJECTIONS, Dropout, LowRank
-from procap.methods.method import STRICT, Method, Noise, PublicLayout
-from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
+from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
+from procap.methods.prompts import ClassPrompts, check_blocks
 from procap.plan import BLOCKS, Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -27,10 +27,8 @@ PUBLIC = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "proj"}
 """The projections in the public code."""
 
 
-class CLIPLoRAOptions(BaseModel):
+class CLIPLoRAOptions(MethodOptions):
     """The options of CLIP-LoRA."""
-
-    model_config = STRICT
 
     rank: int = Field(2, ge=1, description="rank of every learned matrix")
     alpha: float = Field(1.0, gt=0, description="the learned product is multiplied by alpha / sqrt(rank)")
@@ -129,9 +127,6 @@ class CLIPLoRA(Method):
             min_lr=1e-6,
             test_batch_size=256,
         )
-
-    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return template_prompts(self.clip, space, self.options.template)
 
     def draw(self, generator: torch.Generator) -> Noise:
         """Draw the seed of a step's masks; each block adds its number, the text tower a large one."""

@@ -13,14 +13,13 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel
 from torch import Tensor, nn
 
 from procap.classifier import Classifier, unit
 from procap.clip import CLIP
 from procap.initialisation import linear
 from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
-from procap.methods.method import Noise, PublicLayout
+from procap.methods.method import MethodOptions, Noise, PublicLayout
 from procap.packing import PromptSet
 from procap.parallel import gather_batch
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
@@ -37,7 +36,7 @@ META_NET_NAMES = {
 class CoCoOp(ContextMethod):
     """Conditional context optimization."""
 
-    Options: ClassVar[type[BaseModel]] = ContextOptions
+    Options: ClassVar[type[MethodOptions]] = ContextOptions
     summary: ClassVar[str] = "CoCoOp (Zhou et al. 2022): context shifted for each image, text never cached"
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES | META_NET_NAMES, module="prompt_learner")
     depends_on_image = True

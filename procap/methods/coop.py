@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 import torch
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.initialisation import normal
-from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout
+from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout
 from procap.methods.prompts import ClassPrompts, context_prompts, phrase_tokens, words_of
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
@@ -26,10 +26,8 @@ from procap.text import LabelSpace
 CONTEXT_NAMES = {"context": "prompt_learner.ctx"}
 
 
-class ContextOptions(BaseModel):
+class ContextOptions(MethodOptions):
     """The options of every method with CoOp's context."""
-
-    model_config = STRICT
 
     n_ctx: int = Field(4, ge=1, description="learned context tokens; as many as ctx_init has words where it has any")
     ctx_init: str = Field("a photo of a", description="words to start from; empty draws N(0, 0.02)")

@@ -8,6 +8,7 @@ Shapes: B images, C classes, E joint embedding.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from procap.classifier import Classifier, cosine_logits
+from procap.classifier import Classifier, HeadClassifier, cosine_logits
 from procap.clip import CLIP
 from procap.initialisation import linear
 from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
@@ -86,29 +87,21 @@ class Decoupled(Method):
         return {"ce": (1 - self.head_weight) * similarity_loss, "ce_linear": self.head_weight * linear_loss}
 
     def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
-        position = {name: i for i, name in enumerate(self.space.classnames)}
-        if not position.keys() >= set(space.classnames):
+        known = self.known(space)
+        if (known < 0).any():
             return super().make_classifier(image_plan, text, space)
-        rows = [position[name] for name in space.classnames]
-        scale, bias = self.head.weight[rows] * self.image_film.scale, self.head.bias[rows]
-        bias = bias + self.head.weight[rows] @ self.image_film.bias
-        return DecoupledClassifier(self.clip, image_plan, text, self.scale(), scale, bias, self.head_weight)
+        # The scale and shift of the head's input are merged into it.
+        rows, bias = self.head.weight[known], self.head.bias[known]
+        linear_head = {"rows": rows * self.image_film.scale, "bias": bias + rows @ self.image_film.bias}
+        head = partial(decoupled_logits, text=text, scale=self.scale(), weight=self.head_weight, **linear_head)
+        return HeadClassifier(self.clip, head, len(text), image_plan)
 
 
-class DecoupledClassifier(Classifier):
-    """A classifier that adds cosine logits and linear ones, with weights that add up to 1."""
-
-    def __init__(
-        self, clip: CLIP, image_plan: Plan, text: Tensor, scale: Tensor, rows: Tensor, bias: Tensor, weight: float
-    ) -> None:
-        """rows [C, E] and bias [C] of the linear head, with the scale and shift of its input merged into them."""
-        super().__init__(clip, image_plan, text, scale)
-        self.rows, self.bias, self.weight = rows.detach().clone(), bias.detach().clone(), weight
-
-    def logits(self, features: Tensor) -> Tensor:
-        with torch.autocast(features.device.type, enabled=False):
-            linear_logits = F.linear(features.float(), self.rows, self.bias)
-        return (1 - self.weight) * super().logits(features) + self.weight * linear_logits
+def decoupled_logits(
+    features: Tensor, text: Tensor, scale: Tensor, rows: Tensor, bias: Tensor, weight: float
+) -> Tensor:
+    """Add cosine logits to `text` [C, E] and linear ones by rows [C, E] and bias [C], whose share is `weight`."""
+    return (1 - weight) * cosine_logits(features, text, scale) + weight * F.linear(features, rows, bias)
 
 
 HEAD_WEIGHT = Field(0.7, ge=0, le=1, description="weight of the linear head, out of 1, in the loss and in inference")

@@ -7,18 +7,18 @@ embedding.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from procap.classifier import Classifier, HeadClassifier
 from procap.errors import UserError
 from procap.methods.method import Method, Noise
-from procap.methods.prompts import ClassPrompts, template_prompts
+from procap.methods.prompts import ClassPrompts
 from procap.methods.zeroshot import ENSEMBLE
 from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
@@ -53,18 +53,15 @@ class FeatureMethod(Method):
 
     augments: views are random, as the recipe says; otherwise there is one, prepared as test images are.
     has_steps: training takes the recipe's steps; otherwise `fit` does everything.
-    per_image: names of tensors, if it has them, whose first dimension is the number of training images.
     """
 
     changes = ()
     augments: ClassVar[bool] = True
     has_steps: ClassVar[bool] = True
-    per_image: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def missing_members(cls) -> list[str]:
-        missing = [name for name in super().missing_members() if name not in ("class_prompts()", "plans()")]
-        return missing + ["head()"] * (cls.head is FeatureMethod.head)
+        return super().missing_members() + ["head()"] * (cls.head is FeatureMethod.head)
 
     def num_views(self, recipe: Recipe) -> int:
         """Return V: the option `views` if the method has one and it is not 0, else one view for each epoch."""
@@ -86,9 +83,6 @@ class FeatureMethod(Method):
         A module, or a partial function whose tensors are keyword arguments, so that a classifier can copy them.
         """
 
-    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return template_prompts(self.clip, space)
-
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return NO_CHANGE, NO_CHANGE
 
@@ -101,15 +95,6 @@ class FeatureMethod(Method):
         if space == self.space:
             return self.constant("text", lambda: text_bank(self.clip, space, self.templates(space)))
         return text_bank(self.clip, space, self.templates(space))
-
-    def known(self, space: LabelSpace) -> Tensor:
-        """Find each class of `space` among those trained on, by name: positions [C], -1 for a new class."""
-        position = {name: i for i, name in enumerate(self.space.classnames)}
-        positions = [position.get(name, -1) for name in space.classnames]
-        if space == self.space:
-            # Training steps need it, and a copy to a GPU would hold up the host in each of them.
-            return self.constant("positions", lambda: torch.tensor(positions, device=self.clip.device))
-        return torch.tensor(positions, device=self.clip.device)
 
     def known_only(self, space: LabelSpace) -> Tensor:
         """Return `known` for a method without a rule for new classes; UserError names the first one."""
@@ -128,15 +113,6 @@ class FeatureMethod(Method):
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
         space = space or self.space
         return HeadClassifier(self.clip, self.head(space), len(space.classnames))
-
-    def adapt_shapes(self, tensors: Mapping[str, Tensor]) -> None:
-        """Give each tensor in `per_image` as many rows as in `tensors`, so that these can be loaded."""
-        state = self.state_dict()
-        for name in tensors.keys() & state.keys() & {*self.per_image}:
-            # A parameter that fits stays, because an optimizer may hold it.
-            if tensors[name].shape[1:] == state[name].shape[1:] and len(tensors[name]) != len(state[name]):
-                rows = state[name].new_zeros(tensors[name].shape)
-                setattr(self, name, nn.Parameter(rows) if name in dict(self.named_parameters()) else rows)
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:

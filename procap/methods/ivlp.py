@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import STRICT, Method, Noise, PublicLayout
+from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
 from procap.methods.prompts import ClassPrompts, check_blocks, deep_plans, phrase_context, phrase_prompts
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -40,10 +40,8 @@ class DeepPrompts(nn.Module):
         self.text, self.vision = nn.ParameterList(text), nn.ParameterList(vision)
 
 
-class IVLPOptions(BaseModel):
+class IVLPOptions(MethodOptions):
     """The options of IVLP."""
-
-    model_config = STRICT
 
     n_ctx: int = Field(2, ge=1, description="text tokens per layer; above 4 the phrase is not used")
     vision_tokens: int = Field(2, ge=0, description="vision tokens per layer; 0 prompts the text tower only")
@@ -55,7 +53,7 @@ class IVLPOptions(BaseModel):
 class IVLP(Method):
     """Independent vision and language prompts."""
 
-    Options: ClassVar[type[BaseModel]] = IVLPOptions
+    Options: ClassVar[type[MethodOptions]] = IVLPOptions
     summary: ClassVar[str] = "IVLP (Khattak et al. 2023): independent deep prompts in both towers"
     public_layout = PublicLayout("VLPromptLearner", IVLP_NAMES)
     options: IVLPOptions

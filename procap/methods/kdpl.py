@@ -46,6 +46,7 @@ class Distilled(Method):
 
     def prepare_training(self) -> None:
         """Load the teacher. Raises UsageError for one with another image size than the backbone's."""
+        super().prepare_training()
         teacher = load_clip(*split_teacher(self.options.teacher)).to(self.clip.device)  # type: ignore[attr-defined]
         if teacher.geometry.image_size != self.clip.geometry.image_size:
             raise UsageError(
@@ -76,9 +77,7 @@ class Distilled(Method):
 
 
 def split_teacher(name: str) -> tuple[str, str | None]:
-    """Split "backbone:weights"; without a colon the weights are the default ones. Raises UsageError for no name."""
-    if not name:
-        raise UsageError("kdpl learns from a larger CLIP: give --option teacher=BACKBONE:WEIGHTS, as ViT-L-14:openai")
+    """Split "backbone:weights"; without a colon the weights are the default ones."""
     backbone, _, pretrained = name.partition(":")
     return backbone, pretrained or None
 

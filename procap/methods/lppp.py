@@ -13,14 +13,14 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from procap.classifier import unit
 from procap.clip import CLIP
 from procap.initialisation import linear
 from procap.methods.features import FeatureBank, FeatureMethod, Head, accuracy
-from procap.methods.method import STRICT
+from procap.methods.method import MethodOptions
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -31,10 +31,8 @@ ALPHA_EVERY = 10
 """Full-batch steps from one change of the factors to the next."""
 
 
-class LPPPOptions(BaseModel):
+class LPPPOptions(MethodOptions):
     """The options of LP++."""
-
-    model_config = STRICT
 
     steps: int = Field(300, ge=1, description="full-batch gradient steps")
     select: bool = Field(True, description="keep the best step on validation images, if there are any, else the last")

@@ -12,12 +12,12 @@ import copy
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import nn
 
 from procap.clip import CLIP
 from procap.initialisation import linear, normal
-from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout
+from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout
 from procap.methods.prompts import ClassPrompts, check_blocks, deep_plans, phrase_context, phrase_prompts
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -31,10 +31,8 @@ MAPLE_NAMES = {
 }
 
 
-class MaPLeOptions(BaseModel):
+class MaPLeOptions(MethodOptions):
     """The options of MaPLe."""
-
-    model_config = STRICT
 
     n_ctx: int = Field(2, ge=1, description="prompt tokens per layer; above 4 the phrase is not used")
     depth: int = Field(9, ge=1, description="prompted layers of both towers, the input counted")
@@ -49,7 +47,7 @@ class MaPLeOptions(BaseModel):
 class MaPLe(Method):
     """Multi-modal prompt learning; the coupling goes from text to vision only."""
 
-    Options: ClassVar[type[BaseModel]] = MaPLeOptions
+    Options: ClassVar[type[MethodOptions]] = MaPLeOptions
     summary: ClassVar[str] = "MaPLe (Khattak et al. 2023): deep text prompts projected to vision prompts"
     public_layout = PublicLayout("MultiModalPromptLearner", MAPLE_NAMES)
     options: MaPLeOptions

@@ -19,17 +19,22 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from procap.classifier import Classifier, SampledClassifier, cosine_logits
+from procap.classifier import AveragedClassifier, Classifier, cosine_logits
 from procap.clip import CLIP
-from procap.methods.prompts import ClassPrompts
+from procap.errors import UsageError
+from procap.methods.prompts import ClassPrompts, template_prompts
 from procap.packing import PromptSet
 from procap.parallel import ClassShares, Communicator, gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
-STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-"""Configuration of every `Options`: a value never changes, an unknown field is refused."""
+
+class MethodOptions(BaseModel):
+    """The options of a method, none here: a value never changes, an unknown field is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
 
 TASKS = ("base-to-novel", "cross-dataset", "domain-generalization", "few-shot")
 """The tasks that published recipes distinguish."""
@@ -55,8 +60,8 @@ class PublicLayout:
     """How the public code of a method names the tensors of its model and saves it.
 
     folder: the model's name, and that of the folder of its files.
-    names: names of parameters, or their first parts, and what replaces them; {} is the rest of the name. The
-        longest one that fits counts, and slashes in the rest become dots.
+    names: names of parameters, or their first parts, and what replaces them; {} is the rest of the name, {1} and {2}
+        its first parts. The longest one that fits counts, and slashes in the rest become dots.
     module: the part of the model that is saved; empty if all of it is, with the frozen towers.
     unused: beginnings of the names of tensors that are saved as well but not used in inference.
     dassl: it is one of Dassl's trainers; otherwise it has no file format, and safetensors are exchanged.
@@ -87,10 +92,11 @@ class Method(nn.Module):
     measures_terms: `train.json` records the gradient norm of each loss term by epoch.
     combines_gradients: training descends what `combine_gradients` makes of the gradients of the loss terms.
     first_stage: a method with a subset of its options, whose trained tensors are its initial ones.
+    varying_rows: names of tensors whose first dimension depends on the training, such as on its number of images.
     training_images: the training images, None outside of training.
     """
 
-    Options: ClassVar[type[BaseModel]]
+    Options: ClassVar[type[MethodOptions]] = MethodOptions
     required_option: ClassVar[str] = ""
     summary: ClassVar[str] = ""
     title: ClassVar[str] = ""
@@ -105,6 +111,7 @@ class Method(nn.Module):
     measures_terms: ClassVar[bool] = False
     combines_gradients: ClassVar[bool] = False
     first_stage: ClassVar[str] = ""
+    varying_rows: ClassVar[tuple[str, ...]] = ()
     class_ids: Tensor
     class_reference: Tensor | None
 
@@ -130,9 +137,8 @@ class Method(nn.Module):
     @classmethod
     def missing_members(cls) -> list[str]:
         """List what a subclass does not define and cannot do without."""
-        missing = [] if hasattr(cls, "Options") else ["Options"]
-        needed = ("recipe", "class_prompts", "plans")
-        return missing + [f"{name}()" for name in needed if getattr_static(cls, name) is vars(Method)[name]]
+        needed = ("recipe", "plans")
+        return [f"{name}()" for name in needed if getattr_static(cls, name) is vars(Method)[name]]
 
     @property
     def clip(self) -> CLIP:
@@ -186,11 +192,30 @@ class Method(nn.Module):
         return False
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        """Tokenize the prompts of `space` at the full context length; reads `clip`, `options` and `space` only."""
-        raise NotImplementedError
+        """Tokenize the prompts of `space` at the full context length; reads `clip`, `options` and `space` only.
+
+        By default a prompt is the option `template`, or the data set's template where a method has no such option.
+        """
+        return template_prompts(self.clip, space, getattr(self.options, "template", None))
+
+    def known(self, space: LabelSpace) -> Tensor:
+        """Find each class of `space` among those trained on, by name: positions [C], -1 for a new class."""
+        position = {name: i for i, name in enumerate(self.space.classnames)}
+        positions = [position.get(name, -1) for name in space.classnames]
+        if space == self.space:
+            # Training steps need it, and a copy to a GPU would hold up the host in each of them.
+            return self.constant("positions", lambda: torch.tensor(positions, device=self.clip.device))
+        return torch.tensor(positions, device=self.clip.device)
 
     def prepare_training(self) -> None:
-        """Read and compute what only training needs; UserError for a file that is missing or does not fit."""
+        """Read and compute what only training needs.
+
+        Raises UsageError without the required option, UserError for a file that is missing or does not fit.
+        """
+        name = self.required_option
+        if name and not getattr(self.options, name):
+            needed = f"{name}: {self.Options.model_fields[name].description}"
+            raise UsageError(f"{type(self).__name__} needs --option {name}=..., which is empty ({needed})")
 
     def stage_starts(self, steps: int) -> tuple[int, ...]:
         """Return the first step (0-based) of every stage of a training of `steps` steps; most methods have one stage.
@@ -246,7 +271,13 @@ class Method(nn.Module):
         return images, labels
 
     def adapt_shapes(self, tensors: Mapping[str, Tensor]) -> None:
-        """Prepare learned tensors whose shape depends on the training images for loading `tensors`."""
+        """Give each tensor in `varying_rows` as many rows as in `tensors`, so that these can be loaded."""
+        state, parameters = self.state_dict(), dict(self.named_parameters())
+        for name in tensors.keys() & state.keys() & {*self.varying_rows}:
+            # A parameter that fits stays, because an optimizer may hold it.
+            if tensors[name].shape[1:] == state[name].shape[1:] and len(tensors[name]) != len(state[name]):
+                rows = state[name].new_zeros(tensors[name].shape)
+                setattr(self, name, nn.Parameter(rows) if name in parameters else rows)
 
     def lr_scales(self) -> dict[str, float]:
         """Return factors on the recipe's learning rate by the name of a parameter; others are trained at the rate."""
@@ -309,7 +340,8 @@ class Method(nn.Module):
         names = {}
         for name in self.state_dict() if known else ():
             ours = max((start for start in known if f"{name}.".startswith(f"{start}.")), key=len)
-            names[name] = known[ours].format(name.removeprefix(ours).lstrip(".").replace("/", "."))
+            rest = name.removeprefix(ours).lstrip(".").replace("/", ".")
+            names[name] = known[ours].format(rest, *rest.split("."))
         return names
 
     def public_parameters(self) -> dict[str, nn.Parameter]:
@@ -324,12 +356,12 @@ class Method(nn.Module):
         """
         return self._classifier(space, None)
 
-    def sampled_classifier(self, noises: Sequence[Noise], space: LabelSpace | None = None) -> SampledClassifier:
+    def sampled_classifier(self, noises: Sequence[Noise], space: LabelSpace | None = None) -> Classifier:
         """Make a snapshot whose probabilities are means over samples of Gaussian tokens, one for each of `noises`.
 
         noises: what `draw` returned, on the method's device.
         """
-        return SampledClassifier([self._classifier(space, noise) for noise in noises])
+        return AveragedClassifier([self._classifier(space, noise) for noise in noises], probabilities=True)
 
     @torch.no_grad()
     def _classifier(self, space: LabelSpace | None, noise: Noise | None) -> Classifier:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import STRICT, Method, Noise, PublicLayout
-from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
+from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
+from procap.methods.prompts import ClassPrompts, check_blocks
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -57,25 +57,16 @@ class Adapter(nn.Module):
         return ScaleGradient.apply(out, 1 / self.factor)
 
 
-class MMAOptions(BaseModel):
+class MMAOptions(MethodOptions):
     """The options of MMA."""
-
-    model_config = STRICT
 
     width: int = Field(32, ge=1, description="width of the adapters")
     scale: float = Field(0.001, gt=0, description="factor of what the adapters add")
-    first_block: int = Field(4, ge=0, description="first block (0-based) with an adapter")
-    last_block: int | None = Field(None, ge=0, description="last block with an adapter; none: the tower's last")
+    first_block: int = Field(4, ge=0, description="first block (0-based) with an adapter; all later ones have one")
     template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
     scale_gradient: bool = Field(
         True, description="give the adapters the gradient of a scale of 1, as the public code does; else the true one"
     )
-
-    @model_validator(mode="after")
-    def _has_blocks(self) -> MMAOptions:
-        if self.last_block is not None and self.last_block < self.first_block:
-            raise ValueError(f"last_block = {self.last_block} is before first_block = {self.first_block}")
-        return self
 
 
 class MMA(Method):
@@ -83,15 +74,22 @@ class MMA(Method):
 
     Options = MMAOptions
     summary: ClassVar[str] = "MMA (Yang et al. 2024): adapters next to the upper blocks of both towers"
-    public_layout = PublicLayout("adapter_learner", {}, module="adapter_learner")
+    public_layout = PublicLayout(
+        "adapter_learner",
+        {
+            "text_down": "adapter_learner.text_adapter.{1}.down.0.{2}",
+            "text_up": "adapter_learner.text_adapter.{1}.up.{2}",
+            "vision_down": "adapter_learner.visual_adapter.{1}.down.0.{2}",
+            "vision_up": "adapter_learner.visual_adapter.{1}.up.{2}",
+            "shared": "adapter_learner.shared_adapter.{1}.0.{2}",
+        },
+        module="adapter_learner",
+    )
     options: MMAOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MMAOptions, generator: torch.Generator) -> None:
-        highest = clip.geometry.layers - 1
-        last = highest if options.last_block is None else options.last_block
-        check_blocks(clip, highest, first_block=options.first_block, last_block=last)
+        check_blocks(clip, clip.geometry.layers - 1, first_block=options.first_block)
         super().__init__(clip, space, options, generator)
-        self.blocks = range(options.first_block, last + 1)
         a, text, vision = options.width, clip.geometry.text_width, clip.geometry.vision_width
         self.text_down, self.text_up = self._layers(text, a, generator), self._layers(a, text, generator)
         self.vision_down, self.vision_up = self._layers(vision, a, generator), self._layers(a, vision, generator)
@@ -106,42 +104,25 @@ class MMA(Method):
         batch = 128 if dataset.lower() == "imagenet" else 16
         return Recipe(optimizer="sgd", lr=0.0015, epochs=5, batch_size=batch, warmup="none")
 
-    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return template_prompts(self.clip, space, self.options.template)
-
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return self._plan(self.vision_down, self.vision_up), self._plan(self.text_down, self.text_up)
 
-    def _plan(self, down: nn.ModuleList, up: nn.ModuleList) -> Plan:
-        return Plan(
-            adapters={
-                block: Adapter(down[i], self.shared[i], up[i], self.options.scale, self.options.scale_gradient)
-                for i, block in enumerate(self.blocks)
-            }
-        )
+    def _plan(self, down: nn.ModuleDict, up: nn.ModuleDict) -> Plan:
+        adapters = {
+            int(number) - 1: Adapter(down[number], shared, up[number], self.options.scale, self.options.scale_gradient)
+            for number, shared in self.shared.items()
+        }
+        return Plan(adapters=adapters)
 
-    def _layers(self, inputs: int, outputs: int, generator: torch.Generator) -> nn.ModuleList:
-        """Build a layer per block with Kaiming's normal initialisation for the fan-out, and zero biases."""
-        layers = nn.ModuleList()
-        for _ in self.blocks:
+    def _layers(self, inputs: int, outputs: int, generator: torch.Generator) -> nn.ModuleDict:
+        """Build a layer per block with Kaiming's normal initialisation for the fan-out, and zero biases.
+
+        Their names are the numbers of the blocks, which the public code counts from 1.
+        """
+        layers = nn.ModuleDict()
+        for block in range(self.options.first_block, self.clip.geometry.layers):
             layer = nn.Linear(inputs, outputs, device="meta")
             layer.weight = nn.Parameter(normal((outputs, inputs), generator, std=(2 / outputs) ** 0.5))
             layer.bias = nn.Parameter(torch.zeros(outputs))
-            layers.append(layer)
+            layers[str(block + 1)] = layer
         return layers
-
-    def public_names(self) -> dict[str, str]:
-        names = {
-            "text_down": "text_adapter.{}.down.0",
-            "text_up": "text_adapter.{}.up",
-            "vision_down": "visual_adapter.{}.down.0",
-            "vision_up": "visual_adapter.{}.up",
-            "shared": "shared_adapter.{}.0",
-        }
-        # The public code counts blocks from 1.
-        return {
-            f"{ours}.{index}.{part}": f"adapter_learner.{theirs.format(block + 1)}.{part}"
-            for ours, theirs in names.items()
-            for index, block in enumerate(self.blocks)
-            for part in ("weight", "bias")
-        }

@@ -13,13 +13,13 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from procap.classifier import Classifier, cosine_logits, unit
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise
+from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise
 from procap.methods.prompts import ClassPrompts, check_blocks, context_prompts, deep_plans
 from procap.methods.promptsrc import teacher_templates
 from procap.parallel import gather_batch
@@ -29,10 +29,8 @@ from procap.teacher import image_features, text_bank
 from procap.text import LabelSpace
 
 
-class MMLoPOptions(BaseModel):
+class MMLoPOptions(MethodOptions):
     """The options of MMLoP."""
-
-    model_config = STRICT
 
     n_ctx: int = Field(4, ge=1, description="prompt tokens per layer and tower")
     rank: int = Field(1, ge=1, description="rank of the prompts of a layer")

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from procap.classifier import Classifier, cosine_logits
 from procap.clip import CLIP
 from procap.initialisation import linear, normal
-from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout
-from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
+from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout
+from procap.methods.prompts import ClassPrompts, check_blocks
 from procap.parallel import gather_batch
 from procap.plan import Plan, TokenOp
 from procap.recipe import Recipe
@@ -44,10 +44,8 @@ REGULARISATION = {
 """The published weight of both distances to the frozen features, by data set."""
 
 
-class MMRLOptions(BaseModel):
+class MMRLOptions(MethodOptions):
     """The options of MMRL."""
-
-    model_config = STRICT
 
     n_tokens: int = Field(5, ge=1, description="representation tokens")
     width: int = Field(512, ge=1, description="width of the tokens, before they are projected to each tower")
@@ -55,16 +53,19 @@ class MMRLOptions(BaseModel):
     alpha: float = Field(0.7, ge=0, le=1, description="weight of the class branch, out of 1")
     reg_weight: float = Field(0.5, ge=0, description="weight of both distances to the frozen features (lambda)")
     scale: float = Field(100.0, gt=0, description="factor of the cosines")
-    inference: Literal["task", "fused", "class"] = Field(
-        "task",
-        description="branches that classify; task: both for training classes, class for others",
-    )
+
+
+class TokenProjections(nn.ModuleList):
+    """Tokens [P, R] to tokens [P, D] of each block: a linear layer for each."""
+
+    def forward(self, tokens: Tensor) -> list[Tensor]:
+        return [layer(tokens) for layer in self]
 
 
 class MMRL(Method):
     """Multi-modal representation learning."""
 
-    Options: ClassVar[type[BaseModel]] = MMRLOptions
+    Options: ClassVar[type[MethodOptions]] = MMRLOptions
     summary: ClassVar[str] = "MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers"
     public_layout = PublicLayout(
         "MultiModalRepresentationLearner",
@@ -75,34 +76,40 @@ class MMRL(Method):
             "to_text": "representation_learner.compound_rep_tokens_r2tproj.{}",
         },
     )
+    fresh = 1.0
     options: MMRLOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MMRLOptions, generator: torch.Generator) -> None:
-        g, o = clip.geometry, options
-        check_blocks(clip, g.layers - 1, first_block=o.first_block)
+        g, first = clip.geometry, options.first_block
+        check_blocks(clip, g.layers - 1, first_block=first)
         super().__init__(clip, space, options, generator)
+        self._add_projection(generator)
+        self.tokens = nn.Parameter(normal((options.n_tokens, options.width), generator))
+        self.to_vision = self._token_projections(g.vision_width, g.vision_layers - first, generator)
+        self.to_text = self._token_projections(g.text_width, g.text_layers - first, generator)
+
+    def _add_projection(self, generator: torch.Generator) -> None:
+        """Add the projection [Dv, E] of the read-out tokens."""
+        g = self.clip.geometry
         self.projection = nn.Parameter(normal((g.vision_width, g.embed_dim), generator, std=g.vision_width**-0.5))
-        self.tokens = nn.Parameter(normal((o.n_tokens, o.width), generator))
-        vision, text = linear(o.width, g.vision_width, generator), linear(o.width, g.text_width, generator)
+
+    def _token_projections(self, width: int, blocks: int, generator: torch.Generator) -> nn.Module:
+        """Make the projections of the tokens [P, R] to those of each block of a tower."""
+        layer = linear(self.options.width, width, generator)
         # The public code initialises one layer per tower and copies it, so the layers start out equal.
-        self.to_vision = nn.ModuleList(copy.deepcopy(vision) for _ in range(o.first_block, g.vision_layers))
-        self.to_text = nn.ModuleList(copy.deepcopy(text) for _ in range(o.first_block, g.text_layers))
+        return TokenProjections(copy.deepcopy(layer) for _ in range(blocks))
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return AdamW 0.001, batch 4, 10 epochs; batch 32 for few-shot (50), ImageNet (5) and transfer (1 epoch)."""
-        epochs, batch = 10, 4
-        if task in TRANSFER_TASKS:
-            epochs, batch = 1, 32
-        elif dataset.lower() == "imagenet":
-            epochs, batch = 5, 32
-        elif task == "few-shot":
-            epochs, batch = 50, 32
+        epochs = 50 if task == "few-shot" else 10
+        if dataset.lower() == "imagenet" or task in TRANSFER_TASKS:
+            epochs = 1 if task in TRANSFER_TASKS else 5
         return Recipe(
             optimizer="adamw",
             lr=0.001,
             epochs=epochs,
-            batch_size=batch,
+            batch_size=4 if epochs == 10 else 32,
             warmup="none" if epochs == 1 else "constant",
             crop_scale=(0.5, 1.0),
             test_batch_size=250,
@@ -116,28 +123,20 @@ class MMRL(Method):
         options: dict[str, object] = {"reg_weight": REGULARISATION.get(dataset.lower(), 0.5)}
         return options | {"width": 2048} if dataset.lower() == "eurosat" else options
 
-    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        """Tokenize the data set's own template."""
-        return template_prompts(self.clip, space)
-
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         """Insert the tokens behind the class token and the start token at `first_block`, then replace them."""
         return replace(self._plan(self.to_vision), read_op=0), self._plan(self.to_text)
 
-    def _plan(self, projections: nn.ModuleList) -> Plan:
-        first = self.options.first_block
-        tokens = [project(self.tokens) for project in projections]
-        return Plan(
-            tuple(TokenOp(first + i, "replace" if i else "insert", each, start=1) for i, each in enumerate(tokens))
-        )
+    def _plan(self, projections: nn.Module) -> Plan:
+        inserted, *later = projections(self.tokens)
+        first, operations = self.options.first_block, []
+        for block, tokens in enumerate(later, first + 1):
+            operations.append(TokenOp(block, "replace", tokens, start=1, share=self.fresh))
+        return Plan((TokenOp(first, "insert", inserted, start=1), *operations))
 
     def scale(self) -> Tensor:
         # Filled on the device: a copy from the host would make it wait, and could not be captured as a CUDA graph.
         return torch.full((), self.options.scale, device=self.clip.device)
-
-    def frozen_text(self) -> Tensor:
-        """Compute the frozen class features [C, E] of the data set's template, normalised."""
-        return text_bank(self.clip, self.space, [self.space.template])
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute both branches' cross-entropies and the distances of both modalities to the frozen features."""
@@ -148,7 +147,7 @@ class MMRL(Method):
         represented = gather_batch(self.group, represent(rows, self.projection))
         text = self._encode_classes(prompts.tokenized, text_plan)
         frozen = gather_batch(self.group, image_features(self.clip, images))
-        frozen_text = self.constant("frozen_text", self.frozen_text)
+        frozen_text = self.constant("text", lambda: text_bank(self.clip, self.space, [self.space.template]))
         return {
             "ce": o.alpha * F.cross_entropy(cosine_logits(image, text, scale), labels),
             "ce_rep": (1 - o.alpha) * F.cross_entropy(cosine_logits(represented, text, scale), labels),
@@ -157,25 +156,18 @@ class MMRL(Method):
         }
 
     def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
-        """Make a classifier of both branches for what was trained on, and of the class branch for everything else.
-
-        That is the public code's rule; the option `inference` chooses the same branches for everything.
-        """
-        rule = self.options.inference
-        if rule == "fused" or (rule == "task" and space == self.space):
-            return FusedClassifier(self.clip, image_plan, text, self.scale(), self.projection, self.options.alpha)
+        """Make a classifier of both branches for what was trained on, and of the class branch for everything else."""
+        if space == self.space:
+            return FusedClassifier(self, image_plan, text)
         return super().make_classifier(replace(image_plan, read_op=None), text, space)
 
 
 class FusedClassifier(Classifier):
     """A classifier whose logits are the weighted mean of the class branch's and the representation branch's."""
 
-    def __init__(
-        self, clip: CLIP, image_plan: Plan, class_features: Tensor, scale: Tensor, projection: Tensor, alpha: float
-    ) -> None:
-        super().__init__(clip, image_plan, class_features, scale)
-        self.projection = projection.detach().clone()
-        self.alpha = alpha
+    def __init__(self, method: MMRL, image_plan: Plan, text: Tensor) -> None:
+        super().__init__(method.clip, image_plan, text, method.scale())
+        self.projection, self.alpha = method.projection.detach().clone(), method.options.alpha
 
     def encode(self, images: Tensor) -> Tensor:
         """Compute both branches' features [B, 2, E] of images [B, 3, H, W]."""

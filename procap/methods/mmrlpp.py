@@ -14,14 +14,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from procap.clip import CLIP
-from procap.initialisation import linear, normal
-from procap.methods.method import TRANSFER_TASKS, Method
+from procap.initialisation import linear
+from procap.methods.method import TRANSFER_TASKS, PublicLayout
 from procap.methods.mmrl import MMRL, MMRLOptions
-from procap.methods.prompts import check_blocks
-from procap.plan import Plan, TokenOp
 from procap.recipe import Recipe
-from procap.text import LabelSpace
 
 PUBLISHED = {
     "imagenet": (0.9, 0.2), "fgvc-aircraft": (0.9, 2.0), "ucf101": (0.9, 3.0), "dtd": (0.9, 7.0),
@@ -71,24 +67,27 @@ class MMRLPP(MMRL):
     summary: ClassVar[str] = (
         "MMRL++ (Guo and Gu 2025): MMRL with shared projections and tokens that pass through blocks"
     )
+    public_layout = PublicLayout(
+        "MultiModalRepresentationLearner",
+        {
+            "A": "image_encoder.A",
+            "B": "image_encoder.B",
+            "tokens": "representation_learner.compound_rep_tokens",
+            "to_vision": "representation_learner.srra_r2vproj.srra.{2}.{1}",
+            "to_vision.weight": "representation_learner.srra_r2vproj.weight",
+            "to_text": "representation_learner.srra_r2tproj.srra.{2}.{1}",
+            "to_text.weight": "representation_learner.srra_r2tproj.weight",
+        },
+    )
     options: MMRLPPOptions
-    to_vision: SharedProjection  # type: ignore[assignment]
-    to_text: SharedProjection  # type: ignore[assignment]
 
-    def __init__(self, clip: CLIP, space: LabelSpace, options: MMRLPPOptions, generator: torch.Generator) -> None:
-        g, o = clip.geometry, options
-        check_blocks(clip, g.layers - 1, first_block=o.first_block)
-        Method.__init__(self, clip, space, options, generator)
-        self.A = nn.Parameter(
-            torch.empty(g.vision_width, o.projection_rank).uniform_(
-                -(o.projection_rank**-0.5), o.projection_rank**-0.5, generator=generator
-            )
-        )
-        self.B = nn.Parameter(torch.zeros(o.projection_rank, g.embed_dim))
-        self.tokens = nn.Parameter(normal((o.n_tokens, o.width), generator))
-        blocks = g.vision_layers - o.first_block, g.text_layers - o.first_block
-        self.to_vision = SharedProjection(o.width, g.vision_width, blocks[0], o.rank, generator)
-        self.to_text = SharedProjection(o.width, g.text_width, blocks[1], o.rank, generator)
+    def _add_projection(self, generator: torch.Generator) -> None:
+        g, rank = self.clip.geometry, self.options.projection_rank
+        start = torch.empty(g.vision_width, rank).uniform_(-(rank**-0.5), rank**-0.5, generator=generator)
+        self.A, self.B = nn.Parameter(start), nn.Parameter(torch.zeros(rank, g.embed_dim))
+
+    def _token_projections(self, width: int, blocks: int, generator: torch.Generator) -> SharedProjection:
+        return SharedProjection(self.options.width, width, blocks, self.options.rank, generator)
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
@@ -112,20 +111,6 @@ class MMRLPP(MMRL):
         """The projection [Dv, E] of the read-out tokens: CLIP's own, and a low-rank change."""
         return self.clip.visual.proj + self.A @ self.B
 
-    def _plan(self, projections: nn.Module) -> Plan:
-        first, fresh = self.options.first_block, self.options.fresh
-        tokens = projections(self.tokens)
-        inserted = TokenOp(first, "insert", tokens[0], start=1)
-        later = enumerate(tokens[1:], first + 1)
-        return Plan((inserted, *(TokenOp(block, "replace", new, start=1, share=fresh) for block, new in later)))
-
-    def public_names(self) -> dict[str, str]:
-        """Map the parameters of each block to names with its number before the part."""
-        names = {"A": "image_encoder.A", "B": "image_encoder.B"}
-        names["tokens"] = "representation_learner.compound_rep_tokens"
-        for ours, theirs in {"to_vision": "r2v", "to_text": "r2t"}.items():
-            learner = f"representation_learner.srra_{theirs}proj"
-            names[f"{ours}.weight"] = f"{learner}.weight"
-            for block in range(len(getattr(self, ours).A)):
-                names |= {f"{ours}.{part}.{block}": f"{learner}.srra.{block}.{part}" for part in ("A", "B", "bias")}
-        return names
+    @property
+    def fresh(self) -> float:  # type: ignore[override]
+        return self.options.fresh

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
 from procap.methods.features import FeatureBank, FeatureMethod, Head, accuracy
-from procap.methods.method import STRICT
+from procap.methods.method import MethodOptions
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -45,10 +45,8 @@ class Baseline(FeatureMethod):
         return Recipe(lr=1e-3, epochs=1, batch_size=256, warmup="none", drop_last=False)
 
 
-class ProbeOptions(BaseModel):
+class ProbeOptions(MethodOptions):
     """The options of the linear probe."""
-
-    model_config = STRICT
 
     strength: float = Field(
         1.0, gt=0, description="inverse weight of the L2 penalty, unless validation images choose one"
@@ -110,10 +108,8 @@ def regress(features: Tensor, labels: Tensor, classes: int, strength: float) -> 
     return all_rows, all_bias
 
 
-class NearestMeanOptions(BaseModel):
+class NearestMeanOptions(MethodOptions):
     """The nearest class mean has no options."""
-
-    model_config = STRICT
 
 
 class NearestMean(Baseline):

@@ -26,7 +26,7 @@ from procap.cross_attention import CrossAttention
 from procap.initialisation import linear, normal
 from procap.kernels.refinement import refine_level, uses_kernels
 from procap.losses import info_nce, kl_to_standard_normal, l2
-from procap.methods.method import STRICT, Method, Noise
+from procap.methods.method import Method, MethodOptions, Noise
 from procap.methods.prompts import PLACEHOLDER, ClassPrompts, check_blocks, deep_plans, phrase_tokens, tokenize_classes
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -61,10 +61,8 @@ LETTER = {
 """The options of section 3.2 to the letter, where the defaults follow the other passages and MaPLe's code."""
 
 
-class ProCAPOptions(BaseModel):
+class ProCAPOptions(MethodOptions):
     """The options of ProCAP."""
-
-    model_config = STRICT
 
     n_ctx: int = Field(4, ge=1, description="prompt tokens per layer and modality")
     depth: int = Field(9, ge=1, description="prompted layers of both towers, the input counted")

@@ -41,15 +41,13 @@ class ClassPrompts:
 
 def tokenize_classes(clip: CLIP, names: Sequence[str], texts: Sequence[str]) -> Tensor:
     """Tokenize `texts` to ids [C, T]; UserError names the class whose prompt is too long."""
-    try:
-        return clip.tokenize(texts)
-    except UserError:
-        for name, text in zip(names, texts, strict=True):
-            try:
-                clip.tokenize([text])
-            except UserError as error:
-                raise UserError(f"class '{name}': {error}") from error
-        raise
+    ids = []
+    for name, text in zip(names, texts, strict=True):
+        try:
+            ids.append(clip.tokenize([text]))
+        except UserError as error:
+            raise UserError(f"class '{name}': {error}") from error
+    return torch.cat(ids)
 
 
 def template_prompts(clip: CLIP, space: LabelSpace, template: str | None = None) -> ClassPrompts:

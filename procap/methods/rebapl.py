@@ -8,17 +8,17 @@ Shapes: B images, C classes, R reference images, N parameters, M samples, E join
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, ClassVar, Literal
+import copy
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from procap.classifier import Classifier, cosine_logits, unit
+from procap.classifier import AveragedClassifier, Classifier, cosine_logits, unit
 from procap.clip import CLIP
 from procap.methods.maple import MaPLe, MaPLeOptions
 from procap.methods.method import Noise
@@ -43,10 +43,11 @@ class ReBaPLOptions(MaPLeOptions):
 class ReBaPL(MaPLe):
     """Repulsive Bayesian prompt learning."""
 
-    Options: ClassVar[type[BaseModel]] = ReBaPLOptions
+    Options = ReBaPLOptions
     summary: ClassVar[str] = "ReBaPL (2025) on MaPLe: mean logits of samples from cycles with noise and repulsion"
     # The public code writes a folder for each sample.
     public_layout = None  # type: ignore[assignment]
+    varying_rows = ("samples",)
     options: ReBaPLOptions
     samples: Tensor
 
@@ -66,14 +67,6 @@ class ReBaPL(MaPLe):
         """Return SGD 0.002, one image per step, 15 epochs, for every task and data set."""
         return Recipe(optimizer="sgd", lr=0.002, epochs=15, batch_size=1)
 
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return no options: the prompts have the same depth in every task."""
-        return {}
-
-    def adapt_shapes(self, tensors: Mapping[str, Tensor]) -> None:
-        self.samples = self.samples.new_empty(tensors["samples"].shape)
-
     def initial_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {**tensors, "samples": self.samples}
 
@@ -89,8 +82,8 @@ class ReBaPL(MaPLe):
             draws = torch.Generator().manual_seed(self._seed)
             chosen = torch.randperm(len(pool.labels), generator=draws)[: o.references].tolist()
             self._images = torch.stack([pool.image(i, draws) for i in chosen]).to(self.clip.device)
-            with torch.no_grad(), self._weights(self.samples[-1]):
-                image_plan, text_plan = self.plans(self.prompts)
+            with torch.no_grad():
+                image_plan, text_plan = self._sampled(self.samples[-1]).plans(self.prompts)
                 text = self.clip.encode_text(self.prompts.tokenized, text_plan)
                 self._past = torch.cat([unit(self.clip.encode_image(self._images, image_plan)), unit(text)])
         return is_new or before != (self._noise > 0, len(self._past))
@@ -123,8 +116,9 @@ class ReBaPL(MaPLe):
             else:
                 # A cycle starts at the sample: float32 would round away a distance near 0, which is divided by.
                 now, past = self._features(drawn, text, image_plan).double(), self._past[drawn].double()
-                potential = self.options.repulsion / (DISTANCES[self.options.distance](now, past) + 1e-6)
-                terms["repulsion"] = potential.float()
+                is_mmd = self.options.distance == "mmd"
+                distance = mmd(now, past) if is_mmd else F.mse_loss(now, past, reduction="sum") / len(now)
+                terms["repulsion"] = (self.options.repulsion / (distance + 1e-6)).float()
         return terms
 
     def _features(self, rows: Tensor, text: Tensor, image_plan: Plan) -> Tensor:
@@ -135,28 +129,15 @@ class ReBaPL(MaPLe):
         return torch.where((rows < references)[:, None], unit(image), unit(text[(rows - references).clamp(min=0)]))
 
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
-        members = []
-        for sample in self.samples:
-            with self._weights(sample):
-                members.append(super().classifier(space))
-        return LogitMean(members) if members else super().classifier(space)
+        members = [super(ReBaPL, self._sampled(sample)).classifier(space) for sample in self.samples]
+        return AveragedClassifier(members, probabilities=False) if members else super().classifier(space)
 
-    @contextmanager
-    def _weights(self, flat: Tensor) -> Iterator[None]:
-        """Set the parameters to the values `flat` [N] within the block."""
-        parameters = list(self.parameters())
-        current = parameters_to_vector(parameters).detach()
-
-        def assign(values: Tensor) -> None:
-            parts = values.split([parameter.numel() for parameter in parameters])
-            for parameter, part in zip(parameters, parts, strict=True):
-                parameter.data.copy_(part.view_as(parameter))
-
-        assign(flat)
-        try:
-            yield
-        finally:
-            assign(current)
+    def _sampled(self, sample: Tensor) -> Self:
+        """Return the same method with the parameters `sample` [N]."""
+        twin = copy.copy(self)
+        twin._parameters, twin._modules = copy.deepcopy((self._parameters, self._modules))
+        vector_to_parameters(sample, twin.parameters())
+        return twin
 
 
 def mmd(now: Tensor, past: Tensor) -> Tensor:
@@ -164,26 +145,3 @@ def mmd(now: Tensor, past: Tensor) -> Tensor:
     pairs = ((now, now), (past, past), (now, past))
     same, other, cross = ((-(a[:, None] - b).square().sum(dim=2) / 2).exp().mean() for a, b in pairs)
     return same + other - 2 * cross
-
-
-def mse(now: Tensor, past: Tensor) -> Tensor:
-    """Compute the mean squared distance of equal rows [K, E]."""
-    return (now - past).square().sum(dim=1).mean()
-
-
-DISTANCES: Mapping[str, Any] = {"mmd": mmd, "mse": mse}
-
-
-class LogitMean(Classifier):
-    """Average the logits [B, C] of several classifiers; their image towers differ."""
-
-    def __init__(self, members: Sequence[Classifier]) -> None:
-        self.members, self.clip, self.image_plan = members, members[0].clip, members[-1].image_plan
-        self.num_classes = members[0].num_classes
-
-    def encode(self, images: Tensor) -> Tensor:
-        return torch.stack([member.encode(images) for member in self.members], dim=1)
-
-    def logits(self, features: Tensor) -> Tensor:
-        pairs = zip(self.members, features.unbind(dim=1), strict=True)
-        return torch.stack([member.logits(part) for member, part in pairs]).mean(dim=0)

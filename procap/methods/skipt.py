@@ -17,12 +17,12 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor
 
 from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
-from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, PublicLayout
+from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout
 from procap.methods.overrides import WeightOverrides, upper_names
 from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
 from procap.parallel import gather_batch
@@ -60,10 +60,8 @@ OWN_CLASS = 1e4
 """Similarity of an image to its own class, so that this comes first."""
 
 
-class SkipTOptions(BaseModel):
+class SkipTOptions(MethodOptions):
     """The options of SkipT."""
-
-    model_config = STRICT
 
     first_block: int = Field(6, ge=0, description="first block (0-based) of both towers that is trained")
     top_ratio: float = Field(0.5, gt=0, le=1, description="share of the classes, the most similar, that is always used")

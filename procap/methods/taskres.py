@@ -12,22 +12,20 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.methods.features import FeatureMethod, Head
-from procap.methods.method import STRICT, PublicLayout
+from procap.methods.method import MethodOptions, PublicLayout
 from procap.recipe import Recipe
 from procap.teacher import text_features
 from procap.text import LabelSpace
 
 
-class TaskResOptions(BaseModel):
+class TaskResOptions(MethodOptions):
     """The options of TaskRes."""
-
-    model_config = STRICT
 
     alpha: float = Field(0.5, gt=0, description="factor on the residual")
     views: int = Field(10, ge=0, description="random views of each image, used in turn by the epochs; 0: new ones")

@@ -13,13 +13,13 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from procap.classifier import unit
 from procap.clip import CLIP
 from procap.methods.features import FeatureBank, FeatureMethod, Head, accuracy
-from procap.methods.method import STRICT
+from procap.methods.method import MethodOptions
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -34,10 +34,8 @@ PUBLISHED = {
 """alpha, and the ends of the search for beta and alpha, of the public code by data set."""
 
 
-class TipAdapterOptions(BaseModel):
+class TipAdapterOptions(MethodOptions):
     """The options of Tip-Adapter and Tip-Adapter-F."""
-
-    model_config = STRICT
 
     alpha: float = Field(1.17, gt=0, description="weight of the votes against the zero-shot logits")
     beta: float = Field(1.0, gt=0, description="how fast a vote falls with the distance from the image")
@@ -71,7 +69,7 @@ class TipAdapter(FeatureMethod):
 
     Options = TipAdapterOptions
     summary: ClassVar[str] = "Tip-Adapter (Zhang et al. 2022): votes of few-shot features, nothing is trained"
-    per_image = ("keys", "key_labels", "best_keys")
+    varying_rows = ("keys", "key_labels", "best_keys")
     has_steps: ClassVar[bool] = False
     selection = "validation"
     options: TipAdapterOptions

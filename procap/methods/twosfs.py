@@ -8,19 +8,18 @@ Shapes: B images, C classes, E joint embedding.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from procap.classifier import Classifier, cosine_logits, unit
 from procap.clip import CLIP
-from procap.methods.method import STRICT, Method, Noise, PublicLayout
+from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
 from procap.methods.overrides import WeightOverrides, upper_names
-from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
+from procap.methods.prompts import ClassPrompts, check_blocks
 from procap.parallel import gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -31,10 +30,8 @@ NORMS, LINEAR = 0, 1
 """The stages of a training."""
 
 
-class TwoSFSOptions(BaseModel):
+class TwoSFSOptions(MethodOptions):
     """The options of 2SFS."""
-
-    model_config = STRICT
 
     first_vision_block: int = Field(0, ge=0, description="first vision block (0-based) whose LayerNorms are tuned")
     first_text_block: int = Field(0, ge=0, description="first text block whose LayerNorms are tuned")
@@ -96,9 +93,6 @@ class TwoSFS(Method):
             with torch.no_grad():
                 self.rows.copy_(self.class_features(self.space))
 
-    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return template_prompts(self.clip, space, self.options.template)
-
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return Plan(weights=self.vision.weights()), Plan(weights=self.text.weights())
 
@@ -116,19 +110,15 @@ class TwoSFS(Method):
             image = gather_batch(self.group, self.clip.encode_image(images, self.plans(self.prompts)[0]))
         return {"ce": F.cross_entropy(cosine_logits(image, self.rows, self.scale()), labels)}
 
-    def classifier(self, space: LabelSpace | None = None) -> Classifier:
+    def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
         """Make a classifier of the rows of the classes trained on, and of class features for all other names.
 
         Names are compared as they are written: "RIVER" is not "River", although both have the same tokens.
         """
-        space = space or self.space
-        if self.stage == LINEAR and space.classnames == self.space.classnames:
-            return Classifier(self.clip, self.plans(self.prompts)[0], self.rows, self.scale())
-        rows = dict(zip(self.space.classnames, self.rows.detach(), strict=True)) if self.stage == LINEAR else {}
-        if new := tuple(name for name in space.classnames if name not in rows):
-            rows |= dict(zip(new, self.class_features(replace(space, classnames=new)), strict=True))
-        features = torch.stack([rows[name] for name in space.classnames])
-        return Classifier(self.clip, self.plans(self.prompts)[0], features, self.scale())
+        if self.stage == LINEAR:
+            known = self.known(space)
+            text = torch.where((known >= 0)[:, None], self.rows[known], text)
+        return super().make_classifier(image_plan, text, space)
 
 
 def tuned_norms(tower: nn.Module, first: int) -> WeightOverrides:

@@ -11,22 +11,20 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import nn
 
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import STRICT, Method, Noise, PublicLayout
-from procap.methods.prompts import ClassPrompts, check_blocks, deep_plans, template_prompts
+from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
+from procap.methods.prompts import ClassPrompts, check_blocks, deep_plans
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
 
-class VPTOptions(BaseModel):
+class VPTOptions(MethodOptions):
     """The options of VPT."""
-
-    model_config = STRICT
 
     n_ctx: int = Field(8, ge=1, description="vision tokens per layer")
     depth: int = Field(12, ge=1, description="prompted layers, the input counted")
@@ -55,9 +53,6 @@ class VPT(Method):
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 0.0025, batch 4, 5 epochs; 50 for few-shot learning, where no public recipe exists."""
         return Recipe(optimizer="sgd", lr=0.0025, epochs=50 if task == "few-shot" else 5, batch_size=4)
-
-    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return template_prompts(self.clip, space, self.options.template)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return deep_plans(self.clip, list(self.tokens), ())

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor
 
 from procap.classifier import Classifier
-from procap.methods.method import STRICT, Method, Noise
-from procap.methods.prompts import ClassPrompts, template_prompts
+from procap.methods.method import Method, MethodOptions, Noise
+from procap.methods.prompts import ClassPrompts
 from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
 from procap.teacher import text_bank
@@ -32,10 +32,8 @@ ENSEMBLE = (
 """The seven templates that Radford et al. chose for ImageNet."""
 
 
-class ZeroShotOptions(BaseModel):
+class ZeroShotOptions(MethodOptions):
     """The options of zero-shot CLIP."""
-
-    model_config = STRICT
 
     templates: Literal["single", "ensemble"] = Field(
         "single",
@@ -56,9 +54,6 @@ class ZeroShot(Method):
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return a recipe of zero epochs: there is nothing to train."""
         return Recipe(lr=1e-3, epochs=0, batch_size=32)
-
-    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return template_prompts(self.clip, space)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return NO_CHANGE, NO_CHANGE

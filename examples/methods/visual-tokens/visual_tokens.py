@@ -1,20 +1,18 @@
 """VisualTokens: tokens learned at the input of the image tower."""
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import nn
 
 from procap.clip import CLIP
-from procap.methods.method import STRICT, Method, Noise
-from procap.methods.prompts import ClassPrompts, tokenize_classes
+from procap.methods.method import Method, MethodOptions, Noise
+from procap.methods.prompts import ClassPrompts
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
 
-class VisualTokensOptions(BaseModel):
-    model_config = STRICT
-
+class VisualTokensOptions(MethodOptions):
     n_ctx: int = Field(4, ge=1, description="tokens appended to the patches")
 
 
@@ -35,9 +33,6 @@ class VisualTokens(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         return Recipe(optimizer="sgd", lr=0.0025, epochs=10, batch_size=16)
-
-    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(space.template)))
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return Plan((TokenOp(INPUT, "append", self.context),)), NO_CHANGE
