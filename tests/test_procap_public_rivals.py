@@ -229,7 +229,7 @@ def test_the_teacher_of_kdpl_predicts_at_the_scale_of_the_student():
     zero_shot = build_method("zeroshot", mini_clip, space, {}, torch.Generator())
     near(method.teacher_logits(pixels), zero_shot.classifier()(pixels))
     assert method.file_digests(method.options, "") == {"teacher": mini_clip.digest()}
-    with pytest.raises(UsageError, match="KDPL needs --option teacher=..., which is empty"):
+    with pytest.raises(UsageError, match="KDPL needs --option teacher="):
         build_method("kdpl", mini_clip, space, {}, torch.Generator().manual_seed(0)).prepare_training()
 
 

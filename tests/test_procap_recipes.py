@@ -3,7 +3,6 @@
 import math
 import os
 import warnings
-from dataclasses import replace
 
 import pytest
 import torch
