@@ -17,8 +17,6 @@ from runner.run_folders import RunFolder
 from runner.setup import Setup
 from runner.stop_signals import Interrupted
 
-EPOCH_SAVE_SECONDS = 1.0
-
 
 @dataclass
 class Checkpointer:
@@ -50,7 +48,6 @@ class Checkpointer:
         self.saved_at: tuple[int, int] | None = None
         """Step and epoch of the newest state on disk."""
         self._saved_time = time.monotonic()
-        self._save_seconds = 0.0
 
     @property
     def engine(self) -> Engine:
@@ -84,16 +81,12 @@ class Checkpointer:
             self.setup = replace(self.setup, engine=self.setup.make_engine())
         self.state.stage = stage
 
-    def is_due(self, seconds: float, *, epoch_end: bool = False) -> bool:
-        """Whether to save: after `seconds`, and at the end of an epoch if saving is cheap by comparison."""
-        if epoch_end:
-            # With short epochs or large states, spend at most about 5 % of the time on saving.
-            seconds = min(seconds, max(EPOCH_SAVE_SECONDS, 20 * self._save_seconds))
+    def is_due(self, seconds: float) -> bool:
+        """Whether the last state is older than `seconds`."""
         return time.monotonic() - self._saved_time >= seconds
 
     def save(self, status: RunStatus = "running") -> None:
         """Write the state, then the progress."""
-        began = time.monotonic()
         with self.meter.phase("checkpoint", rated=False):
             self.meter.settle()
             self.state.meter = self.meter.state()
@@ -108,7 +101,6 @@ class Checkpointer:
             with self.meter.phase("tracking", rated=False):
                 self.store.try_push_all(self.config.path)
         self._saved_time, self.saved_at = time.monotonic(), self._position
-        self._save_seconds = self._saved_time - began
 
     def stop(self, signum: int) -> NoReturn:
         """Save and raise `Interrupted`, because all ranks have agreed on a stop signal."""

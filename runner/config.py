@@ -162,12 +162,6 @@ class EvalSettings(FrozenModel):
         """The fields that differ from the default, in a fixed order: the canonical JSON of the settings."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
-    @property
-    def flags(self) -> list[str]:
-        """The flags of `procap eval` and `procap bench` that give these settings."""
-        names = {"precision": "--eval-precision", "resize": "--eval-resize", "samples": "--samples"}
-        return [word for name, value in self.changes.items() for word in (names[name], str(value))]
-
 
 def _check_samples(samples: int, config: RunConfig) -> None:
     from procap.methods import method_class
@@ -258,9 +252,7 @@ class RuntimeConfig:
             raise unknown_name("engine", self.engine, ENGINES)
         if self.engine != "deepspeed" and self.zero_stage is not None:
             raise UsageError("--zero-stage is DeepSpeed's: add --engine deepspeed")
-        if self.zero_stage not in (None, 0, 1, 2):
-            raise UsageError(
-                f"ZeRO stage {self.zero_stage} is not supported: use 0, 1 or 2 (3 would share out frozen weights)"
-            )
+        if self.zero_stage not in (None, 1, 2):
+            raise UsageError(f"ZeRO stage {self.zero_stage} is not supported: use 1 or 2, or --engine ddp for stage 0")
         check_device_name(self.device)
         acceleration_names(self.accelerate)

@@ -1,6 +1,6 @@
-"""Train with DeepSpeed: ZeRO stages 0, 1 and 2 with torch's optimizers, at the run's precision (fp32 or bf16).
+"""Train with DeepSpeed: ZeRO stages 1 and 2 with torch's optimizers, at the run's precision (fp32 or bf16).
 
-At stages 1 and 2 DeepSpeed flattens the learned tensors of an optimizer group to one padded vector, of which each rank
+DeepSpeed flattens the learned tensors of an optimizer group to one padded vector, of which each rank
 updates an equal part.
 
 Shapes: W ranks.
@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from procap.errors import UsageError, UserError
 from procap.methods.method import Method
@@ -32,15 +32,15 @@ from runner.engine import Engine, learned_parameters
 class DeepSpeedEngine(Engine):
     """An `Engine` on DeepSpeed; `close` it, and collect garbage, before the process group is destroyed."""
 
-    def __init__(self, method: Method, config: RunConfig, group: ProcessGroup | None = None, stage: int = 0) -> None:
-        """stage: of ZeRO, 0, 1 or 2. Raises UsageError for fp16, whose loss scale ZeRO would keep on every rank."""
+    def __init__(self, method: Method, config: RunConfig, group: ProcessGroup | None = None, stage: int = 1) -> None:
+        """stage: of ZeRO, 1 or 2. Raises UsageError for fp16, whose loss scale ZeRO would keep on every rank."""
         if config.precision == "fp16":
             raise UsageError("--engine deepspeed trains with fp32 or bf16: use --engine ddp for fp16")
         if method.combines_gradients:
             raise UsageError(f"--engine deepspeed averages one gradient, and {config.method} combines several: use ddp")
         super().__init__(method, config)
         self.group, self.stage = group or ProcessGroup(), stage
-        self.name = f"deepspeed, ZeRO stage {stage}" + (f", {self.group.size} processes" if stage else "")
+        self.name = f"deepspeed, ZeRO stage {stage}, {self.group.size} processes"
         self._learnables = list(learned_parameters(method).values())
         self._is_alone = not dist.is_initialized()
         device = method.clip.device
@@ -64,9 +64,7 @@ class DeepSpeedEngine(Engine):
             "train_batch_size": recipe.batch_size,
             "train_micro_batch_size_per_gpu": recipe.batch_size // self.group.size,
             "gradient_accumulation_steps": 1,
-            # At stage 0 `update` clips instead: DeepSpeed's clipping fails on scalar parameters, and all ranks have the
-            # whole gradients, as with DDP.
-            "gradient_clipping": (recipe.grad_clip or 0.0) if self.stage else 0.0,
+            "gradient_clipping": recipe.grad_clip or 0.0,
             "communication_data_type": "fp32",
             # The optimizer is torch's, and DeepSpeed refuses optimizers outside its list of tested ones by default.
             "zero_allow_untested_optimizer": True,
@@ -92,25 +90,18 @@ class DeepSpeedEngine(Engine):
         self._deepspeed.backward(terms.sum())
 
     def update(self) -> None:
-        """Take an optimizer step. Raises UserError if stage 1 or 2 finds gradients that are not finite."""
-        limit = self.objective.config.recipe.grad_clip
-        if limit is not None and not self.stage:
-            nn.utils.clip_grad_norm_(self._learnables, limit)
+        """Take an optimizer step. Raises UserError if gradients are not finite."""
         self._deepspeed.step()
-        if self.stage and not self._deepspeed.was_step_applied():
+        if not self._deepspeed.was_step_applied():
             raise UserError(f"the gradients of a step are not finite: try {self.objective.config.stability_hint}")
 
     def state(self) -> dict[str, Any]:
-        """Collect the state dicts of all that training changes; of the optimizer's, at stages 1 and 2, one per rank."""
+        """Collect the state dicts of all that training changes; of the optimizer's, one per rank."""
         state = super().state()
-        if self.stage:
-            state["optimizer"] = self.group.all_gather_object(state["optimizer"])
-        return state
+        return {**state, "optimizer": self.group.all_gather_object(state["optimizer"])}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load what `state` returned in as many ranks."""
-        if not self.stage:
-            return super().load(state)
         from deepspeed.utils import safe_set_full_fp32_param
 
         super().load({**state, "optimizer": state["optimizer"][self.group.rank]})

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import resource
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from runner.config import Amount, Count
-from runner.results import PeakMemory
 
 Item = TypeVar("Item")
 Mark = float | torch.cuda.Event
@@ -137,22 +132,13 @@ class Meter(MeterState):
 
 
 def start_memory_peak(device: torch.device) -> None:
-    """Begin to measure the peak memory of this process, so that a run does not report that of an earlier one."""
-    # Writing "5" resets the peak resident size.
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+    """Begin to measure the peak memory of a GPU, so that a run does not report that of an earlier one."""
     if device.type == "cuda":
         # Resetting the statistics fails before CUDA is initialized.
         torch.cuda.init()
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_memory(device: torch.device) -> PeakMemory:
-    """Return the peak memory of this process since `start_memory_peak`."""
-    gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    # Linux inherits `ru_maxrss` from the parent, so that a small run started by a large process would look large.
-    with suppress(OSError):
-        if match := re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE):
-            return PeakMemory(process=int(match[1]) * 1024, gpu=gpu)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return PeakMemory(process=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, gpu=gpu)
+def peak_memory(device: torch.device) -> int | None:
+    """Return the peak memory of a GPU since `start_memory_peak` in bytes; None on the CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -48,11 +48,6 @@ class EpochLog(FrozenModel):
     )
 
 
-class PeakMemory(FrozenModel):
-    process: Bytes = Field(description="largest resident size of this process since the run began")
-    gpu: Bytes | None = Field(description="peak bytes allocated by tensors; None on the CPU")
-
-
 class FewShotRecord(FrozenModel):
     shots: Count
     seed: Count
@@ -84,7 +79,7 @@ class TrainResult(FrozenModel):
     images_per_second_model: Rate | None = Field(default=None, description="the same, without waiting for images")
     warmup_steps: Count = Field(default=0, description="steps left out of `images_per_second`")
     phases: dict[str, Amount] = Field(default_factory=dict, description="seconds by phase")
-    peak_memory_bytes: PeakMemory
+    peak_memory_bytes: Bytes | None = Field(default=None, description="allocated by tensors on a GPU")
     trainable_parameters: Count
     statistics: dict[str, dict[str, float]] = Field(
         default_factory=dict, description="numbers about the learned parameters, see `Method.statistics`"
@@ -186,7 +181,7 @@ class EvalResult(FrozenModel):
     images_per_second_model: Rate | None = Field(description="decoding excluded")
     warmup_batches: Count = Field(description="batches of blank images before the first real one; in no rate, no count")
     phases: dict[str, Amount] = Field(default_factory=dict)
-    peak_memory_bytes: PeakMemory
+    peak_memory_bytes: Bytes | None = Field(default=None, description="allocated by tensors on a GPU")
     manifest_digest: str
     backbone_digest: str
     checkpoint_sha256: str

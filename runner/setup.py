@@ -188,7 +188,7 @@ def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group
         return Engine(method, config, group)
     from runner.deepspeed_engine import DeepSpeedEngine
 
-    return DeepSpeedEngine(method, config, group, runtime.zero_stage or 0)
+    return DeepSpeedEngine(method, config, group, runtime.zero_stage or 1)
 
 
 def make_method(config: RunConfig, clip: CLIP, space: LabelSpace) -> Method:

@@ -62,8 +62,7 @@ def train(
 
     A finished run is read, not repeated, unless `force` deletes it with its evaluations; an interrupted one continues
     from its last saved state, on a CPU with the same final bits as if it had never stopped.
-    until: pause after this many epochs, if the training has more, and return the progress so far. A run that already
-        has a state of that epoch or a later one is not trained.
+    until: pause after this many epochs, if the training has more, and return the progress so far.
     callbacks: do not change the training, and are not called for a run without epochs.
     workbench: keeps the backbone between runs.
     Raises RunHeld when another process works on the run, UserError when data or weights have changed, a result cannot
@@ -84,12 +83,9 @@ def train(
     if source := first_stage(config):
         train(source, runtime, group=group, workbench=workbench)
     with folder.locked() if first else nullcontext(), synchronized_run(remote, config.path, resumes=not force):
-        if not force:
-            # Another process may have finished the run while this one waited for the lock.
-            if finished := read_finished(config, runtime, folder, group, workbench):
-                return finished
-            if until and (paused := _read_paused(config, folder, until, group, callbacks)):
-                return paused
+        # Another process may have finished the run while this one waited for the lock.
+        if not force and (finished := read_finished(config, runtime, folder, group, workbench)):
+            return finished
         with StopRequest() as stop:
             try:
                 result = _train(config, runtime, folder, remote, stop, group, until, callbacks, workbench, force=force)
@@ -118,24 +114,6 @@ def read_finished(
             )
         read_checkpoint(folder.checkpoint_file, result.checkpoint_sha256)
     return group.broadcast_object(result)
-
-
-def _read_paused(
-    config: RunConfig, folder: RunFolder, until: int, group: ProcessGroup, callbacks: Callbacks | None
-) -> Progress | None:
-    """Read the progress of a run that has a state of epoch `until` or later, without loading it; None at its end."""
-    progress = folder.progress() if group.ranks.is_first and until < config.recipe.epochs else None
-    if progress is not None:
-        epochs = len(progress.epochs)
-        is_of_this_run = progress.config_hash == config.hash and progress.status != "failed"
-        # The last epoch of the state can still be validated, so load the state if one of its counts is missing.
-        lacks_counts = epochs == until and callbacks and callbacks.lacks_counts(epochs - 1, folder.validation())
-        if epochs < until or not is_of_this_run or not any(folder.state.glob("step-*")) or lacks_counts:
-            progress = None
-        else:
-            progress = progress.model_copy(update={"status": "paused"})
-            write_json(folder.progress_file, progress)
-    return group.broadcast_object(progress)
 
 
 def _train(
@@ -216,7 +194,9 @@ def fit(
                 if bank is not None and isinstance(loop.method, FeatureMethod):
                     loop.method.score_epoch(bank)
                 validator.validate()
-                loop.end_epoch()
+                if checkpointer.group.ranks.is_first:
+                    with checkpointer.meter.phase("tracking", rated=False):
+                        exporter_for(runtime).post_epoch(checkpointer.config.path)
                 # After the last epoch the callback waits until the result is written.
                 if epoch < checkpointer.config.recipe.epochs - 1:
                     validator.notify()
@@ -278,16 +258,6 @@ class TrainLoop:
             if epoch == self.config.recipe.epochs - 1:
                 average.apply()
         self._close_epoch(epoch)
-
-    def end_epoch(self) -> None:
-        """Save if it is time, and export the epoch to MLflow."""
-        first = self.group.ranks.is_first
-        is_due = first and self.checkpointer.is_due(self.runtime.checkpoint_seconds, epoch_end=True)
-        if self.group.broadcast_object(is_due):
-            self.checkpointer.save()
-        if first:
-            with self.meter.phase("tracking", rated=False):
-                exporter_for(self.runtime).post_epoch(self.config.path)
 
     def _take_step(self, epoch: int, images: Tensor, labels: Tensor) -> None:
         """Take the next step on a batch, without waiting for its losses."""

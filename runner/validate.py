@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from procap.errors import UsageError, UserError
@@ -41,11 +41,6 @@ class Callbacks:
             if target.split not in SPLITS:
                 raise UsageError(f"{target} cannot be used for model selection: name its {' or '.join(SPLITS)} split")
 
-    def lacks_counts(self, epoch: int, counts: Iterable[ValidationCount]) -> bool:
-        """Whether `counts` lack a target at the end of `epoch`."""
-        present = {(count.epoch, count.target) for count in counts}
-        return any((epoch, str(target)) not in present for target in self.targets)
-
 
 class Validator:
     """Run the callbacks of one training; every rank of a group has a validator and calls each method."""
@@ -80,7 +75,8 @@ class Validator:
             return
         stored = self.group.call_on_first(self.checkpointer.folder.validation)
         self._counts = [count for count in stored if count.epoch < state.epoch]
-        if state.epoch and not state.step_in_epoch and self.callbacks.lacks_counts(state.epoch - 1, self._counts):
+        last = {count.target for count in self._counts if count.epoch == state.epoch - 1}
+        if state.epoch and not state.step_in_epoch and not last.issuperset(map(str, self.callbacks.targets)):
             self.validate()
             if state.epoch < self.checkpointer.config.recipe.epochs:
                 self.notify()

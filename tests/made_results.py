@@ -8,10 +8,8 @@ from benchmarks.suites import load_suite
 from runner.config import Target
 from runner.environment import provenance
 from runner.planning import plan_run
-from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, TrainResult, write_json
+from runner.results import EpochLog, EvalResult, PerClass, TrainResult, write_json
 from runner.run_folders import RunFolder
-
-PEAK = PeakMemory(process=512_000_000, gpu=None)
 
 
 def put_run(results, method, dataset, *, seed=1, seconds=12.5, **plan):
@@ -32,7 +30,7 @@ def put_config(results, config, *, seconds=12.5):
         TrainResult(
             config_hash=config.hash, steps=10 * len(epochs), images=160 * len(epochs), epochs=epochs,
             seconds=seconds, images_per_second=100.0 if epochs else None,
-            images_per_second_model=125.0 if epochs else None, warmup_steps=0, phases={}, peak_memory_bytes=PEAK,
+            images_per_second_model=125.0 if epochs else None, warmup_steps=0, phases={},
             trainable_parameters=2048, fewshot=None, manifest_digest="d" * 16,
             checkpoint_sha256=f"{config.hash:0<64}", backbone_digest="b" * 16, **provenance({}),
         ),
@@ -51,7 +49,7 @@ def put_score(results, config, target, correct, total, *, of=None, rate=200.0, c
             per_class=PerClass(correct=[correct], total=[total]), limit=total if of else None,
             dataset_size=of or total, num_classes=1, precision="fp32", batch_size=100, workers=0, device="cpu",
             seconds=total / rate, images_per_second=rate, images_per_second_model=2 * rate, warmup_batches=0,
-            peak_memory_bytes=PEAK, manifest_digest="d" * 16, backbone_digest="b" * 16,
+            manifest_digest="d" * 16, backbone_digest="b" * 16,
             checkpoint_sha256=checkpoint or f"{config.hash:0<64}", **provenance({}),
         ),
     )  # fmt: skip

@@ -1,6 +1,5 @@
 """Disk full, signals, broken data, a server that goes away: all ranks end with one reason, and a repeat ends right."""
 
-import math
 import os
 import shutil
 import signal
@@ -19,7 +18,6 @@ from small_runs import make_runtime, only_run
 from benchmarks.cli import eval as eval_command
 from benchmarks.cli import main
 from benchmarks.cli import train as train_command
-from runner import checkpointer
 from runner.checkpoint import TrainState, read_checkpoint
 from runner.config import Target
 from runner.distributed.ranks import ranks_from_environment
@@ -80,8 +78,6 @@ def procap(arguments, every=3600.0, trouble=(), unlucky=1, at=LATER, silent=""):
             (TrainState, "count", counted),
             (train_command, "runtime_config", often),
             (eval_command, "runtime_config", often),
-            # On a slow machine an epoch takes long enough for a state of its own.
-            (checkpointer, "EPOCH_SAVE_SECONDS", math.inf),
             (remote, "filesystem", opened),
         ):
             stack.enter_context(patch.object(where, name, value))
@@ -172,18 +168,18 @@ def test_a_signal_to_one_rank_saves_one_state_for_any_number(command, straight, 
     assert_same(straight, tmp_path, few_digits)
 
 
-def test_a_killed_rank_ends_the_others_and_a_state_cut_short_costs_one_step(command, straight, few_digits, tmp_path):
+def test_a_killed_rank_ends_the_others_and_a_state_cut_short_costs_some_steps(command, straight, few_digits, tmp_path):
     ends = run_ranks(2, procap, command(tmp_path), 0.0, ("send", signal.SIGKILL))
     assert codes(ends) == [1, -signal.SIGKILL]
     assert "procap: error: rank 0 of 2 lost the connection to another rank" in ends[0].err
     folder = only_run(tmp_path)
-    assert len(states(folder)) == 2
+    older, _ = states(folder)
     newest = max(folder.state.iterdir())
     newest.write_bytes(newest.read_bytes()[:-100])
     ends = run_ranks(2, procap, command(tmp_path))
     assert codes(ends) == [0, 0]
     assert [end.err.count(f"{newest} cannot be used") for end in ends] == [1, 0]
-    assert f"from step {int(newest.name[5:13]) - 1} of {STEPS}" in ends[0].err
+    assert f"from step {older} of {STEPS}" in ends[0].err
     assert_same(straight, tmp_path, few_digits)
 
 

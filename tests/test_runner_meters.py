@@ -1,7 +1,6 @@
 """Meters, progress and threads: what is timed, what people see, and how many threads small work gets."""
 
 import math
-import mmap
 import os
 import re
 import subprocess
@@ -97,23 +96,6 @@ def test_a_meter_goes_on_from_what_an_earlier_process_measured(clock):
     assert second.seconds == pytest.approx(waited + 0.12) and waited >= before.seconds
     assert second.phases["model"] == pytest.approx(0.05 + 0.12)
     assert second.images_per_second() == pytest.approx(30 / 0.06) and second.warmup_steps == 2
-
-
-def test_peak_memory_is_of_the_run_and_not_of_what_came_before():
-    size = 300_000_000
-    # Mapped by hand: the allocator may give room of its own that it keeps afterwards.
-    block = mmap.mmap(-1, size)
-    for page in range(0, size, mmap.PAGESIZE):
-        block[page] = 1
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pytest.skip("this system keeps one mark for the whole process")
-    meters.start_memory_peak(CPU)
-    before = meters.peak_memory(CPU).process
-    block.close()
-    meters.start_memory_peak(CPU)
-    assert meters.peak_memory(CPU).process < before - size / 2
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then_on_stderr(capsys):

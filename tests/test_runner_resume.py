@@ -21,7 +21,7 @@ from small_runs import make_runtime, only_run
 from benchmarks.cli import main
 from procap.errors import Unreachable, UserError
 from procap.methods import METHODS
-from runner import checkpoint, checkpointer, evaluate, remote_results, run_folders, train
+from runner import checkpoint, evaluate, remote_results, run_folders, train
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.planning import plan_run
 from runner.results import Progress, write_json
@@ -43,7 +43,6 @@ def train_and_stop(config: dict, data: str, results: str, every: float, stop: in
     stop: the step, 0 for the start, None to train to the end. A process that stops itself cannot be done before a slow
     test sends its signal.
     """
-    checkpointer.EPOCH_SAVE_SECONDS = float("inf")
     count, stopped = checkpoint.TrainState.count, []
 
     def stop_here(*_: object) -> None:

@@ -69,7 +69,6 @@ def test_train_json_describes_the_training(finished, runtime):
     assert phases == result.phases.keys()
     assert seconds_of_training(result) == pytest.approx(result.seconds) and result.images_per_second
     assert result.images_per_second_model and result.images_per_second_model > result.images_per_second
-    assert result.peak_memory_bytes.process > 50e6
     folder = run_folders.RunFolder(runtime.results / config.path)
     left = {path.name for path in folder.path.iterdir()} - {"eval"}
     assert left == {".lock", "config.json", "train.json", "checkpoint.safetensors"}
@@ -402,7 +401,7 @@ def test_on_a_gpu_the_same_run_is_metered_by_the_device(plan, runtime, tmp_path,
     config = plan("procap", precision=precision)
     there = dataclasses.replace(runtime, results=tmp_path, device="cuda", checkpoint_seconds=0.0)
     result = train(config, there)
-    assert result.peak_memory_bytes.gpu
+    assert result.peak_memory_bytes
     assert all(result.phases[name] > 0 for name in ("load", "forward", "backward", "optimizer", "checkpoint"))
     assert seconds_of_training(result) == pytest.approx(result.seconds, rel=0.1)
     counts = evaluate.evaluate(config, BASE, there)

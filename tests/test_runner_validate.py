@@ -1,6 +1,5 @@
 """Runs that are paused and watched: what is counted while they train, and that the training itself does not change."""
 
-import math
 import os
 import signal
 import time
@@ -45,12 +44,6 @@ def planned(checkpoint: str, method: str = "coop", **more: Any) -> RunConfig:
     quick = {"epochs": EPOCHS, "batch_size": 4, "warmup": "none", **more.pop("overrides", {})}
     fields: dict[str, Any] = {"dataset": "digits", "classes": "dev-base", "shots": 4, "backbone": checkpoint, **more}
     return plan_run(method=method, options=SMALL[method], overrides=quick, **fields)
-
-
-@pytest.fixture(autouse=True)
-def no_state_but_on_request(monkeypatch):
-    """On a slow machine an epoch takes long enough for a state of its own."""
-    monkeypatch.setattr(runner.checkpointer, "EPOCH_SAVE_SECONDS", math.inf)
 
 
 @pytest.fixture
@@ -177,10 +170,8 @@ def test_a_callback_that_raises_leaves_the_state_of_that_epoch_and_no_lock(confi
 
 
 def test_the_callback_gets_every_epoch_once_over_pauses(config, runtime, monkeypatch):
-    # Due at every step and never at the end of an epoch: the state of its last step does not know yet that it ended.
-    monkeypatch.setattr(
-        runner.checkpointer.Checkpointer, "is_due", lambda checkpointer, seconds, *, epoch_end=False: not epoch_end
-    )
+    # The state of the last step of an epoch does not know yet that the epoch has ended.
+    monkeypatch.setattr(runner.checkpointer.Checkpointer, "is_due", lambda checkpointer, seconds: True)
     epochs: list[int] = []
     for until in (1, 3, 4):
         train(config, runtime, until=until, callbacks=Callbacks(HALVES, lambda log: epochs.append(log.epoch)))

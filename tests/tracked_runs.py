@@ -12,7 +12,6 @@ from runner.results import (
     CheckpointCard,
     EpochLog,
     EvalResult,
-    PeakMemory,
     PerClass,
     Progress,
     TrainResult,
@@ -21,7 +20,6 @@ from runner.results import (
 from runner.run_folders import RunFolder
 
 ENVIRONMENT = {"device": "cpu", "gpu": None, "git": {"commit": "0123abcd" * 5, "dirty": True}}
-PEAK = PeakMemory(process=512_000_000, gpu=None)
 
 
 def begin(results, seed=1, method="maple", lr=0.0035):
@@ -61,7 +59,7 @@ def finish(folder: RunFolder, epochs: int = 5, attempt: float = 0.0) -> None:
     train = TrainResult(
         config_hash=_hash(folder), steps=10 * epochs, images=40 * epochs, epochs=rows(epochs, attempt),
         seconds=10.5 + attempt, images_per_second=98.5, images_per_second_model=120.0, warmup_steps=5,
-        phases={"data": 1.0, "forward": 4.0, "backward": 5.0}, peak_memory_bytes=PEAK,
+        phases={"data": 1.0, "forward": 4.0, "backward": 5.0},
         trainable_parameters=4096, fewshot=None, **provenance(ENVIRONMENT), **digests,
         checkpoint_sha256=save_checkpoint(folder.checkpoint_file, torch.nn.Linear(2, 2), card),
     )  # fmt: skip
@@ -78,7 +76,7 @@ def evaluate(folder: RunFolder, classes: str, correct: int, total: int = 80, siz
         per_class=PerClass(correct=[correct], total=[total]), calibration=measure_calibration(images),
         limit=total if total < size else None, dataset_size=size, num_classes=1, precision="fp32", batch_size=100,
         workers=0, device="cpu", seconds=1.0, images_per_second=300.0, images_per_second_model=400.0,
-        warmup_batches=1, peak_memory_bytes=PEAK, manifest_digest="ab" * 8, backbone_digest="cd" * 8,
+        warmup_batches=1, manifest_digest="ab" * 8, backbone_digest="cd" * 8,
         checkpoint_sha256="ef" * 32, **provenance(ENVIRONMENT) | more,
     )  # fmt: skip
     write_json(folder.path / "eval" / f"shapes-{classes}-test.json", result)

@@ -151,7 +151,7 @@ class EngineFlags:
 
     heading: ClassVar[str] = "Execution"
     engine: Annotated[str, flag("ddp|deepspeed", "engine for data-parallel training")] = "ddp"
-    zero_stage: Annotated[int | None, flag("0|1|2", "DeepSpeed ZeRO stage")] = None
+    zero_stage: Annotated[int | None, flag("1|2", "DeepSpeed ZeRO stage [default: 1]")] = None
 
 
 @dataclass(frozen=True)
