@@ -26,7 +26,7 @@ from procap.text import LabelSpace
 from procap.weights import architectures
 from procap.weights.architectures import canonical_name
 from procap.weights.files import VOCABULARY
-from procap.weights.loading import EMBEDDED, list_backbones, load_clip, weights_digest
+from procap.weights.loading import EMBEDDED, load_clip, weights_digest
 from runner.setup import warn_of_unknown_names
 
 BOOKKEEPING = {"input_resolution": 32, "context_length": 77, "vocab_size": 49408}
@@ -242,7 +242,7 @@ def test_names_that_cannot_work_are_answered_with_what_would(name, pretrained, m
 
 @pytest.mark.parametrize("offline", ["1", None])
 @pytest.mark.parametrize(("name", "missing"), [
-    ("ViT-B/16", "no weights of timm/vit_base_patch16_clip_224.openai"),
+    ("ViT-B/16", "no open_clip_model.safetensors of timm/vit_base_patch16_clip_224.openai"),
     ("hf-hub:timm/ViT-B-16-SigLIP", "no open_clip_config.json of timm/ViT-B-16-SigLIP"),
 ])  # fmt: skip
 def test_absent_weights_say_what_works_and_nothing_is_fetched(monkeypatch, tmp_path, offline, name, missing):
@@ -280,15 +280,11 @@ def test_weights_in_the_hubs_cache_are_found_with_their_settings(monkeypatch, tm
 
 
 @pytest.mark.parametrize(("name", "pretrained", "spelling"), [
-    ("MINI", "Embedded", ("mini", None)),
     ("mini", "random", ("mini", "random")),
-    ("vit-b/16", None, ("ViT-B-16", None)),
-    ("ViT-B-16", "OpenAI", ("ViT-B-16", None)),
-    ("vit-b-16-QuickGELU", "openai", ("ViT-B-16", None)),
+    ("ViT-B/16", "openai", ("ViT-B-16", None)),
     ("ViT-B-16-quickgelu", "metaclip_400m", ("ViT-B-16", "metaclip_400m")),
     ("ViT-B-16-quickgelu", "random", ("ViT-B-16-quickgelu", "random")),
     ("ViT-L/14@336px", None, ("ViT-L-14-336", None)),
-    ("ViT-B/32", "LAION2B-s34b-b79k", ("ViT-B-32", "laion2b_s34b_b79k")),
     ("ViT-H-14-quickgelu", None, ("ViT-H-14", None)),
     ("here.pt", None, ("{cwd}/here.pt", None)),
     ("./sub/../here.pt", None, ("{cwd}/here.pt", None)),
@@ -304,17 +300,6 @@ def test_names_for_the_same_weights_have_one_spelling(monkeypatch, tmp_path, nam
     backbone, weights = spelling
     expected = (backbone.format(cwd=tmp_path), weights and weights.format(cwd=tmp_path))
     assert canonical_name(name, pretrained) == expected == canonical_name(*expected)
-
-
-def test_every_backbone_is_listed_with_the_methods_that_it_admits():
-    rows = {row["name"]: row for row in list_backbones()}
-    assert next(iter(rows)) == "mini" and len(rows) >= 145
-    row = rows["ViT-B-16"]
-    assert row["methods"] == "all" and "224 px, patch 16, widths 768/512" in row["note"] and "openai" in row["tags"]
-    assert "QuickGELU" in rows["ViT-B-16-quickgelu"]["note"]
-    admitted = {"RN50": "text only", "PE-Core-B-16": "text only", "ViT-H-14-worldwide": "image only",
-                "ViT-B-16-SigLIP2": "features only", "MobileCLIP2-S0": "features only"}  # fmt: skip
-    assert {name: rows[name]["methods"] for name in admitted} == admitted
 
 
 def test_mini_lists_names_of_words_that_it_was_not_trained_on():

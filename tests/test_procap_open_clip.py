@@ -98,6 +98,14 @@ def test_at_least_115_architectures_need_no_other_package():
     assert len(WITHOUT_TRANSFORMERS) - 1 >= 115
 
 
+def test_backbones_are_listed_with_the_methods_that_they_admit(capsys):
+    assert main(["ls", "backbones", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out.splitlines()[-1])}
+    assert "224 px, patch 16, widths 768/512" in rows["ViT-B-16"]["note"] and "openai" in rows["ViT-B-16"]["tags"]
+    admitted = {"ViT-B-16": "all", "RN50": "text only", "ViT-B-16-SigLIP2": "features only"}
+    assert {name: rows[name]["methods"] for name in admitted} == admitted
+
+
 def test_a_resnet_takes_the_methods_that_leave_the_image_tower_alone(shallow, tiny_space):
     shallow("RN50", words=49408)
     clip = load_clip("RN50", "random", seed=1)

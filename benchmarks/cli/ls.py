@@ -127,9 +127,18 @@ def _datasets(root: Path) -> Listing:
 
 
 def _backbones() -> Listing:
-    from procap.weights.loading import list_backbones
+    from procap.weights.architectures import model_configs, plain_towers
+    from procap.weights.loading import published_weights
 
-    rows = list_backbones()
+    rows: list[dict[str, Any]] = []
+    for name, config in model_configs().items():
+        plain, vision, text = plain_towers(config), config["vision_cfg"], config["text_cfg"]
+        admitted = "all" if len(plain) == 2 else f"{plain[0]} only" if plain else "features only"
+        patch = f"patch {vision['patch_size']}" if vision.get("patch_size") else "ResNet"
+        widths = f"widths {vision.get('width', '-')}/{text.get('width', '-')}"
+        note = f"{vision['image_size']} px, {vision.get('timm_model_name', patch)}, {widths}"
+        note += ", QuickGELU" * config.get("quick_gelu", False)
+        rows.append({"name": name, "methods": admitted, "note": note, "tags": list(published_weights(name))})
     shown = [(row["name"], row["methods"], row["note"]) for row in rows]
     headers = ("backbone", "methods", "what it is; below it the weights for --pretrained")
     title, rule, *described = columns(headers, shown).splitlines()

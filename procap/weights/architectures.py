@@ -24,22 +24,21 @@ PLAIN_TEXT = frozenset({"context_length", "vocab_size", "width", "heads", "layer
 
 
 def canonical_name(name: str, pretrained: str | None = None) -> tuple[str, str | None]:
-    """Map all spellings of backbone and weights that `load_clip` treats alike to one; imports and checks nothing.
+    """Map all names of backbone and weights that `load_clip` treats alike to the same; imports and checks nothing.
 
     The second value is None for the backbone's default weights; the path of a file is absolute.
     """
     backbone = _spelling(name)
     if backbone is None:
         return (_absolute(name) if names_file(name) else name), pretrained
-    # A folder with the name of a tag is not a checkpoint.
-    if pretrained and (_is_path(pretrained) or Path(pretrained).is_file()):
+    if pretrained and names_file(pretrained):
         return backbone, _absolute(pretrained)
-    tag = tag_spelling(pretrained or "")
     plain = backbone.removesuffix("-quickgelu")
     # The activation of weights with a tag is that of the tag, under either name of their architecture.
-    if tag != "random" and plain in model_configs():
+    if pretrained != "random" and plain in model_configs():
         backbone = plain
-    return backbone, None if tag in ("", "embedded" if backbone == "mini" else "openai") else tag
+    default = "embedded" if backbone == "mini" else "openai"
+    return backbone, None if pretrained == default else pretrained
 
 
 def named_architecture(name: str, pretrained: str | None) -> str | None:
@@ -47,7 +46,7 @@ def named_architecture(name: str, pretrained: str | None) -> str | None:
 
     Raises UsageError for neither, or for both.
     """
-    architecture = None if _is_path(name) else _spelling(name)
+    architecture = _spelling(name)
     if architecture is None and not names_file(name) and not name.startswith(HUB):
         raise unknown_name("backbone", name, model_configs(), listing="list them with `procap ls backbones`")
     if architecture is None and pretrained is not None:
@@ -59,10 +58,9 @@ def named_architecture(name: str, pretrained: str | None) -> str | None:
 def model_configs() -> dict[str, dict[str, Any]]:
     """Read the configurations of `mini` and of the architectures that open_clip ships, without importing it."""
     package = importlib.util.find_spec("open_clip")
-    folders = package.submodule_search_locations if package else None
-    files = [file for folder in folders or () for file in Path(folder, "model_configs").glob("*.json")]
-    ordered = [Path(__file__).with_name("mini.json"), *sorted(files, key=lambda file: file.stem.lower())]
-    return {file.stem: json.loads(file.read_text()) for file in ordered}
+    assert package and package.origin
+    files = sorted(Path(package.origin).with_name("model_configs").glob("*.json"), key=lambda file: file.stem.lower())
+    return {file.stem: json.loads(file.read_text()) for file in (Path(__file__).with_name("mini.json"), *files)}
 
 
 def plain_towers(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -117,21 +115,12 @@ def _spelling(name: str) -> str | None:
     """Return an architecture as open_clip spells it, None for an unknown one."""
     # OpenAI writes ViT-L/14@336px, open_clip ViT-L-14-336.
     dashed = name.replace("/", "-").replace("@336px", "-336")
-    return {model.lower(): model for model in model_configs()}.get(dashed.lower())
-
-
-def tag_spelling(tag: str) -> str:
-    """Spell a tag of weights as open_clip does."""
-    return tag.lower().replace("-", "_")
+    return dashed if dashed in model_configs() else None
 
 
 def names_file(text: str) -> bool:
-    """Whether `text` is a path by its form, or a file or folder that exists."""
-    return _is_path(text) or Path(text).exists()
-
-
-def _is_path(text: str) -> bool:
-    return text.endswith(SUFFIXES) or text.startswith((".", "~", os.sep))
+    """Whether `text` is a path by its form, as every folder is, or a file that exists."""
+    return text.endswith(SUFFIXES) or text.startswith((".", "~", os.sep)) or Path(text).is_file()
 
 
 def _absolute(file: str) -> str:

@@ -10,7 +10,7 @@ import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,27 +27,21 @@ VOCABULARY = 49408
 
 
 class Inert:
-    """A placeholder for an object of a class that torch does not load: it keeps fields, and does nothing."""
+    """A placeholder for an object of a class that torch does not load; `tensors`: those below it, by dotted names."""
 
-    fields: Mapping[Any, Any]
+    tensors: dict[str, Tensor]
 
     def __new__(cls, *_: object, **__: object) -> Inert:
         inert = super().__new__(cls)
-        inert.fields = {}
+        inert.tensors = {}
         return inert
 
     def __setstate__(self, state: object) -> None:
-        self.fields = state if isinstance(state, Mapping) else {}
-
-    def tensors(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return the tensors in the fields of this object and of those that it holds, by their dotted names."""
-        tensors: dict[str, Tensor] = {}
-        for name, field in self.fields.items():
+        for name, field in state.items() if isinstance(state, dict) else ():
             if isinstance(field, Tensor):
-                tensors[f"{prefix}{name}"] = field
+                self.tensors[name] = field
             elif isinstance(field, Inert):
-                tensors |= field.tensors(f"{prefix}{name}.")
-        return tensors
+                self.tensors |= {f"{name}.{inner}": tensor for inner, tensor in field.tensors.items()}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
@@ -67,7 +61,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise UserError(f"{path} is refused: no readable checkpoint, perhaps cut short: {reason}") from error
     others = content if isinstance(content, dict) else {}
-    state = content.tensors() if isinstance(content, Inert) else others.get("state_dict", content)
+    state = content.tensors if isinstance(content, Inert) else others.get("state_dict", content)
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path} holds no state dict of tensors")
     return dict(state), others
@@ -81,27 +75,17 @@ def _read_pickle(path: Path) -> Any:
     """
     from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-    with path.open("rb") as file:
-        plain = _without_script(file)
-        names = get_unsafe_globals_in_checkpoint(plain)
-        plain.seek(0)
-        with safe_globals([(_new_dict if name == "collections.defaultdict" else Inert, name) for name in names]):
-            return torch.load(plain, map_location="cpu", weights_only=True)
-
-
-def _without_script(file: BinaryIO) -> BinaryIO:
-    """Copy a TorchScript archive without the file that makes torch run its code; returns a different file as it is."""
     plain = io.BytesIO()
-    with zipfile.ZipFile(file) as archive, zipfile.ZipFile(plain, "w") as copy:
-        names = archive.namelist()
-        if not any(name.endswith("/constants.pkl") for name in names):
-            file.seek(0)
-            return file
-        for name in names:
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(plain, "w") as copy:
+        for name in archive.namelist():
+            # By this file torch takes an archive for TorchScript, which it would run.
             if not name.endswith("/constants.pkl"):
                 copy.writestr(name, archive.read(name))
     plain.seek(0)
-    return plain
+    names = get_unsafe_globals_in_checkpoint(plain)
+    plain.seek(0)
+    with safe_globals([(_new_dict if name == "collections.defaultdict" else Inert, name) for name in names]):
+        return torch.load(plain, map_location="cpu", weights_only=True)
 
 
 def _new_dict(*_: object) -> dict[Any, Any]:
