@@ -15,7 +15,6 @@ from torch import Tensor
 from procap.errors import UsageError
 from shards.images import ImageError, decode
 from shards.loader import prepare_batches
-from shards.names import has_control
 from shards.raw.folders import IMAGE_EXTENSIONS, is_image_name
 from shards.transforms import EvalTransform
 
@@ -36,8 +35,8 @@ def raise_error(name: str, reason: str) -> None:
 def find_images(paths: Sequence[Path], on_error: OnError = raise_error) -> Iterator[EncodedImage]:
     """Iterate over named files, then images of folders by name, and of tar files in their order; others are left out.
 
-    on_error: called for a path without images, a file of an unknown format in a folder, a broken tar file, a name with
-    control characters. Raises UsageError for paths that do not exist, when it is called.
+    on_error: called for a path without images, a file of an unknown format in a folder, a broken tar file.
+    Raises UsageError for paths that do not exist, when it is called.
     """
     if missing := [str(path) for path in paths if not path.exists()]:
         verb = "does" if len(missing) == 1 else "do"
@@ -55,10 +54,7 @@ def _read_images(paths: Sequence[Path], on_error: OnError) -> Iterator[EncodedIm
         try:
             for image in images:
                 has_images = True
-                if has_control(image[0]):
-                    on_error(ascii(image[0]), "has a control character or is not UTF-8: rename it")
-                else:
-                    yield image
+                yield image
         # Forged sizes in headers of a tar raise the last three.
         except (tarfile.TarError, OSError, ValueError, OverflowError, MemoryError) as error:
             on_error(str(path), f"cannot be read: {str(error) or type(error).__name__}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -114,17 +113,7 @@ def repack_hint(folder: Path) -> str:
     """Explain how to replace a broken data set: pack it again, or delete the copy of a remote one."""
     if is_mirror(folder.parent):
         return f"delete {folder} and it is fetched again"
-    return f"pack it again: {_pack_command(folder, ' --force')}"
-
-
-def _pack_command(folder: Path, force: str = "") -> str:
-    """Format the command that packs a data set, with placeholders for raw files and for a user's own images."""
-    from shards.catalogue import find_or_none
-
-    dataset = find_or_none(folder.name)
-    raw = " --raw FOLDER" if dataset and dataset.source == "folder" and not os.environ.get("PROCAP_RAW") else ""
-    what = f"{folder.name}{raw}" if dataset else "FOLDER-OR-YAML-FILE"
-    return f"procap data pack {what}{force} --data {shlex.quote(str(folder.parent))}"
+    return f"pack it again: procap data pack {folder.name} --force --data {shlex.quote(str(folder.parent))}"
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -134,8 +123,8 @@ def read_manifest(folder: Path) -> Manifest:
         text = file.read_bytes().decode()
     except FileNotFoundError:
         state = f"it has no {FILE}" if folder.is_dir() else "there is no such folder"
-        remedy = f"pack them: {_pack_command(folder)}"
-        raise UserError(f"no shards of '{folder.name}' in {folder} ({state}); {remedy}") from None
+        remedy = f"procap data pack {folder.name} --data {shlex.quote(str(folder.parent))}"
+        raise UserError(f"no shards of '{folder.name}' in {folder} ({state}); pack them: {remedy}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{file} cannot be read ({reason}); {remedy}") from None

@@ -15,12 +15,11 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from procap.errors import UsageError, UserError
+from procap.errors import UserError
 from shards import croissant
 from shards.builtin_sources import builtin_source
 from shards.check import (
@@ -38,10 +37,10 @@ from shards.images import ImageError, decode_pixels
 from shards.index import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest, path_problem
 from shards.manifest import FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror
 from shards.mirror import refuse_packing
-from shards.names import NAME, unfit_texts
+from shards.names import unfit_texts
 from shards.pools import map_in_order
 from shards.reader import open_dataset
-from shards.records import ImageRecord, Part, Source
+from shards.records import Part, Source
 from shards.resolve import is_packed, resolve_dataset
 from shards.tar import image_offset, make_sample, sample_key
 
@@ -76,7 +75,7 @@ def pack_source(
     source and with duplicate images. Raises UserError when all images were read, for all problems together.
     """
     source = replace(source, counts={split: count for split, count in source.counts.items() if count})
-    _check_names(source)
+    _check_texts(source)
     refuse_packing(data_root)
     if source.problems:
         source = check_source(source, workers=workers, on_progress=on_progress)
@@ -110,15 +109,11 @@ def pack_source(
     return manifest
 
 
-def _check_names(source: Source) -> None:
-    """Raise UserError for names and templates that cannot be folders or lines of text."""
-    if not NAME.fullmatch(source.name):
-        raise UsageError(
-            f"{source.name!r:.120} is no name of a data set: letters, digits, '.', '_' and '-' are allowed"
-        )
+def _check_texts(source: Source) -> None:
+    """Raise UserError for names and templates that cannot be lines of text, before anything is written."""
     if not source.counts:
         raise UserError(f"'{source.name}' has no images")
-    if reason := next(unfit_texts(source.classnames, (source.template, *source.templates), (source.origin,)), ""):
+    if reason := next(unfit_texts(source.classnames, (source.template, *source.templates)), ""):
         raise UserError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
 
 
@@ -140,20 +135,14 @@ def _find_valid(source: Source, data_root: Path) -> Manifest | None:
 
 @dataclass(frozen=True)
 class ShardTask:
-    """Images start..stop - 1 of a split, to become the shard `number` of the data set in `folder`."""
+    """Images start..stop - 1 of a split, to become the shard `file` of the data set in `folder`."""
 
     folder: Path
-    dataset: str
     split: str
-    number: int
+    file: str
     start: int
     stop: int
     part: Part
-    classes: int
-
-    @property
-    def file(self) -> str:
-        return f"{self.split}/{self.number}.tar"
 
 
 PackedShard = tuple[Shard, list[CheckedImage]]
@@ -174,16 +163,7 @@ def _write(
         per_shard //= 2
     ranges = source.ranges(per_shard)
     tasks = (
-        ShardTask(
-            folder=folder,
-            dataset=source.name,
-            split=split,
-            number=start // per_shard,
-            start=start,
-            stop=stop,
-            part=source.part(split, start, stop),
-            classes=len(source.classnames),
-        )
+        ShardTask(folder, split, f"{split}/{start // per_shard}.tar", start, stop, source.part(split, start, stop))
         for split, start, stop in ranges
     )
     # At most one process per `per_shard` images, because starting one takes as long as packing a few hundred images.
@@ -220,45 +200,29 @@ def _write(
 def pack_shard(task: ShardTask) -> tuple[PackedShard, list[str]]:
     """Write a shard, and return what is in it, and a problem for each image that does not decode.
 
-    Raises UserError for a file that cannot be read, and for another number of images than the source lists.
+    Raises UserError for a file that cannot be read or stored.
     """
     # Imported here, because it takes seconds (it imports torch) and only processes that pack need it.
     from webdataset import TarWriter
 
-    file, count = task.folder / task.file, task.stop - task.start
+    file = task.folder / task.file
     images: list[CheckedImage] = []
     problems: list[str] = []
-    read = 0
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
-        # One image more than listed shows that the source has too many.
-        for read, record in enumerate(islice(task.part.records(), count + 1), 1):
+        for position, record in zip(range(task.start, task.stop), task.part.records(), strict=True):
             try:
-                sample = _make_sample(task, sample_key(task.start + read - 1), record)
+                decode_pixels(record.data)
             except ImageError as error:
                 problems.append(describe_unreadable(task.split, record.path, error))
                 continue
+            sample = make_sample(sample_key(position), record)
             offset = image_offset(sample, record.extension, writer.tarstream.offset)
             digest, size = content_digest(record.data), len(record.data)
             images.append(CheckedImage(record.path, record.label, digest, offset, size, record.is_turned))
             writer.write(sample)
-    if read != count:
-        counts = f"gave {'more' if read > count else read} images, its list says {count}"
-        raise UserError(f"'{task.dataset}' {task.split}: its source {counts} (from image {task.start} on)")
-    shard = Shard(file=task.file, sha256=file_sha256(file), size=file.stat().st_size, count=count)
+    shard = Shard(file=task.file, sha256=file_sha256(file), size=file.stat().st_size, count=task.stop - task.start)
     return (shard, images), problems
-
-
-def _make_sample(task: ShardTask, key: str, record: ImageRecord) -> dict[str, str | bytes]:
-    """Check an image and its label, and make its members of the tar; raises ImageError for what does not decode."""
-    split = f"'{task.dataset}' {task.split}"
-    if not 0 <= record.label < task.classes:
-        raise UserError(f"{split}: {record.path} has label {record.label}, labels go from 0 to {task.classes - 1}")
-    decode_pixels(record.data)
-    try:
-        return make_sample(key, record)
-    except ValueError as error:
-        raise UserError(f"{split}: {record.path!r} cannot be packed: {error}") from None
 
 
 def _finish_split(source: Source, folder: Path, split: str, shards: Sequence[PackedShard]) -> SplitEntry:

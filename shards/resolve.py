@@ -23,16 +23,12 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
     if dataset := find_or_none(name):
         return dataset if data_root is None else _with_packed_counts(dataset, data_root)
     packed_name = name.strip().lower()
-    if os.sep in name:
-        stem = Path(name).stem
-        pack = "" if data_root and is_packed(data_root, stem) else f", once packed: procap data pack {quote(name)}"
-        raise UsageError(f"unknown data set '{name}': give its name, not a path: {stem}{pack}")
     if data_root is None:
         return find(name)
     if PACKED_NAME.fullmatch(packed_name) and is_packed(data_root, packed_name):
         return _packed_dataset(data_root / packed_name)
-    if PACKED_NAME.fullmatch(packed_name) and Path(name).is_dir():
-        raise UsageError(f"unknown data set '{name}': pack the folder here first: procap data pack {name}")
+    if os.path.isdir(name):
+        raise UsageError(f"unknown data set '{name}': pack the folder first: procap data pack {quote(name)}")
     return find(name, [other for other in packed_names(data_root) if other not in CATALOGUE])
 
 

@@ -10,15 +10,13 @@ import json
 import tarfile
 from collections.abc import Mapping
 
+from procap.errors import UserError
 from shards.names import unsafe_path
 from shards.records import ImageRecord
 
 # Extensions that WebDataset readers treat as images. Others can be dangerous: a library that decodes members by
 # extension would unpickle a `pyd`.
 IMAGES = ("jpg", "png", "webp", "gif", "bmp", "tif", "tiff")
-
-# Largest image, in bytes.
-IMAGE_LIMIT = 2**32 - 1
 
 
 def sample_key(position: int) -> str:
@@ -27,13 +25,12 @@ def sample_key(position: int) -> str:
 
 
 def make_sample(key: str, record: ImageRecord) -> dict[str, str | bytes]:
-    """Make the sample that webdataset's TarWriter writes for an image. Raises ValueError if it cannot be stored."""
+    """Make the sample that webdataset's TarWriter writes for an image. Raises UserError if it cannot be stored."""
+    reason = unsafe_path(record.path)
     if record.extension not in IMAGES:
-        raise ValueError(f"its name does not end as an image's does ({', '.join(IMAGES)})")
-    if reason := unsafe_path(record.path):
-        raise ValueError(f"its name {reason}")
-    if len(record.data) > IMAGE_LIMIT:
-        raise ValueError("it is larger than 4 GiB")
+        reason = f"does not end as an image's does ({', '.join(IMAGES)})"
+    if reason:
+        raise UserError(f"{record.path!r} cannot be packed: its name {reason}")
     side = json.dumps({"path": record.path}, ensure_ascii=False).encode()
     return {"__key__": key, "cls": str(record.label).encode(), "json": side, record.extension: record.data}
 

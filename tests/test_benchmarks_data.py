@@ -145,8 +145,8 @@ def test_a_broken_set_is_packed_again_from_its_source(raw, packed, tmp_path, cap
         (tmp_path / "data" / name / "test" / "0.tar").write_bytes(b"")
     code, _, err = run(capsys, "data", "check", *at)
     assert code == 1
-    for name, what in (("digits",) * 2, ("dtd", "dtd --raw FOLDER"), ("my-land", "FOLDER-OR-YAML-FILE")):
-        assert f"to repair '{name}', pack it again: procap data pack {what} --force --data {tmp_path}/data\n" in err
+    for name in ("digits", "dtd", "my-land"):
+        assert f"to repair '{name}', pack it again: procap data pack {name} --force --data {tmp_path}/data\n" in err
     for command in (["digits"], ["land.yaml"]):
         assert run(capsys, "data", "pack", *command, "--force", *at)[0] == 0
     assert run(capsys, "data", "check", "digits", "my-land", *at)[0] == 0
@@ -280,7 +280,7 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
 @pytest.mark.parametrize(("content", "words"), [
     ("flat", "it needs a folder of images per class, or a table labels.csv"),
     ("empty", "holds no class folders with images: it needs a folder of images per class"),
-    ("file", "give its name, not a path"),
+    ("file", "unknown data set"),
 ])  # fmt: skip
 def test_a_folder_whose_layout_is_not_clear_is_refused_and_no_file_is_written(tmp_path, capsys, content, words):
     root = tmp_path / "birds"

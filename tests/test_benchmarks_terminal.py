@@ -21,13 +21,11 @@ from benchmarks.cli.demo import DATASETS, METHODS
 from benchmarks.cli.flags import RuntimeFlags, command_line
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import OutputStream, csv_text, note, show
-from procap.errors import UsageError
 from runner.config import RunConfig
 from runner.planning import plan_run
 from runner.run_collection import Collection, write_collection
 from runner.tracking.store import TrackingStore
 from runner.tracking.sync import sync
-from shards.image_files import find_images
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -76,14 +74,6 @@ def test_a_configuration_from_outside_cannot_leave_the_results(field, name):
     plain = plan_run(method="coop", dataset="digits").model_dump()
     with pytest.raises(ValidationError, match=f"{field}[\\s\\S]*cannot be the name of a folder"):
         RunConfig.model_validate({**plain, field: name})
-
-
-@pytest.mark.parametrize("name", ["a\nb.png", "a\x1b[2J.png", "caf\udce9.png"])
-def test_an_image_whose_name_controls_the_terminal_is_refused(name, tmp_path):
-    (tmp_path / name).write_bytes(b"")
-    with pytest.raises(UsageError, match="has a control character or is not UTF-8: rename it") as caught:
-        list(find_images([tmp_path]))
-    assert str(caught.value).isascii()
 
 
 FORMULAS = ["=1+1", "@SUM(A1)", "+cmd", "-2+3+cmd|' /C calc'!A0", "- x", "\t=1"]

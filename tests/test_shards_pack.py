@@ -170,16 +170,12 @@ def test_an_unwritable_root_is_one_line(tmp_path):
     assert "\n" not in str(error.value) and "--data" in str(error.value)
 
 
-@pytest.mark.parametrize(("broken", "message"), [
-    (ImageRecord("test/x/0.png", 0, b"not an image"), "test/x/0.png is not a readable image"),
-    (ImageRecord("test/x/0.png", 5, next(toy_records("test")).data), "label 5, labels go from 0 to 4"),
-])  # fmt: skip
-def test_a_broken_image_or_label_is_refused_by_name(tmp_path, broken, message):
+def test_a_broken_image_is_refused_by_name(tmp_path):
     def records(split):
         yield from islice(toy_records(split), COUNTS[split] - 1)
-        yield broken
+        yield ImageRecord("test/x/0.png", 0, b"not an image")
 
-    with pytest.raises(errors.UserError, match=message):
+    with pytest.raises(errors.UserError, match=r"test/x/0\.png is not a readable image"):
         pack_source(toy_source(records), tmp_path)
     with pytest.raises(errors.UserError, match="no shards of 'toy'"):
         reader.open_dataset(tmp_path, "toy")
@@ -205,7 +201,6 @@ def test_a_name_that_cannot_be_stored_is_refused_in_one_line(tmp_path, path, mes
     ({"template": "a photo of a {}. "}, "the template is"),
     ({"templates": ("a {nice} {}",)}, "must hold one {}"),
     ({"counts": {"test": 0}}, "has no images"),
-    ({"name": "../toy"}, "is no name of a data set"),
 ])  # fmt: skip
 def test_names_that_other_readers_would_read_otherwise_are_refused(tmp_path, changes, message):
     with pytest.raises(errors.UserError, match=message):
@@ -234,11 +229,6 @@ def test_a_shard_holds_fewer_images_where_they_are_large(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10**10))
     manifest = pack_source(toy_source(size=61 * 10**8), tmp_path, per_shard=20)
     assert [shard.count for shard in manifest.splits["train"].shards] == [10, 10, 3]
-
-
-def test_a_source_that_gives_another_number_of_images_is_refused(tmp_path):
-    with pytest.raises(errors.UserError, match="gave 23 images, its list says 24"):
-        pack_source(toy_source(counts={"train": 24}), tmp_path)
 
 
 def test_every_catalogue_entry_can_be_packed_as_it_says(monkeypatch):

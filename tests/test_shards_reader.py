@@ -107,7 +107,7 @@ def test_a_damaged_shard_is_refused_by_name_with_counts(root, kind):
         words = rf"'toy' test: .*test/1\.tar (is )?({verdict}).*5 images.* 17 images"
         with pytest.raises(UserError, match=words) as error:
             open_dataset(root, "toy").split("test")
-        command = "procap data pack FOLDER-OR-YAML-FILE --force --data"
+        command = "procap data pack toy --force --data"
         assert "\n" not in str(error.value) and command in str(error.value)
     report = check_dataset(root, "toy")
     assert not report.ok

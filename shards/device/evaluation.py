@@ -20,7 +20,6 @@ from shards.device.images import (
     LOW_BITS,
     columns_first,
     fits,
-    is_pillow_reproduced,
     normalisation,
     resize_crops,
     taps,
@@ -34,8 +33,8 @@ from shards.transforms import EvalTransform
 
 
 def resizes_on_device(transform: EvalTransform) -> bool:
-    """Whether `DeviceResize` computes `transform`: a bicubic resize and a crop, as the installed Pillow does them."""
-    return transform.interpolation == "bicubic" and not transform.squash and is_pillow_reproduced()
+    """Whether `DeviceResize` computes `transform`: a bicubic resize and a crop."""
+    return transform.interpolation == "bicubic" and not transform.squash
 
 
 def device_evaluation_batches(

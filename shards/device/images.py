@@ -24,7 +24,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from shards.transfer import staging, upload
@@ -36,8 +35,6 @@ HIGH_BITS = COEFFICIENT_BITS - LOW_BITS
 # Largest ratio of source to new pixels. It allows 31 taps, so no sum of low digits times pixels reaches 2^24:
 # 31 x 2048 x 255 < 2^24.
 REDUCTION = 7.5
-# Sizes (W, H), resized to 8 x 8 pixels, on both sides of the limits at which Pillow changes the order of directions.
-PROBES = ((5, 40), (40, 5), (5, 9), (12, 16), (12, 17), (17, 12), (30, 52), (30, 53))
 
 
 def fits(width: int, height: int, size: int) -> bool:
@@ -89,31 +86,8 @@ def taps(length: int, size: int) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
 
 
 def columns_first(width: int, height: int, new_width: int, new_height: int) -> bool:
-    """Whether Pillow, from version 13 on, resizes by columns before rows: if the height shrinks much more."""
+    """Whether Pillow resizes by columns before rows: if the height shrinks much more."""
     return height > new_height and height - new_height > 2 * (width - new_width)
-
-
-@lru_cache(maxsize=1)
-def is_pillow_reproduced() -> bool:
-    """Whether `resize` gives the pixels of the installed Pillow, compared at sizes around the limits of its rules."""
-    size, noise = 8, np.random.default_rng(0)
-    images = [noise.integers(0, 256, (height, width, 3), dtype=np.uint8) for width, height in PROBES]
-    resized = (Image.fromarray(image).resize((size, size), Image.Resampling.BICUBIC) for image in images)
-    return all(np.array_equal(np.asarray(a), resize(b, size)) for a, b in zip(resized, images, strict=True))
-
-
-def resize(pixels: NDArray[np.uint8], size: int) -> NDArray[np.int64]:
-    """Resize pixels [H, W, 3] to [S, S, 3] like Pillow: a plain reference in NumPy."""
-    height, width, _ = pixels.shape
-    values = pixels.astype(np.int64)
-    for axis in (0, 1) if columns_first(width, height, size, size) else (1, 0):
-        values = np.moveaxis(values, axis, 0)
-        first, whole = coefficients(len(values), size)
-        # Surplus taps have weight 0, so any pixel will do for them.
-        source = np.minimum(first[:, None] + np.arange(whole.shape[1]), len(values) - 1)
-        total = np.einsum("sk,skxc->sxc", whole, values[source]) + (1 << (COEFFICIENT_BITS - 1))
-        values = np.moveaxis(np.clip(total >> COEFFICIENT_BITS, 0, 255), 0, axis)
-    return values
 
 
 # Pixels of the images that are resized in one matrix product, after padding them to the largest.
@@ -121,9 +95,9 @@ GROUP_PIXELS = 8_000_000
 
 
 def augments_on_device(augment: TrainAugment) -> bool:
-    """Whether `augment` is crop and flip alone, and the pixels of the installed Pillow can be reproduced."""
+    """Whether `augment` is crop and flip alone."""
     is_plain = augment.augmentation == "crop" and augment.views == 1
-    return is_plain and not augment.colour_jitter and not augment.rotation and is_pillow_reproduced()
+    return is_plain and not augment.colour_jitter and not augment.rotation
 
 
 class DeviceCrops:
