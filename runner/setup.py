@@ -202,7 +202,7 @@ def changed_file(config: RunConfig, recorded: Mapping[str, str]) -> str:
     A file that is no longer there is not compared.
     """
     options = method_options(config.method, config.options)
-    with suppress(UserError):
+    with suppress(UserError, OSError):
         digests = method_class(config.method).file_digests(options, config.dataset)
         return next((name for name, digest in digests.items() if recorded.get(name, digest) != digest), "")
     return ""

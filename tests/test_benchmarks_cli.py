@@ -92,7 +92,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods maple --datasets digits --pretrained nowhere.safetensors", 1, "nowhere.safetensors"),
     ("train --methods maple --datasets digits --device cuda:99", 2, "device 'cuda:99' does not exist"),
     ("train --methods maple --datasets digits --device cpu --accelerate graphs", 2, "needs a CUDA device"),
-    ("train --methods coprompt --datasets digits", 1, "give --option sentences=FILE"),
+    ("train --methods coprompt --datasets digits", 2, "CoPrompt needs --option sentences="),
     ("train --methods maple --datasets dtd", 1, "'dtd' is not packed"),
     ("train --methods maple --datasets digits --recipe-field batches=class --batch-size 64", 2, "has 64 of one"),
     ("eval --methods maple --datasets digits", 1, "holds no finished training: run procap train first"),

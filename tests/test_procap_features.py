@@ -96,7 +96,9 @@ def test_tipadapter_chooses_alpha_and_beta_as_the_public_code():
     method = built("tipadapter", alpha=20, beta_end=12, alpha_end=60)
     method._constants["text"] = cloud["text"]
     labels = torch.arange(9).repeat_interleave(2)
-    method.fit(bank_of(cloud["keys"], labels=labels, val=(cloud["val_features"], cloud["labels"])))
+    bank = bank_of(cloud["keys"], labels=labels, val=(cloud["val_features"], cloud["labels"]))
+    method.fit(bank)
+    method.finish(bank)
     best_beta, best_alpha = figures["cloud/search/best_beta_alpha"]
     correct = figures["cloud/search/correct"]
     i, j = ([*search_values(end, count)].index(pytest.approx(best)) for end, count, best in
@@ -212,13 +214,17 @@ def lppp_bank():
     return bank_of(encode(train), labels=labels, val=(encode(train + 1.2 * noise), labels))
 
 
+def without_val(bank):
+    return replace(bank, val_features=bank.val_features[:0], val_labels=bank.val_labels[:0])
+
+
 def test_lppp_equals_the_public_code():
     figures, bank = figures_of("lppp"), lppp_bank()
     bias = torch.from_numpy(figures["param/classifier.bias"])
     for steps, column in ((1, None), (300, "eval_logits")):
-        method = built("lppp", steps=steps, select=False)
+        method = built("lppp", steps=steps)
         method.bias.copy_(bias)
-        method.fit(bank)
+        method.fit(without_val(bank))
         if column:
             near(method.classifier()(images()), figures[column], 1e-3)
             near(method.alpha, figures["steps/alpha_last"][0], 1e-3)
@@ -232,10 +238,10 @@ def test_lppp_keeps_the_step_with_the_highest_validation_accuracy():
     accuracies = figures["select/val_accuracy"]
     kept = len(accuracies) - 1 - int(np.argmax(accuracies[::-1]))
     assert kept == figures["select/kept_epoch"]
-    chosen, stopped = built("lppp"), built("lppp", steps=kept + 1, select=False)
-    for method in (chosen, stopped):
+    chosen, stopped = built("lppp"), built("lppp", steps=kept + 1)
+    for method, seen in ((chosen, bank), (stopped, without_val(bank))):
         method.bias.copy_(torch.from_numpy(figures["param/classifier.bias"]))
-        method.fit(bank)
+        method.fit(seen)
     assert torch.equal(chosen.rows, stopped.rows) and torch.equal(chosen.alpha, stopped.alpha)
 
 

@@ -220,7 +220,7 @@ def built_skipt() -> SkipT:
 
     values = walk(shapes, std)
     load_public(method, {name: value + (".ln_" in name and name.endswith("weight")) for name, value in values.items()})
-    method.ranks = method.used_ranks(torch.from_numpy(np.load(FIGURES / "skipt.npz")["input/uniform"]))
+    method.uniform = torch.from_numpy(np.load(FIGURES / "skipt.npz")["input/uniform"])
     return method
 
 

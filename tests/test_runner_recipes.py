@@ -221,7 +221,7 @@ def test_a_run_that_pauses_ends_with_the_bits_of_one_that_does_not(run, tmp_path
 def test_training_without_sentences_is_refused_before_anything_is_written(run):
     config, runtime = run
     bare = config.model_copy(update={"options": {**config.options, "sentences": ""}})
-    with pytest.raises(errors.UserError, match=r"sentences that a language model wrote.*--option sentences=FILE"):
+    with pytest.raises(errors.UserError, match=r"CoPrompt needs --option sentences=.*JSON file"):
         train(bare, runtime)
     assert not list(runtime.results.rglob("*.json"))
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from procap.clip import CLIP
-from procap.low_rank import PROJECTIONS, Dropout, LowRank
+from procap.low_rank import Dropout, LowRank
 from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
 from procap.methods.prompts import ClassPrompts, check_blocks
+from procap.methods.twosfs import TwoSFS
 from procap.plan import BLOCKS, Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -32,22 +33,12 @@ class CLIPLoRAOptions(MethodOptions):
 
     rank: int = Field(2, ge=1, description="rank of every learned matrix")
     alpha: float = Field(1.0, gt=0, description="the learned product is multiplied by alpha / sqrt(rank)")
-    dropout: float = Field(
-        0.25,
-        ge=0,
-        lt=1,
-        description="dropout of a branch's input in training, in steps of 1/256; frozen weights see all",
+    dropout: float = Field(0.25, ge=0, lt=1, description="dropout of a branch's input in training, in steps of 1/256")
+    projections: str = Field(
+        "qkv", pattern="^(?=.)q?k?v?o?$", description="adapted projections: some of q, k, v, and o for the output"
     )
-    projections: str = Field("qkv", description="adapted projections: some of q, k, v, and o for the output")
     first_block: int = Field(0, ge=0, description="first adapted block (0-based) of both towers")
     template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
-
-    @field_validator("projections")
-    @classmethod
-    def _known(cls, names: str) -> str:
-        if not names or len(set(names)) < len(names) or not set(names) <= set(PROJECTIONS):
-            raise ValueError("some of the letters q, k, v, o, each once")
-        return names
 
 
 class Factors(nn.ParameterDict):
@@ -114,19 +105,8 @@ class CLIPLoRA(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return AdamW 2e-4, batch 32, 500 steps per shot, logged in ten parts; published for few-shot only."""
-        return Recipe(
-            optimizer="adamw",
-            lr=2e-4,
-            weight_decay=0.01,
-            epochs=10,
-            iterations=STEPS_PER_SHOT * (shots or 16),
-            batch_size=32,
-            drop_last=False,
-            warmup="none",
-            schedule="step",
-            min_lr=1e-6,
-            test_batch_size=256,
-        )
+        changes = {"iterations": STEPS_PER_SHOT * (shots or 16), "test_batch_size": 256}
+        return TwoSFS.recipe(task, shots, dataset).model_copy(update=changes)
 
     def draw(self, generator: torch.Generator) -> Noise:
         """Draw the seed of a step's masks; each block adds its number, the text tower a large one."""

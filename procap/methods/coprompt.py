@@ -19,7 +19,7 @@ from torch import Tensor
 
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
-from procap.errors import UserError
+from procap.errors import UserError, describe_invalid
 from procap.methods.adapters import FeatureAdapter
 from procap.methods.maple import MAPLE_NAMES, MaPLe, MaPLeOptions
 from procap.methods.method import Noise, PublicLayout
@@ -103,9 +103,10 @@ class CoPrompt(MaPLe):
         assert isinstance(options, CoPromptOptions)
         if options.sentences in ("", TEMPLATES):
             return {}
-        return {"sentences": hashlib.sha256(read_sentence_file(options, dataset)).hexdigest()}
+        return {"sentences": hashlib.sha256(sentence_file(options, dataset).read_bytes()).hexdigest()}
 
     def prepare_training(self) -> None:
+        super().prepare_training()
         self.bank()
 
     def bank(self) -> Tensor:
@@ -135,42 +136,21 @@ class CoPrompt(MaPLe):
 
 
 def read_sentences(options: CoPromptOptions, space: LabelSpace) -> list[list[str]]:
-    """Return the sentences of every class of `space`, equally many each.
-
-    Raises UserError if no file is named, or if it lacks a class or has another number of sentences for one.
-    """
+    """Return the sentences of every class of `space`, equally many each; UserError for a file without them."""
     if options.sentences == TEMPLATES:
         return [[template.format(name) for template in (*ENSEMBLE, space.template)] for name in space.names()]
-    if not options.sentences:
-        raise UserError(
-            "coprompt compares its class features with sentences that a language model wrote, which are data of their "
-            'own: give --option sentences=FILE, JSON as {"class name": ["sentence", ...]}, or sentences=templates for '
-            "hand-written templates instead, a variant without published results"
-        )
+    file = sentence_file(options, space.dataset)
     try:
-        by_class = TypeAdapter(dict[str, list[str]]).validate_json(read_sentence_file(options, space.dataset))
+        by_class = TypeAdapter(dict[str, list[str]]).validate_json(file.read_bytes())
     except ValidationError as error:
-        raise UserError(
-            f'sentences of coprompt: {options.sentences} is no JSON of {{"class name": ["sentence", ...]}}'
-        ) from error
-    if missing := [name for name in space.names() if name not in by_class]:
-        raise UserError(
-            f"sentences of coprompt: {options.sentences} has none for {len(missing)} classes, such as {missing[0]!r}"
-        )
-    sentences = [by_class[name] for name in space.names()]
-    fewest, most = min(map(len, sentences)), max(map(len, sentences))
-    if not 0 < fewest == most:
-        raise UserError(
-            f"sentences of coprompt: {options.sentences} has {fewest} to {most} sentences of a class: every class "
-            "needs equally many, and at least one"
-        )
+        raise UserError(f"sentences of coprompt: {file}: {describe_invalid(error)}") from error
+    sentences = [by_class.get(name, []) for name in space.names()]
+    counts = sorted({len(each) for each in sentences})
+    if len(counts) > 1 or not counts[0]:
+        raise UserError(f"sentences of coprompt: {file} has {counts} of a class: give equally many of each")
     return sentences
 
 
-def read_sentence_file(options: CoPromptOptions, dataset: str) -> bytes:
-    """Return the bytes of the sentences about the classes of `dataset`. Raises UserError if they cannot be read."""
-    file = Path(options.sentences.replace("{dataset}", dataset)).expanduser()
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise UserError(f"sentences of coprompt: {file}: {error.strerror}") from error
+def sentence_file(options: CoPromptOptions, dataset: str) -> Path:
+    """Return the file of the sentences about the classes of `dataset`."""
+    return Path(options.sentences.replace("{dataset}", dataset)).expanduser()

@@ -28,23 +28,12 @@ from procap.text import LabelSpace
 
 HEAD_RATE = 6.5
 """Learning rate of the new layers, times that of the prompts; the warm-up rate is the same for both."""
-HEAD_NAMES = {
-    "image_film": "film_lp_img.{}",
-    "text_film": "film_lp_text.{}",
-    "head": "linear_probe_proj.{}",
-}
+HEAD_NAMES = {"image_film": "film_lp_img.{}", "text_film": "film_lp_text.{}", "head": "linear_probe_proj.{}"}
 
 
-class Film(nn.Module):
-    """A scale and a shift of every channel."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width))
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.scale * features + self.bias
+def make_film(width: int) -> nn.ParameterDict:
+    """Make a scale and a shift of every channel."""
+    return nn.ParameterDict({"scale": torch.ones(width), "bias": torch.zeros(width)})
 
 
 class Decoupled(Method):
@@ -53,10 +42,12 @@ class Decoupled(Method):
     For training classes inference adds both heads' logits; other classes have those of the similarities alone.
     """
 
+    options: DePTOptions | DePTMaPLeOptions
+
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
         embed = clip.geometry.embed_dim
-        self.image_film, self.text_film = Film(embed), Film(embed)
+        self.image_film, self.text_film = make_film(embed), make_film(embed)
         self.head = linear(embed, len(space.classnames), generator)
 
     @classmethod
@@ -69,22 +60,19 @@ class Decoupled(Method):
         """Return no options: the prompts have the same depth in every task."""
         return {}
 
-    @property
-    def head_weight(self) -> float:
-        return self.options.head_weight  # type: ignore[attr-defined]
-
     def lr_scales(self) -> dict[str, float]:
-        names = (name for name, _ in self.named_parameters())
-        return {name: HEAD_RATE for name in names if name.partition(".")[0] in HEAD_NAMES}
+        return {name: HEAD_RATE for name, _ in self.named_parameters() if name.partition(".")[0] in HEAD_NAMES}
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute both cross-entropies; the linear head's is over the images and the text features of their classes."""
         image, text = self.features(images, noise)
         with torch.autocast(image.device.type, enabled=False):
-            rows = torch.cat([self.text_film(text.float()[labels]), self.image_film(image.float())])
+            films = (self.text_film, text.float()[labels]), (self.image_film, image.float())
+            rows = torch.cat([film["scale"] * features + film["bias"] for film, features in films])
             linear_loss = F.cross_entropy(self.head(rows), labels.repeat(2))
         similarity_loss = F.cross_entropy(cosine_logits(image, text, self.scale()), labels)
-        return {"ce": (1 - self.head_weight) * similarity_loss, "ce_linear": self.head_weight * linear_loss}
+        weight = self.options.head_weight
+        return {"ce": (1 - weight) * similarity_loss, "ce_linear": weight * linear_loss}
 
     def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
         known = self.known(space)
@@ -92,8 +80,8 @@ class Decoupled(Method):
             return super().make_classifier(image_plan, text, space)
         # The scale and shift of the head's input are merged into it.
         rows, bias = self.head.weight[known], self.head.bias[known]
-        linear_head = {"rows": rows * self.image_film.scale, "bias": bias + rows @ self.image_film.bias}
-        head = partial(decoupled_logits, text=text, scale=self.scale(), weight=self.head_weight, **linear_head)
+        linear_head = {"rows": rows * self.image_film["scale"], "bias": bias + rows @ self.image_film["bias"]}
+        head = partial(decoupled_logits, text=text, scale=self.scale(), weight=self.options.head_weight, **linear_head)
         return HeadClassifier(self.clip, head, len(text), image_plan)
 
 

@@ -75,8 +75,7 @@ class DPC(ContextMethod):
     def extend_batch(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Add an image of each class that `negative_classes` chooses; all ranks return all images."""
         pool = self.training_images
-        if pool is None:
-            return images, labels
+        assert pool is not None
         images = gather_batch(self.group, images)
         with torch.no_grad():
             tuned = Plan((TokenOp(INPUT, "replace", self.tuned, start=1),))
@@ -91,10 +90,7 @@ class DPC(ContextMethod):
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute both halves of the symmetric cross-entropy between the M images and the texts of their labels."""
-        if len(images) < len(labels):
-            images = gather_batch(self.group, images)
-        with torch.no_grad():
-            image = self.clip.encode_image(images)
+        image = self.clip.encode_image(images)
         text = self._encode_classes(self.prompts.tokenized, self.plans(self.prompts)[1])
         logits = cosine_logits(image, text[labels], self.scale())
         targets = torch.arange(len(labels), device=labels.device)
@@ -119,8 +115,7 @@ def choose_negatives(
     these are fewer than two, classes are drawn, never the first or the last. All draws are those of the public code.
     """
     present, chosen, classes = {*labels}, list[int](), similarity.shape[1]
-    nearest = similarity.topk(min(similar, classes), dim=1).indices.tolist()
-    for near in nearest:
+    for near in similarity.topk(min(similar, classes), dim=1).indices.tolist():
         added = [label for label in near if label not in present]
         present.update(added)
         for _ in range(classes - 2 if len(added) < FEWEST_NEGATIVES else 0):

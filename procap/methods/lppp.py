@@ -35,7 +35,6 @@ class LPPPOptions(MethodOptions):
     """The options of LP++."""
 
     steps: int = Field(300, ge=1, description="full-batch gradient steps")
-    select: bool = Field(True, description="keep the best step on validation images, if there are any, else the last")
 
 
 def blended_logits(features: Tensor, rows: Tensor, bias: Tensor, alpha: Tensor, text: Tensor) -> Tensor:
@@ -75,8 +74,8 @@ class LPPP(FeatureMethod):
     def fit(self, bank: FeatureBank) -> None:
         """Descend on rows and bias with momentum in every step, and on alpha in every tenth.
 
-        As in the public code, alpha moves along the sum of all its gradients so far, and of equal validation accuracies
-        the last one counts.
+        As in the public code, alpha moves along the sum of all its gradients so far, and the step with the highest
+        validation accuracy counts, of equal ones the last.
         """
         image, text = unit(bank.features[:, 0]), self.text(self.space)
         one_hot = F.one_hot(bank.labels, len(text)).float()
@@ -97,7 +96,7 @@ class LPPP(FeatureMethod):
                 parameter.sub_(lr * momentum)
             if step % ALPHA_EVERY == 0:
                 self.alpha.sub_(lr_alpha * alpha_gradient)
-            if self.options.select and len(bank.val_labels):
+            if len(bank.val_labels):
                 score = accuracy(self.head(self.space)(bank.val_features), bank.val_labels)
                 if score >= best:
                     best, kept = score, [value.clone() for value in (self.rows, self.bias, self.alpha)]

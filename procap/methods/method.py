@@ -180,10 +180,7 @@ class Method(nn.Module):
 
     @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
-        """Return the SHA-256 of each file that training on `dataset` reads, by the option that names the file.
-
-        Raises UserError for a file that cannot be read.
-        """
+        """Return the SHA-256 of each file that training on `dataset` reads, by the option that names the file."""
         return {}
 
     @classmethod

@@ -175,8 +175,7 @@ class FusedClassifier(Classifier):
         return torch.stack([features, represent(rows, self.projection)], dim=1)
 
     def logits(self, features: Tensor) -> Tensor:
-        # `super()` without arguments does not work in a generator.
-        classes, represented = (super(FusedClassifier, self).logits(branch) for branch in features.unbind(dim=1))
+        classes, represented = super().logits(features).unbind(dim=1)
         return self.alpha * classes + (1 - self.alpha) * represented
 
 

@@ -51,7 +51,6 @@ class ProbeOptions(MethodOptions):
     strength: float = Field(
         1.0, gt=0, description="inverse weight of the L2 penalty, unless validation images choose one"
     )
-    search: bool = Field(True, description="choose the strength by the accuracy on validation images, if there are any")
 
 
 class LinearProbe(Baseline):
@@ -69,7 +68,7 @@ class LinearProbe(Baseline):
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:
         """Fit the rows for each strength, and keep those of the best validation accuracy, then likelihood."""
-        search = self.options.search and len(bank.val_labels)
+        search = len(bank.val_labels) > 0
         scores = {}
         for strength in STRENGTHS if search else (self.options.strength,):
             rows, bias = regress(bank.features[:, 0], bank.labels, len(self.rows), strength)
@@ -108,17 +107,11 @@ def regress(features: Tensor, labels: Tensor, classes: int, strength: float) -> 
     return all_rows, all_bias
 
 
-class NearestMeanOptions(MethodOptions):
-    """The nearest class mean has no options."""
-
-
 class NearestMean(Baseline):
     """The class whose mean feature has the highest cosine to the image."""
 
-    Options = NearestMeanOptions
     summary: ClassVar[str] = "nearest mean: cosines to the mean feature of each class"
     selection: ClassVar[str] = "-"
-    options: NearestMeanOptions
 
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:

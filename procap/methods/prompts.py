@@ -109,10 +109,8 @@ PHRASE_LIMIT = 4
 
 def phrase_prefix(phrase: str, n_ctx: int) -> str:
     """Return the words before every class name of MaPLe's prompts; learned tokens replace their first n_ctx tokens."""
-    words = words_of(phrase)
-    if words and n_ctx <= PHRASE_LIMIT:
-        return " ".join(words)
-    return " ".join([PLACEHOLDER] * n_ctx)
+    words = words_of(phrase) if n_ctx <= PHRASE_LIMIT else []
+    return " ".join(words or [PLACEHOLDER] * n_ctx)
 
 
 def phrase_context(clip: CLIP, phrase: str, n_ctx: int, generator: torch.Generator) -> Tensor:

@@ -13,7 +13,7 @@ Shapes: B images, C classes, K chosen classes, E joint embedding.
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -32,23 +32,19 @@ from procap.teacher import text_bank
 from procap.text import LabelSpace
 
 TEMPLATES = {
-    "imagenet": "a photo of a {}.",
-    "imagenetv2": "a photo of a {}.",
     "imagenet-sketch": "a sketch of a {}.",
     "imagenet-a": "a bad photo of a {}.",
     "imagenet-r": "a rendition of a {}.",
     "caltech101": "itap of a {}.",
     "dtd": "itap of a {}.",
-    "eurosat": "a centered satellite photo of {}.",
     "fgvc-aircraft": "a bright photo of a {}, a type of aircraft.",
     "food101": "a photo of the nice {}.",
     "oxford-flowers": "a close-up photo of a {}.",
     "oxford-pets": "a bad photo of a {}, a type of pet.",
-    "sun397": "a photo of a {}.",
     "stanford-cars": "a photo of the {}, a type of car.",
     "ucf101": "a photo of a {}, a type of sport.",
 }
-"""The public code's templates; another data set has its own template."""
+"""The public code's templates, where they differ from those of the data sets."""
 
 SHORT = ("imagenet", "sun397", "food101")
 """Data sets that are trained for a quarter of the epochs."""
@@ -67,9 +63,6 @@ class SkipTOptions(MethodOptions):
     top_ratio: float = Field(0.5, gt=0, le=1, description="share of the classes, the most similar, that is always used")
     max_top: int = Field(50, ge=1, description="most classes that are always used")
     decay: float = Field(0.3, gt=0, description="scale of the exponential decay over the other classes (lambda)")
-    draw: Literal["run", "step"] = Field(
-        "run", description="how often the used ranks of similarity are drawn; the public code does it once"
-    )
     keep_labels: bool = Field(
         True, description="use the classes of all images of a batch; the published recipe does not, see `SkipT.loss`"
     )
@@ -94,7 +87,7 @@ class SkipT(Method):
         self.vision = WeightOverrides(clip.visual, upper_names(clip.visual, options.first_block, ("ln_post", "proj")))
         after = ("ln_final", "text_projection")
         self.text = WeightOverrides(clip.text, upper_names(clip.text, options.first_block, after))
-        self.ranks = self.used_ranks(torch.rand(len(space.classnames), generator=generator))
+        self.uniform = torch.rand(len(space.classnames), generator=generator)
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
@@ -122,32 +115,22 @@ class SkipT(Method):
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return Plan(weights=self.vision.weights()), Plan(weights=self.text.weights())
 
-    def used_ranks(self, uniform: Tensor) -> set[int]:
-        """Return the ranks of similarity whose classes are used: those where `uniform` [C] is below `keep_odds`."""
-        return {*(uniform < keep_odds(len(uniform), self.options)).nonzero().flatten().tolist()}
+    def used_ranks(self, first: int) -> Tensor:
+        """Return the ranks of similarity whose classes are used: the first ones, and those drawn at the start."""
+        used = self.uniform < keep_odds(len(self.uniform), self.options)
+        used[:first] = True
+        return used.nonzero().flatten().to(self.clip.device)
 
-    def draw(self, generator: torch.Generator) -> Noise:
-        """Draw a uniform number [C] for each rank, if the used ranks are drawn in every step."""
-        return (torch.rand(len(self.space.classnames), generator=generator),) if self.options.draw == "step" else ()
-
-    def prototypes(self) -> Tensor:
-        """Compute the class features [C, E] of the frozen CLIP, normalised."""
-        return text_bank(self.clip, self.space, [template_of(self.space)])
-
-    def chosen_classes(self, image: Tensor, labels: Tensor, noise: Noise = ()) -> Tensor:
+    def chosen_classes(self, image: Tensor, labels: Tensor) -> Tensor:
         """Return the classes [K] that a step on image features [B, E] uses, in ascending order.
 
-        Classes are ranked by their largest similarity to an image; how many are used depends on B and on `noise`.
+        Classes are ranked by their largest similarity to an image; how many are used depends on B.
         """
         # The classes of B images have the first B ranks at most.
-        first = min(len(labels), len(self.space.classnames)) if self.options.keep_labels else 0
-
-        def used() -> Tensor:
-            drawn = self.used_ranks(noise[0].cpu()) if noise else self.ranks
-            return torch.tensor(sorted(drawn | {*range(first)}), device=self.clip.device)
-
-        ranks = used() if noise else self.constant(f"ranks {first}", used)
-        similarity = unit(image.detach()) @ self.constant("prototypes", self.prototypes).t()
+        first = len(labels) if self.options.keep_labels else 0
+        ranks = self.constant(f"ranks {first}", lambda: self.used_ranks(first))
+        prototypes = self.constant("text", lambda: text_bank(self.clip, self.space, [template_of(self.space)]))
+        similarity = unit(image.detach()) @ prototypes.t()
         similarity = similarity.scatter(1, labels[:, None], OWN_CLASS).amax(dim=0)
         return similarity.argsort(descending=True)[ranks].sort().values
 
@@ -160,7 +143,7 @@ class SkipT(Method):
         image_plan, text_plan = self.plans(self.prompts, noise)
         image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
         with torch.autocast(image.device.type, enabled=False):
-            chosen = self.chosen_classes(image, labels, noise)
+            chosen = self.chosen_classes(image, labels)
         text = self.clip.encode_text_from(self.options.first_block, self.prompts.tokenized, chosen, text_plan)
         places = (chosen == labels[:, None]).int().argmax(dim=1)
         return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), places)}

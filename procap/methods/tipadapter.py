@@ -8,7 +8,6 @@ Shapes: N training images, V views of each, M validation images, B images, C cla
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -39,7 +38,6 @@ class TipAdapterOptions(MethodOptions):
 
     alpha: float = Field(1.17, gt=0, description="weight of the votes against the zero-shot logits")
     beta: float = Field(1.0, gt=0, description="how fast a vote falls with the distance from the image")
-    search: bool = Field(True, description="choose alpha and beta on validation images, if there are any")
     selection: Literal["validation", "test"] = Field(
         "validation",
         description="validation: choose on at most four validation images per class; test: the public rule, which "
@@ -56,10 +54,10 @@ def cache_logits(features: Tensor, text: Tensor, keys: Tensor, votes: Tensor, al
     text [C, E] scaled, keys [N, E]; votes [N, C]: one-hot, zero for an image of no class of the head.
     """
     image = unit(features)
-    return image @ text.t() + alpha * votes_of(image @ keys.t(), votes, beta)
+    return image @ text.t() + alpha * sum_votes(image @ keys.t(), votes, beta)
 
 
-def votes_of(affinities: Tensor, votes: Tensor, beta: Tensor | float) -> Tensor:
+def sum_votes(affinities: Tensor, votes: Tensor, beta: Tensor | float) -> Tensor:
     """Sum the votes [N, C] with weights that fall with the distance, 1 - affinities [B, N]; returns [B, C]."""
     return (-beta * (1 - affinities)).exp() @ votes
 
@@ -97,37 +95,31 @@ class TipAdapter(FeatureMethod):
 
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:
-        """Store the normalised mean feature of each training image as a key, and choose alpha and beta."""
+        """Store the normalised mean feature of each training image as a key."""
         self.keys = nn.Parameter(unit(bank.features.mean(dim=1)), requires_grad=self.has_steps)
         self.key_labels = bank.labels.clone()
-        if not self.has_steps:
-            self.search(bank)
-
-    @torch.no_grad()
-    def search(self, bank: FeatureBank) -> None:
-        """Set alpha and beta to the pair with the highest validation accuracy, the first of equals."""
-        if not self.options.search or not len(bank.val_labels):
-            return
-        image, cache = unit(bank.val_features), self._cache(self.space)
-        zero_shot, affinities = image @ cache["text"].t(), image @ self.keys.t()
-        best = 0.0
-        for beta in search_values(self.options.beta_end, BETAS):
-            votes = votes_of(affinities, cache["votes"], beta)
-            for alpha in search_values(self.options.alpha_end, ALPHAS):
-                score = accuracy(zero_shot + alpha * votes, bank.val_labels)
-                if score > best:
-                    best = score
-                    self.alpha.fill_(alpha)
-                    self.beta.fill_(beta)
-
-    def _cache(self, space: LabelSpace) -> dict[str, Tensor]:
-        """Return the scaled class features, keys and votes; an image votes in no class that it does not show."""
-        votes = (self.key_labels[:, None] == self.known(space)).float()
-        return {"text": self.scale() * self.text(space), "keys": self.keys, "votes": votes}
 
     def head(self, space: LabelSpace) -> Head:
-        """Return the head, in which new classes get no votes."""
-        return partial(cache_logits, **self._cache(space), alpha=self.alpha, beta=self.beta)
+        """Return the head, in which an image votes in no class that it does not show, and new classes get no votes."""
+        votes = (self.key_labels[:, None] == self.known(space)).float()
+        text = self.scale() * self.text(space)
+        return partial(cache_logits, text=text, keys=self.keys, votes=votes, alpha=self.alpha, beta=self.beta)
+
+    @torch.no_grad()
+    def finish(self, bank: FeatureBank) -> None:
+        """Set alpha and beta to the pair with the highest validation accuracy, the first of equals."""
+        if not len(bank.val_labels):
+            return
+        image, parts = unit(bank.val_features), self.head(self.space).keywords
+        zero_shot, affinities = image @ parts["text"].t(), image @ self.keys.t()
+        scores = {}
+        for beta in search_values(self.options.beta_end, BETAS):
+            votes = sum_votes(affinities, parts["votes"], beta)
+            for alpha in search_values(self.options.alpha_end, ALPHAS):
+                scores[alpha, beta] = accuracy(zero_shot + alpha * votes, bank.val_labels)
+        best_alpha, best_beta = max(scores, key=lambda pair: scores[pair])
+        self.alpha.fill_(best_alpha)
+        self.beta.fill_(best_beta)
 
 
 class TipAdapterF(TipAdapter):
@@ -145,45 +137,29 @@ class TipAdapterF(TipAdapter):
         super().__init__(clip, space, options, generator)
         if options.selection == "test":
             self.register_buffer("best_keys", torch.zeros_like(self.keys))
-            self.register_buffer("best_accuracy", torch.tensor(0.0))
+            self.register_buffer("best_accuracy", torch.tensor(-1.0))
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return AdamW 1e-3, batch 256, 20 epochs and 100 on EuroSAT; the public code is for few-shot only."""
-        return (
-            super()
-            .recipe(task, shots, dataset)
-            .model_copy(
-                update={
-                    "optimizer": "adamw",
-                    "eps": 1e-4,
-                    "weight_decay": 0.01,
-                    "epochs": 100 if dataset.lower() == "eurosat" else 20,
-                    "schedule": "step",
-                }
-            )
-        )
-
-    @torch.no_grad()
-    def fit(self, bank: FeatureBank) -> None:
-        super().fit(bank)
-        if self.options.selection == "test":
-            self.best_keys = self.keys.detach().clone()
+        changes = {"optimizer": "adamw", "eps": 1e-4, "weight_decay": 0.01, "schedule": "step"}
+        changes["epochs"] = 100 if dataset.lower() == "eurosat" else 20
+        return super().recipe(task, shots, dataset).model_copy(update=changes)
 
     @torch.no_grad()
     def score_epoch(self, bank: FeatureBank) -> None:
         if self.options.selection == "test" and (score := self._test_accuracy(bank)) > self.best_accuracy:
             self.best_accuracy.fill_(score)
-            self.best_keys.copy_(self.keys)
+            self.best_keys = self.keys.detach().clone()
 
     @torch.no_grad()
     def finish(self, bank: FeatureBank) -> None:
         """Choose alpha and beta for the trained keys; by the public rule only if that has a higher test accuracy."""
         if self.options.selection == "validation":
-            return self.search(bank)
+            return super().finish(bank)
         self.keys.copy_(self.best_keys)
         start = self.alpha.clone(), self.beta.clone()
-        self.search(bank)
+        super().finish(bank)
         if self._test_accuracy(bank) <= self.best_accuracy:
             self.alpha.copy_(start[0])
             self.beta.copy_(start[1])
@@ -192,6 +168,6 @@ class TipAdapterF(TipAdapter):
         return accuracy(self.head(self.space)(bank.test_features), bank.test_labels)
 
 
-def search_values(end: float, count: int) -> Iterator[float]:
-    """Yield `count` values from 0.1 on, evenly spaced; `end` itself is left out."""
-    yield from (SMALLEST + i * (end - SMALLEST) / count for i in range(count))
+def search_values(end: float, count: int) -> list[float]:
+    """Return `count` values from 0.1 on, evenly spaced; `end` itself is left out."""
+    return [SMALLEST + i * (end - SMALLEST) / count for i in range(count)]
