@@ -35,7 +35,7 @@ class CLIPLoRAOptions(MethodOptions):
     alpha: float = Field(1.0, gt=0, description="the learned product is multiplied by alpha / sqrt(rank)")
     dropout: float = Field(0.25, ge=0, lt=1, description="dropout of a branch's input in training, in steps of 1/256")
     projections: str = Field(
-        "qkv", pattern="^(?=.)q?k?v?o?$", description="adapted projections: some of q, k, v, and o for the output"
+        "qkv", min_length=1, pattern="^q?k?v?o?$", description="adapted projections: some of q, k, v, o (output)"
     )
     first_block: int = Field(0, ge=0, description="first adapted block (0-based) of both towers")
     template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")

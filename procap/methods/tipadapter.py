@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from procap.classifier import unit
 from procap.clip import CLIP
-from procap.methods.features import FeatureBank, FeatureMethod, Head, accuracy
+from procap.methods.features import FeatureBank, FeatureMethod, accuracy
 from procap.methods.method import MethodOptions
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -99,7 +99,7 @@ class TipAdapter(FeatureMethod):
         self.keys = nn.Parameter(unit(bank.features.mean(dim=1)), requires_grad=self.has_steps)
         self.key_labels = bank.labels.clone()
 
-    def head(self, space: LabelSpace) -> Head:
+    def head(self, space: LabelSpace) -> partial[Tensor]:
         """Return the head, in which an image votes in no class that it does not show, and new classes get no votes."""
         votes = (self.key_labels[:, None] == self.known(space)).float()
         text = self.scale() * self.text(space)
