@@ -76,13 +76,13 @@ def shared_files(config: RunConfig, runtime: RuntimeConfig, repository: str) -> 
 
 
 def model_card(shared: SharedRun, results: list[EvalResult], repository: str) -> str:
-    """Write the model card: metadata of the Hub with the accuracies, and how the run is used."""
+    """Write the model card: metadata with the accuracies, which the Hub shows as a table, and how the run is used."""
     from huggingface_hub import EvalResult as CardResult
     from huggingface_hub import ModelCardData
 
     config, method = shared.config, method_class(shared.config.method)
     title = f"{method.title or config.method} on {config.dataset}"
-    measured, rows = [], []
+    measured = []
     for result in results:
         target = Target.parse_unchecked(result.target)
         measured.append(
@@ -97,8 +97,6 @@ def model_card(shared: SharedRun, results: list[EvalResult], repository: str) ->
                 metric_args={"correct": result.correct, "total": result.total, **result.settings.changes},
             )
         )
-        counts = f"{result.correct} of {result.total}"
-        rows.append(f"| {target} | {result.settings.label or 'default'} | {counts} | {result.accuracy:.2f} |")
     data = ModelCardData(
         library_name="procap-bench",
         pipeline_tag="image-classification",
@@ -113,11 +111,8 @@ def model_card(shared: SharedRun, results: list[EvalResult], repository: str) ->
         f"{config.seed}, on the frozen CLIP {config.backbone_name} (digest of its weights: "
         f"{shared.training.backbone_digest}), by procap-bench {shared.procap_version}.\n",
         f"```sh\nprocap eval {HUB}{repository}\n```\n",
-        f'```python\nfrom runner.hub import load_run\n\nrun = load_run("{HUB}{repository}")\n```\n',
         f"`{WEIGHTS_FILE}` has the learned tensors, `{CONFIG_FILE}` everything that trained them.",
     ]
-    if rows:
-        lines += ["\n| target | settings | correct | accuracy |\n| --- | --- | --- | --- |", *rows]
     return "\n".join(lines) + "\n"
 
 

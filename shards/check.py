@@ -78,8 +78,7 @@ def check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:
 
 def describe_unreadable(split: str, path: str, error: Exception) -> str:
     """Format the problem of an image that does not decode."""
-    remedy = "replace it, or leave out unreadable own images with --skip-broken"
-    return f"{split}: {path} is not a readable image ({error}); {remedy}".removeprefix(": ")
+    return f"{split}: {path} is not a readable image ({error}): replace or remove it".removeprefix(": ")
 
 
 def find_duplicates(images: Iterable[tuple[str, CheckedImage]], classnames: Sequence[str]) -> list[str]:

@@ -19,7 +19,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from procap.errors import NotFound, Unreachable, UserError
@@ -119,12 +118,8 @@ def work_folder(data_root: Path, name: str) -> Path:
 def check_space(plans: Sequence[FetchPlan], data_root: Path) -> None:
     """Raise UserError if the disk has no room for all packed sets and, one set at a time, for archive and images."""
     data_root.mkdir(parents=True, exist_ok=True)
-    missing = [0]
-    for plan in plans:
-        files = work_folder(data_root, plan.dataset.name).glob("*")
-        missing.append(2 * plan.size - sum(file.stat().st_size for file in files if file.is_file()))
-    needed = sum(plan.size for plan in plans) + max(missing)
-    free = shutil.disk_usage(data_root).free
+    sizes = [plan.size for plan in plans]
+    needed, free = sum(sizes) + 2 * max(sizes, default=0), shutil.disk_usage(data_root).free
     if needed > free:
         names = ", ".join(plan.dataset.name for plan in plans)
         room = f"about {needed / 1e9:,.1f} GB, and {data_root} has {free / 1e9:,.1f} GB free"
@@ -140,12 +135,8 @@ def fetch(plan: FetchPlan, data_root: Path, on_progress: Callable[[int], None]) 
     raw_root = folder / "raw"
     folder.mkdir(parents=True, exist_ok=True)
     finished = 0
-
-    def report(earlier_files: int, done: int) -> None:
-        on_progress(earlier_files + done)
-
     for file in plan.files:
-        fetch_file(file, folder / file.file, partial(report, finished))
+        fetch_file(file, folder / file.file, lambda done, before=finished: on_progress(before + done))
         finished += file.size or 0
     # What a stopped command has unpacked is not whole.
     shutil.rmtree(raw_root, ignore_errors=True)
@@ -156,14 +147,18 @@ def fetch(plan: FetchPlan, data_root: Path, on_progress: Callable[[int], None]) 
 
 def fetch_file(archive: Archive, target: Path, on_progress: Callable[[int], None]) -> None:
     """Download a file to `target`, or continue an earlier download; it appears there whole and verified."""
+    from huggingface_hub.utils import build_hf_headers
+
     # A list has no digest and is small: a server may have sent an error page in its place.
     if target.is_file() and target.suffix != ".json":
         return
     part = target.with_name(f"{target.name}.part")
     gated = IMAGENET_REPOSITORY in archive.url
+    # A redirect to a different host drops the token.
+    headers = build_hf_headers() if gated else {}
     for attempt in range(ATTEMPTS):
         try:
-            resume_download(archive.url, part, archive.size, on_progress, _hub_token() if gated else {})
+            resume_download(archive.url, part, archive.size, on_progress, headers)
             break
         except NotFound as error:
             raise UserError(f"{error}: {IMAGENET_ACCESS}" if gated else str(error)) from error
@@ -181,27 +176,19 @@ def fetch_file(archive: Archive, target: Path, on_progress: Callable[[int], None
     os.replace(part, target)
 
 
-def _hub_token() -> dict[str, str]:
-    """Return the HTTP header with the user's token, empty without one; a redirect to a different host drops it."""
-    from huggingface_hub import get_token
-
-    return {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
-
-
 def _unpack_file(archive: Archive, file: Path, raw_root: Path) -> None:
     """Unpack an archive, and the one in it, or copy a list."""
     folder = raw_root / archive.into
     folder.mkdir(parents=True, exist_ok=True)
     if file.suffix == ".json":
         shutil.copy(file, folder)
-        return
-    if file.suffix == ".parquet":
+    elif file.suffix == ".parquet":
         unpack_parquet(file, folder)
-        return
-    unpack(file, folder)
-    if archive.inner:
-        inner = folder / archive.inner
-        unpack(inner, inner.parent)
+    else:
+        unpack(file, folder)
+        if archive.inner:
+            inner = folder / archive.inner
+            unpack(inner, inner.parent)
 
 
 def unpack_parquet(file: Path, folder: Path) -> None:

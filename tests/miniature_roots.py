@@ -9,14 +9,20 @@ README.txt, images whose content is not what their name says, CMYK and grey JPEG
 import io
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from shards.catalogue import Dataset, find
-from shards.raw.published import imagenet_wnids, published_classnames, raw_source
+from shards.raw.published import (
+    find_location,
+    imagenet_wnids,
+    published_classnames,
+    published_source,
+    read_published,
+)
 from shards.records import Source
 from shards.world.generate import CLASSNAMES, paint, sample_seed
 
@@ -86,7 +92,7 @@ def build(name: str, root: Path, per_class: int = 6, classes: int | None = None,
 
 def available(name: str, root: Path) -> Source:
     """The images of a miniature that are there, without the problems that it is not the published set."""
-    return replace(raw_source(find(name), root, whole=False), problems=())
+    return published_source(find(name), read_published(find_location(find(name), root)))
 
 
 def build_all(root: Path, per_class: int = 6, classes: int | None = None) -> Path:

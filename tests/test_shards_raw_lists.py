@@ -184,10 +184,9 @@ def test_a_private_split_under_the_official_name_is_refused(tmp_path, change):
     text = str(error.value)
     assert "CoOp writes a private one under that name when it is missing" in text and "\n" not in text
     assert "DATASETS.md" in text
-    assert "not the published split" in raw_source(find("oxford-pets"), tmp_path, whole=False).problems[0]
 
 
-def test_missing_images_are_counted_and_labels_stay(tmp_path):
+def test_missing_images_are_counted(tmp_path):
     images = altered("oxford-pets", tmp_path, lambda rows: None)
     gone = [row[0] for split in rows_of("oxford-pets").values() for row in split][::50]
     for path in gone:
@@ -195,9 +194,3 @@ def test_missing_images_are_counted_and_labels_stay(tmp_path):
     dataset = find("oxford-pets")
     with pytest.raises(UserError, match=r"train: 59 of 2,944 images are missing: .* and 56 more; get "):
         raw_source(dataset, tmp_path)
-    source = raw_source(dataset, tmp_path, whole=False)
-    for split, rows in rows_of("oxford-pets").items():
-        assert listed(source, split) == [tuple(row) for row in rows if row[0] not in gone]
-    assert len(source.classnames) == 37
-    counts = raw_source(dataset, tmp_path, whole=False).counts
-    assert [published - counts[split] for split, published in dataset.counts.items()] == [59, 15, 73]

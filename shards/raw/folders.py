@@ -108,11 +108,9 @@ def is_image_name(file: str) -> bool:
     return bool(stem) and extension.lower() in IMAGE_EXTENSIONS
 
 
-def split_missing(root: Path, images: Images) -> tuple[Images, list[str]]:
-    """Divide images into those that are files below `root`, and the paths of the others."""
-    exists = [os.path.isfile(root / path) for path, _ in images]
-    missing = [path for (path, _), there in zip(images, exists, strict=True) if not there]
-    return [image for image, there in zip(images, exists, strict=True) if there], missing
+def missing_images(root: Path, images: Images) -> list[str]:
+    """List the paths of images that are no files below `root`."""
+    return [path for path, _ in images if not os.path.isfile(root / path)]
 
 
 def file_sizes(root: Path, paths: Iterable[str]) -> list[int]:

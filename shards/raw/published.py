@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from procap.errors import UserError, describe_invalid
 from shards.catalogue import Dataset, RawLayout
 from shards.manifest import lines_digest
 from shards.names import first_few, unsafe_path
-from shards.raw.folders import Images, Listing, file_sizes, is_image_name, list_folder, split_missing
+from shards.raw.folders import Images, Listing, file_sizes, is_image_name, list_folder, missing_images
 from shards.records import Source
 
 FOLDER = Path(__file__).parent
@@ -145,7 +145,7 @@ def _scan_class_folders(location: RawLocation, prefix: str) -> Images:
 
 
 def _read_split_file(location: RawLocation) -> Listing:
-    """Read CoOp's lists of `[path, label, class name]` per split; `published_differences` compares them."""
+    """Read CoOp's lists of `[path, label, class name]` per split; `check_published` compares them."""
     file = location.find_list(location.raw.split_file)
     try:
         document = SplitFile.validate_json(file.read_bytes(), strict=True)
@@ -192,46 +192,51 @@ def _read_lines(location: RawLocation, name: str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def raw_source(dataset: Dataset, raw_root: Path, *, whole: bool = True) -> Source:
+def raw_source(dataset: Dataset, raw_root: Path) -> Source:
     """Make a source of a published data set as CoOp lists it: paths, labels, names, order.
 
-    whole: raise UserError for the first difference from the published set; otherwise they are its `problems`.
+    Raises UserError for the first difference from the published set, and for images that are missing.
     """
     try:
-        location = find_location(dataset, raw_root)
-        listing = read_published(location)
-        existing, missing = _existing_images(dataset, listing)
-        problems = (*published_differences(dataset, listing), *missing)
-        if whole and problems:
-            raise UserError(problems[0])
+        listing = read_published(find_location(dataset, raw_root))
+        check_published(dataset, listing)
     except UserError as error:
         raise UserError(f"'{dataset.name}': {error}") from error
+    return published_source(dataset, listing)
+
+
+def published_source(dataset: Dataset, listing: Listing) -> Source:
+    """Make a source of a data set of the catalogue from lists of its images, which are not compared with anything."""
     return Source(
         name=dataset.name,
         classnames=listing.classnames,
         template=dataset.template,
         templates=dataset.templates,
-        origin=f"{listing.origin}, lists {existing.digest()}",
-        counts=existing.counts,
-        part=existing.part,
-        size=sum(file_sizes(listing.root, existing.paths)),
-        problems=problems,
+        origin=f"{listing.origin}, lists {listing.digest()}",
+        counts=listing.counts,
+        part=listing.part,
+        size=sum(file_sizes(listing.root, listing.paths)),
     )
 
 
-def published_differences(dataset: Dataset, listing: Listing) -> Iterator[str]:
-    """List the differences of the lists from the published ones; does not look for the images on disk."""
+def check_published(dataset: Dataset, listing: Listing) -> None:
+    """Raise UserError unless lists are the published ones and all their images are files."""
     raw, counts = raw_layout(dataset), listing.counts
     wrong = {split: count for split, count in dataset.counts.items() if counts.get(split, 0) != count}
+    get_the_rest = f"get the rest ({raw.get})"
     if listing.scanned:
         for split, count in wrong.items():
             what = f"{split}: {counts[split]:,} images in the class folders of {listing.root}, published {count:,}"
-            yield f"{what}; {'take out what was added' if counts[split] > count else _get_the_rest(dataset)}"
+            raise UserError(f"{what}; {'take out what was added' if counts[split] > count else get_the_rest}")
         return
     same_names = lines_digest(listing.classnames) == raw.classnames_digest
     if wrong or not same_names or not _has_published_lines(dataset, listing):
         hint = "CoOp writes a private one under that name when it is missing"
-        yield f"{raw.split_file or 'variants.txt'} is not the published split ({hint}); get {raw.get}"
+        raise UserError(f"{raw.split_file or 'variants.txt'} is not the published split ({hint}); get {raw.get}")
+    for split, images in listing.splits.items():
+        if missing := missing_images(listing.root, images):
+            what = f"{split}: {len(missing):,} of {len(images):,} images are missing: {first_few(missing)}"
+            raise UserError(f"{what}; {get_the_rest}")
 
 
 def _has_published_lines(dataset: Dataset, listing: Listing) -> bool:
@@ -241,18 +246,3 @@ def _has_published_lines(dataset: Dataset, listing: Listing) -> bool:
     # No digest is known of Food101's and SUN397's split files, in which all classes are equally large.
     sizes = {split: set(Counter(label for _, label in images).values()) for split, images in listing.splits.items()}
     return all(sizes[split] == {count // dataset.classes} for split, count in dataset.counts.items())
-
-
-def _existing_images(dataset: Dataset, listing: Listing) -> tuple[Listing, list[str]]:
-    """Return a listing of the images that are files, and a problem for each split in which some are missing."""
-    splits, problems = {}, []
-    for split, images in listing.splits.items():
-        splits[split], missing = (images, []) if listing.scanned else split_missing(listing.root, images)
-        if missing:
-            what = f"{split}: {len(missing):,} of {len(images):,} images are missing: {first_few(missing)}"
-            problems.append(f"{what}; {_get_the_rest(dataset)}")
-    return replace(listing, splits={split: images for split, images in splits.items() if images}), problems
-
-
-def _get_the_rest(dataset: Dataset) -> str:
-    return f"get the rest ({raw_layout(dataset).get})"
