@@ -115,7 +115,7 @@ def test_imagenet_is_fetched_with_the_token_of_the_user_which_only_the_hub_sees(
     part.write_bytes(last.read_bytes()[:5000])
     code, _, err = fetch(capsys, tmp_path, name="imagenet")
     assert code == 0, err
-    assert server.headers["Authorization"] == "Bearer hf_secret" and "Authorization" not in content_server.headers
+    assert server.headers["authorization"] == "Bearer hf_secret" and "authorization" not in content_server.headers
     assert content_server.headers["Range"] == "bytes=5000-"
     packed = read_manifest(tmp_path / "data" / "imagenet")
     assert packed == pack_source(available("imagenet", tmp_path / "origin"), tmp_path / "other")
