@@ -42,8 +42,6 @@ WARMUP_STEPS = 5
 PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
 UNTIMED_PHASES = ("load", "compile", "tracking", "validation", "statistics")
 """Phases that are not part of the training's seconds; only runs with callbacks have the last one."""
-MEASURE_STEPS = 50
-"""Gradient norms of loss terms are measured after an epoch, and no more often than once in this many steps."""
 MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
 
@@ -232,9 +230,6 @@ class TrainLoop:
         self.step = TrainStep(checkpointer.engine, self.meter, self.graphs)
         self.losses, self.flag_sync = AsyncLosses(device), FlagSync(self.group)
         self._save_requested = False
-        # A measurement takes about two steps: at most 5 % of the training, apart from that after the last epoch.
-        epochs = self.config.recipe.epochs
-        self._measure_every = -(-MEASURE_STEPS * epochs // max(1, self.schedule.steps))
 
     def train_epoch(self, epoch: int) -> None:
         """Take the steps that are left of an epoch, and add it to the log."""
@@ -309,9 +304,6 @@ class TrainLoop:
     def _count_losses(self, *, wait: bool = False) -> float | None:
         """Add the losses that have arrived to the state, with `wait` all of them; returns the last loss, if any."""
         loss = None
-        if wait:
-            # A rank that waits for its device alone would not notice that another rank is lost, whose part never comes.
-            self.flag_sync.wait_until(self.losses.have_arrived)
         for values in self.losses.take(everything=wait):
             *terms, loss, skipped = values
             named_terms = dict(zip(self.step.names, terms, strict=True))
@@ -334,21 +326,13 @@ class TrainLoop:
         )
 
     def _close_epoch(self, epoch: int) -> None:
-        """Add the epoch to the log, with gradient norms, and print how many steps an overflow at fp16 has skipped."""
-        first_step, end = self.schedule.first_step(epoch), self.schedule.first_step(epoch + 1)
-        last_rate = self.schedule.rates(end - 1, epoch)[0]
+        """Add the epoch to the log, the last one with gradient norms."""
+        last_rate = self.schedule.rates(self.schedule.first_step(epoch + 1) - 1, epoch)[0]
         norms: dict[str, float] = {}
-        is_last = epoch == self.config.recipe.epochs - 1
-        if self.method.measures_terms and (is_last or (epoch + 1) % self._measure_every == 0):
+        if self.method.measures_terms and epoch == self.config.recipe.epochs - 1:
             with self.meter.phase("statistics", rated=False):
                 norms = measure_terms(self.checkpointer, self.group)
         self.state.close_epoch(last_rate, self.meter.step_seconds, norms)
-        if skipped := self.state.epochs[-1].skipped:
-            scale = self.checkpointer.engine.scaler.get_scale()
-            self.display.print(
-                f"{self.config.path}: fp16 gradients overflowed in {skipped} of {end - first_step} steps of epoch "
-                f"{epoch + 1}, which changed nothing; the loss scale is {scale:g} now"
-            )
 
 
 def measure_terms(checkpointer: Checkpointer, group: ProcessGroup) -> dict[str, float]:

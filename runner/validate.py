@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError
 from procap.text import LabelSpace
 from runner.checkpointer import Checkpointer
 from runner.config import RuntimeConfig, Target
@@ -30,7 +30,7 @@ class Callbacks:
 
     targets: validated at the end of every epoch. Raises UsageError for a test split.
     on_epoch_end: called by rank 0 at the end of every epoch, when its counts are on disk; for the run's last epoch when
-        the run has finished. An exception ends the training, after the state of that epoch was saved.
+        the run has finished. An exception ends the training; a single process saves the state of that epoch before.
     """
 
     targets: tuple[Target, ...] = ()
@@ -48,9 +48,8 @@ class Validator:
     def __init__(
         self, callbacks: Callbacks | None, checkpointer: Checkpointer, runtime: RuntimeConfig, stop: StopRequest
     ) -> None:
-        self.has_callbacks = callbacks is not None
         self.callback_failed = False
-        """Whether `on_epoch_end` has raised an error, on any rank."""
+        """Whether `on_epoch_end` has raised an error."""
         self.callbacks = callbacks or Callbacks()
         self.method = checkpointer.setup.method
         self.checkpointer = checkpointer
@@ -111,18 +110,15 @@ class Validator:
                 write_json(checkpointer.folder.validation_file, history)
 
     def notify(self, *, finished: bool = False) -> None:
-        """Call `on_epoch_end` with the epoch that has just ended; an exception on rank 0 is raised on all ranks."""
-        if not self.has_callbacks:
+        """Call `on_epoch_end` with the epoch that has just ended; after an exception, save the state and raise it."""
+        if not self.group.ranks.is_first or self.callbacks.on_epoch_end is None:
             return
-        error: BaseException | None = None
-        if self.group.ranks.is_first and self.callbacks.on_epoch_end is not None:
-            try:
-                with self.checkpointer.meter.phase("tracking", rated=False):
-                    self.callbacks.on_epoch_end(self.checkpointer.state.epochs[-1])
-            except BaseException as caught:
-                error = caught
-        if text := self.group.broadcast_object("" if error is None else f"{type(error).__name__}: {error}"):
+        try:
+            with self.checkpointer.meter.phase("tracking", rated=False):
+                self.callbacks.on_epoch_end(self.checkpointer.state.epochs[-1])
+        except BaseException:
             self.callback_failed = True
-            if not finished:
+            # With several ranks the others do not save: they lose the connection to this one.
+            if not finished and self.group.size == 1:
                 self.checkpointer.finish("interrupted")
-            raise error or UserError(f"rank 0 of {self.group.size} stopped {self.checkpointer.config.path}: {text}")
+            raise

@@ -292,13 +292,13 @@ def test_every_method_runs_in_bfloat16_and_keeps_float32_prompts(plan, runtime, 
     assert counts.correct == pytest.approx(sum(correct), abs=2)
 
 
-def test_a_training_at_half_precision_resumes_with_its_loss_scale_to_the_same_bits(plan, runtime, tmp_path, capsys):
+def test_a_training_at_half_precision_resumes_with_its_loss_scale_to_the_same_bits(plan, runtime, tmp_path):
     """Gradients of so large a term overflow at the initial scale, so that steps are skipped and counted."""
     config = plan("procap", precision="fp16")
     config = config.model_copy(update={"options": {**config.options, "nce_weight": 1e3}})
     straight, paused = (dataclasses.replace(runtime, results=tmp_path / name) for name in ("straight", "paused"))
-    whole = train(config, dataclasses.replace(straight, quiet=False))
-    assert whole.epochs[0].skipped == 2 and "overflowed in 2 of 2 steps of epoch 1" in capsys.readouterr().err
+    whole = train(config, straight)
+    assert whole.epochs[0].skipped == 2
     train(config, paused, until=1)
     [file] = (paused.results / config.path / "state").glob("step-*")
     assert torch.load(file, weights_only=True)["scaler"]["scale"] < 2.0**16

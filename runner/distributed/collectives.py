@@ -5,7 +5,6 @@ Shapes: W ranks, N rows of one rank, R rows of all.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -18,9 +17,6 @@ from procap.errors import UserError
 from runner.distributed.ranks import Ranks
 
 T = TypeVar("T")
-
-POLL_SECONDS = 0.001
-"""Pause between two looks at the device of each rank; a step takes several times as long."""
 
 
 class ProcessGroup:
@@ -158,12 +154,3 @@ class FlagSync:
         work.wait()
         save, signum = values.tolist()
         return Flags(bool(save), signum)
-
-    def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Wait until `is_done` on all ranks. Raises RuntimeError as soon as a rank is lost, also if it never is."""
-        done = self._group.size == 1
-        while not done:
-            values = torch.tensor(int(is_done()))
-            dist.all_reduce(values, dist.ReduceOp.MIN, group=self._group.flag_group)
-            if not (done := bool(values.item())):
-                time.sleep(POLL_SECONDS)
