@@ -21,7 +21,7 @@ from runner.calibration import ImagePredictions, measure_calibration
 from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
 from runner.config import EvalSettings, Precision, RunConfig, RuntimeConfig, Target
 from runner.cuda_graphs import CudaGraphs
-from runner.distributed.collectives import FlagSync, ProcessGroup
+from runner.distributed.collectives import ProcessGroup
 from runner.engine import autocast
 from runner.environment import environment, num_decoders, provenance, resolve_device, set_deterministic
 from runner.inference import Inference, Predictions, count_classes
@@ -196,7 +196,7 @@ def _evaluate(
     start_memory_peak(device)
     meter = Meter(device, warmup=0)
     space = label_space(manifest, selection.classnames)
-    inference, warmup_batches = prepare_inference(trained, images, space, settings, runtime, meter, group)
+    inference = prepare_inference(trained, images, space, settings, runtime, meter, group)
     what = f"{config.path} on {target}"
     quiet = runtime.quiet or not group.ranks.is_first
     with (
@@ -233,7 +233,6 @@ def _evaluate(
         seconds=meter.seconds,
         images_per_second=meter.images_per_second(),
         images_per_second_model=meter.images_per_second("model"),
-        warmup_batches=warmup_batches,
         phases=meter.phases_with_other(),
         peak_memory_bytes=peak_memory(device),
         manifest_digest=manifest.digest,
@@ -253,8 +252,8 @@ def prepare_inference(
     runtime: RuntimeConfig,
     meter: Meter,
     group: ProcessGroup,
-) -> tuple[Inference, int]:
-    """Make the classifier of the classes of `space`, and warm up; returns the number of warm-up batches as well."""
+) -> Inference:
+    """Make the classifier of the classes of `space`, and warm up."""
     config, device = trained.config, trained.clip.device
     precision = settings.precision or config.precision
     with meter.phase("classes", rated=False), autocast(precision, device):
@@ -268,9 +267,9 @@ def prepare_inference(
         # is enough: two full batches could cost as much as the evaluation.
         images_per_rank = -(-len(images) // group.size)
         full_batch = min(config.recipe.test_batch_size, images_per_rank)
-        warmup_batches = inference.warm_up(full_batch if device.type == "cuda" else 1)
+        inference.warm_up(full_batch if device.type == "cuda" else 1)
     meter.settle()
-    return inference, warmup_batches
+    return inference
 
 
 def predict(
@@ -290,17 +289,15 @@ def predict(
     Returns 0 and the predictions, or on all ranks a stop signal that one of them has got, and None.
     Raises UserError if a logit is not finite.
     """
-    predictions, flag_sync, signum = Predictions(inference.images.labels), FlagSync(group), 0
+    predictions = Predictions(inference.images.labels)
     for images, indices in meter.iterate("data", batches):
         # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
         with meter.phase("model"), autocast(precision, inference.clip.device):
             evaluated = predictions.add(inference(images), indices)
         # All ranks have equally many images in a batch.
         on_batch(group.size * evaluated)
-        if signum := flag_sync.exchange(signum=stop.signum).signum:
-            break
-    if signum := flag_sync.wait().signum or signum or (stop.signum if group.size == 1 else 0):
-        return signum, None
+        if signum := group.exchange_flags(signum=stop.signum).signum:
+            return signum, None
     meter.settle()
     if not predictions.are_finite(group):
         raise UserError(

@@ -53,13 +53,12 @@ class Inference:
         self._on_device = on_device and clip.device.type == "cuda"
         self._logits: Forward = GraphedFunction(classifier, graphs) if graphs else classifier
 
-    def warm_up(self, images: int) -> int:
-        """Run batches of `images` blank images before rates are measured; returns the number of batches."""
+    def warm_up(self, images: int) -> None:
+        """Run batches of `images` blank images before rates are measured."""
         size = self.clip.geometry.image_size
         blank = torch.zeros(images, 3, size, size, device=self.clip.device)
         for _ in range(WARMUP_BATCHES):
             self._logits(blank)
-        return WARMUP_BATCHES
 
     def batches(
         self, transform: EvalTransform, batch_size: int, workers: int, ranks: Ranks

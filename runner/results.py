@@ -178,7 +178,6 @@ class EvalResult(FrozenModel):
     seconds: Amount = Field(description="class features, warm-up, and all images")
     images_per_second: Rate | None = Field(description="decoding included")
     images_per_second_model: Rate | None = Field(description="decoding excluded")
-    warmup_batches: Count = Field(description="batches of blank images before the first real one; in no rate, no count")
     phases: dict[str, Amount] = Field(default_factory=dict)
     peak_memory_bytes: Bytes | None = Field(default=None, description="allocated by tensors on a GPU")
     manifest_digest: str

@@ -16,7 +16,7 @@ from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_ch
 from runner.checkpointer import Checkpointer
 from runner.config import RunConfig, RuntimeConfig
 from runner.cuda_graphs import CudaGraphs
-from runner.distributed.collectives import FlagSync, ProcessGroup
+from runner.distributed.collectives import ProcessGroup
 from runner.engine import Batch, term_gradients
 from runner.environment import environment, provenance, resolve_device, set_deterministic
 from runner.failures import describe_failure
@@ -198,8 +198,6 @@ def fit(
                 # After the last epoch the callback waits until the result is written.
                 if epoch < checkpointer.config.recipe.epochs - 1:
                     validator.notify()
-            # The flags of the last step are still on their way; no rank may leave before all have them.
-            loop.flag_sync.wait()
         return state
     except Interrupted:
         raise
@@ -228,8 +226,7 @@ class TrainLoop:
         use_graphs = checkpointer.setup.acceleration.graphs and runtime.engine == "ddp"
         self.graphs = CudaGraphs(device) if use_graphs else None
         self.step = TrainStep(checkpointer.engine, self.meter, self.graphs)
-        self.losses, self.flag_sync = AsyncLosses(device), FlagSync(self.group)
-        self._save_requested = False
+        self.losses = AsyncLosses(device)
 
     def train_epoch(self, epoch: int) -> None:
         """Take the steps that are left of an epoch, and add it to the log."""
@@ -244,8 +241,6 @@ class TrainLoop:
             self._take_step(epoch, images, labels)
             self._save_or_stop()
         self._count_losses(wait=True)
-        if self.group.size == 1 and self.stop.signum:
-            self.checkpointer.stop(self.stop.signum)
         self.meter.settle()
         self.method.end_epoch(epoch, self.config.recipe)
         if average := self.checkpointer.average:
@@ -289,16 +284,13 @@ class TrainLoop:
             self.display.update(self.state.step, epoch=position, loss=loss, lr=rates[0])
 
     def _save_or_stop(self) -> None:
-        """Save the state or stop, if a rank wanted that at the step before: then all ranks do it at the same step."""
-        is_due = self.checkpointer.is_due(self.runtime.checkpoint_seconds)
-        # What is sent now is answered at the next step, so a request must not be sent twice meanwhile.
-        save_now = self.group.ranks.is_first and not self._save_requested and is_due
-        agreed = self.flag_sync.exchange(save=save_now, signum=self.stop.signum)
-        self._save_requested = (self._save_requested or save_now) and not agreed.save
-        if agreed.save or agreed.signum:
+        """Save the state if it is time on rank 0, or stop if a rank has got a signal: all ranks at the same step."""
+        is_due = self.group.ranks.is_first and self.checkpointer.is_due(self.runtime.checkpoint_seconds)
+        flags = self.group.exchange_flags(save=is_due, signum=self.stop.signum)
+        if flags.save or flags.signum:
             self._count_losses(wait=True)
-            if agreed.signum:
-                self.checkpointer.stop(agreed.signum)
+            if flags.signum:
+                self.checkpointer.stop(flags.signum)
             self.checkpointer.save()
 
     def _count_losses(self, *, wait: bool = False) -> float | None:

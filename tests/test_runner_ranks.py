@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from procap.errors import UsageError, UserError
 from procap.parallel import ClassShares
-from runner.distributed.collectives import Flags, FlagSync, ProcessGroup
+from runner.distributed.collectives import Flags, ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks, ranks_from_environment
 
@@ -107,7 +107,7 @@ def same_objects(group: ProcessGroup) -> None:
 
 
 def same_decisions(group: ProcessGroup) -> None:
-    rank, size, flag_sync = group.ranks.rank, group.ranks.size, FlagSync(group)
+    rank, size = group.ranks.rank, group.ranks.size
     wishes = [Flags()] * 7
     if rank == 0:
         wishes[1] = Flags(save=True)
@@ -117,11 +117,10 @@ def same_decisions(group: ProcessGroup) -> None:
     decisions = []
     for step, wish in enumerate(wishes):
         time.sleep(random.Random(10 * step + rank).uniform(0, 0.02))
-        decisions.append(flag_sync.exchange(save=wish.save, signum=wish.signum))
+        decisions.append(group.exchange_flags(save=wish.save, signum=wish.signum))
         group.gather(torch.ones(2, 2))
-    decisions.append(flag_sync.wait())
     go, stop = Flags(), Flags(signum=15)
-    assert decisions == [go, go, Flags(save=True), go, stop, go, go, stop] and flag_sync.wait() == go
+    assert decisions == [go, Flags(save=True), go, stop, go, go, stop]
 
 
 def work_together() -> None:
@@ -157,9 +156,9 @@ def names_of_threads():
 def train_for_ever(group, trouble, unlucky, silent):
     """Steps as a run takes them, until `trouble` comes to one rank, which may leave it silent."""
     ddp = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
-    flag_sync, pids = FlagSync(group), group.all_gather_object(os.getpid())
+    pids = group.all_gather_object(os.getpid())
     for step in range(100_000):
-        flag_sync.exchange()
+        group.exchange_flags()
         if step == 5:
             print("training", flush=True)
             if group.ranks.rank == unlucky:
@@ -204,12 +203,11 @@ def finish() -> None:
 
     def train(group: ProcessGroup) -> None:
         ddp = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
-        optimizer, flag_sync = torch.optim.SGD(ddp.parameters(), 0.1), FlagSync(group)
+        optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
         for _ in range(20):
-            flag_sync.exchange()
+            group.exchange_flags()
             ddp(torch.ones(2, 4)).sum().backward()
             optimizer.step()
-        flag_sync.wait()
 
     with init_process_group(ranks_from_environment(), CPU) as group:
         train(group)

@@ -143,10 +143,10 @@ def make_records(
     weights = training.backbone_digest, training.checkpoint_sha256
     for result in results:
         if (result.backbone_digest, result.checkpoint_sha256) != weights:
-            command = ["procap eval", str(folder.path), "--targets", result.target, *result.settings.flags, "--force"]
+            under = f" under {result.settings.label}" if result.settings.label else ""
             raise UserError(
-                f"{folder.path} was evaluated on {result.target} with other weights than it holds now; "
-                f"repeat it: {' '.join(command)}"
+                f"{folder.path} was evaluated on {result.target}{under} with other weights than it holds now; "
+                f"repeat it: procap eval {folder.path} --targets {result.target} --force"
             )
         target, fit = Target.parse_unchecked(result.target), result.calibration
         result_fields = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "limited")

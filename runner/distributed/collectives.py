@@ -19,6 +19,13 @@ from runner.distributed.ranks import Ranks
 T = TypeVar("T")
 
 
+class Flags(NamedTuple):
+    """Maximum of the flags of all ranks, on which each acts: save a state, and stop for `signum` unless it is 0."""
+
+    save: bool = False
+    signum: int = 0
+
+
 class ProcessGroup:
     """The ranks of one run; every method is called by all of them, in the same order.
 
@@ -28,7 +35,7 @@ class ProcessGroup:
     """
 
     def __init__(self, ranks: Ranks | None = None, flag_group: dist.ProcessGroup | None = None) -> None:
-        """flag_group: a separate gloo group for `FlagSync`, so that no other message delays it."""
+        """flag_group: a separate gloo group for `exchange_flags`, so that no other message delays it."""
         self.ranks = ranks or Ranks()
         self.flag_group = flag_group
 
@@ -96,6 +103,14 @@ class ProcessGroup:
             if other != values[0]:
                 raise UserError(f"{what} is {values[0]} on rank 0 and {other} on rank {rank}: give all hosts the same")
 
+    def exchange_flags(self, *, save: bool = False, signum: int = 0) -> Flags:
+        """Return the maximum of the flags that the ranks pass, so that all act on it at the same step."""
+        if self.size == 1:
+            return Flags(save, signum)
+        flags = torch.tensor([save, signum])
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.flag_group)
+        return Flags(bool(flags[0]), int(flags[1]))
+
     def barrier(self) -> None:
         """Wait until every rank calls this. Raises RuntimeError naming a rank that does not come in time."""
         if self.size > 1:
@@ -115,42 +130,3 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         ranks, rows = ctx.ranks, len(gradient) // ctx.ranks.size
         return gradient.narrow(0, ranks.rank * rows, rows) * ranks.size, None
-
-
-class Flags(NamedTuple):
-    """Maximum of the flags of all ranks, on which each acts: save a state, and stop for `signum` unless it is 0."""
-
-    save: bool = False
-    signum: int = 0
-
-
-class FlagSync:
-    """Exchange save and stop flags without waiting: what is sent at step t is applied at step t + 1, on all ranks.
-
-    All ranks call each method equally often.
-    """
-
-    def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
-        self._pending: tuple[Tensor, dist.Work] | None = None
-
-    def exchange(self, *, save: bool = False, signum: int | None = None) -> Flags:
-        """Start the all-reduce of this rank's flags; returns the result of the call before, with one rank its own."""
-        flags = Flags(save, signum or 0)
-        if self._group.size == 1:
-            return flags
-        result = self.wait()
-        values = torch.tensor(flags, dtype=torch.int64)
-        work = dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group.flag_group, async_op=True)
-        assert work is not None
-        self._pending = values, work
-        return result
-
-    def wait(self) -> Flags:
-        """Wait for the pending all-reduce, clear it, and return its result."""
-        if self._pending is None:
-            return Flags()
-        (values, work), self._pending = self._pending, None
-        work.wait()
-        save, signum = values.tolist()
-        return Flags(bool(save), signum)
