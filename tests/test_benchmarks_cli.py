@@ -287,14 +287,6 @@ def test_a_data_set_that_is_not_packed_yet_is_packed_for_any_method(capsys, tmp_
     assert code == 0 and "packing digits" in err
 
 
-def test_table1_chooses_the_methods_of_the_papers_main_table(capsys, tmp_path):
-    flags = ["--datasets", "digits", "--seeds", "1", "--dry-run", "--json", "--results", tmp_path]
-    code, out, _ = run(capsys, "bench", "base-to-novel", "--profile", "mini", "--methods", "table1", *flags)
-    planned = [Path(entry["run"]).parts[2] for entry in json.loads(out.splitlines()[-1])["runs"]]
-    assert code == 0 and planned[:3] == ["zeroshot", "coop", "cocoop"] and planned[-1] == "procap"
-    assert {"kgcoop", "maple", "promptsrc", "tcp", "mma", "mmlop"} <= {*planned} and "vpt" not in planned
-
-
 def test_one_failed_run_of_several_does_not_stop_the_others(capsys, shards):
     blocked = put_run(Path("results"), "coop", "digits", shots=2, overrides={"epochs": 1})
     folder = RunFolder(Path("results") / blocked.path)

@@ -15,12 +15,11 @@ from tiny_geometry import SHORT_OPTIONS
 
 from benchmarks import results
 from benchmarks.cli import main
-from procap import errors
 from procap.methods import METHODS, method_class
 from runner.config import Target
 from runner.predict import ImageClassifier
 from runner.run_folders import RunFolder, find_runs
-from shards import fewshot, image_files, reader
+from shards import fewshot, reader
 
 PUBLIC = [name for name in METHODS if method_class(name).public_layout]
 FILES = {"dassl": "model.pth.tar-1", "safetensors": "model.safetensors"}
@@ -246,11 +245,6 @@ def test_what_cannot_be_read_is_named_and_nothing_is_written(run, tmp_path, caps
     assert message in err and "notes" not in err and not out.exists()
     assert main(["predict", str(run.path), str(path), "--out", str(tmp_path)]) == 2
     assert "name a file in a folder that exists" in capsys.readouterr().err
-
-
-def test_missing_paths_are_refused_before_any_image_is_read(tmp_path):
-    with pytest.raises(errors.UsageError, match="missing does not exist"):
-        image_files.find_images([tmp_path / "missing"])
 
 
 def test_every_unreadable_image_is_named_and_the_others_are_classified(run, photos, tmp_path, capsys):

@@ -193,17 +193,6 @@ def test_the_heat_map_has_every_mean_in_its_cell_and_the_paper_s_framed(swept):
     assert framed == {(1.0, 1.0)}
 
 
-def test_the_temperature_curve_has_a_line_for_each_data_set_and_their_mean(swept):
-    lines = lines_of(swept.figure("sensitivity-temperature").axes[1])
-    own = [one for one in swept.done.variants if (one.key["nce_weight"], one.key["kl_weight"]) == (0.01, 1e-5)]
-    own.sort(key=lambda variant: variant.key["nce_temperature"])
-    wanted = {name: [swept.hm(variant, name) for variant in own] for name in swept.done.options.datasets}
-    wanted["mean"] = [mean(column) for column in zip(*wanted.values(), strict=True)]
-    assert len(own) == 3
-    for name, values in wanted.items():
-        assert lines[name] == near(values)
-
-
 def test_without_results_there_is_no_figure(tmp_path):
     for name in ("base-to-novel", "few-shot", "prompt-length", "sensitivity"):
         suite = load_suite(name)

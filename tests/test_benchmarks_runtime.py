@@ -15,8 +15,7 @@ from benchmarks.cli import main
 from benchmarks.experiment.profiles import MINI
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.runtime.benchmark import measure, measure_suite, suite_settings, write
-from benchmarks.runtime.data import load_case_data
-from benchmarks.runtime.measure import count_flops
+from benchmarks.runtime.case import load_case_data
 from benchmarks.runtime.settings import METHOD_OPTIONS, Settings, make_settings
 from benchmarks.suites import load_suite
 from runner.acceleration import Acceleration
@@ -40,8 +39,6 @@ def report(runtime, short_checkpoint):
     settings = replace(settings, accelerations=Acceleration(images=True))
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(METHOD_OPTIONS, "procap", {"depth": 3})
-        # The counts are the same with data, which is faster for a model as small as this.
-        patched.setattr("benchmarks.runtime.workload.count_flops", partial(count_flops, compute=True))
         report = measure(settings, runtime, CPU)
     write(report, settings, runtime)
     return report
@@ -131,7 +128,6 @@ def benchmark_without_optional_packages(data: str, results: str) -> None:
     words = "--datasets digits --methods mmrl --pretrained random --epochs 1 --device cpu --tracking off"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("benchmarks.runtime.settings.Settings", partial(Settings, batch=4))
-        patched.setattr("benchmarks.runtime.workload.count_flops", partial(count_flops, compute=True))
         code = main(["bench", "runtime", *words.split(), "--data", data, "--results", results])
     if code:
         sys.exit(code)

@@ -20,7 +20,7 @@ from benchmarks.cli import main
 from benchmarks.cli.demo import DATASETS, METHODS
 from benchmarks.cli.flags import RuntimeFlags, command_line
 from benchmarks.console.errors import one_line
-from benchmarks.console.output import OutputStream, csv_text, note, show
+from benchmarks.console.output import OutputStream, note, show
 from runner.config import RunConfig
 from runner.planning import plan_run
 from runner.run_collection import Collection, write_collection
@@ -74,15 +74,6 @@ def test_a_configuration_from_outside_cannot_leave_the_results(field, name):
     plain = plan_run(method="coop", dataset="digits").model_dump()
     with pytest.raises(ValidationError, match=f"{field}[\\s\\S]*cannot be the name of a folder"):
         RunConfig.model_validate({**plain, field: name})
-
-
-FORMULAS = ["=1+1", "@SUM(A1)", "+cmd", "-2+3+cmd|' /C calc'!A0", "- x", "\t=1"]
-NUMBERS = ["-1.5", "+0.3", "-1e-3", "-", "--", "-0.30 ± 0.10", "-inf", "a=b", "", "75.0"]
-
-
-@pytest.mark.parametrize("text", FORMULAS + NUMBERS)
-def test_a_formula_in_a_csv_file_is_quoted_and_a_number_is_not(text):
-    assert csv_text(text) == (f"'{text}" if text in FORMULAS else text)
 
 
 def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_foreign_run(tmp_path, monkeypatch, capsys):

@@ -177,7 +177,7 @@ def put_suite(results: Path) -> Path:
     """Record a suite, and return its file."""
     suite = load_suite("base-to-novel")
     options = suite.options(MINI, datasets=("digits",), methods=("coop",), seeds=(1,))
-    collection = write_collection(results, SuitePlan.make(suite, options).collection)
+    collection = write_collection(results, SuitePlan(suite, options, suite.plan(options)).collection)
     return results / collection.path / "collection.json"
 
 

@@ -61,7 +61,7 @@ def lazy_group(commands: Commands) -> type[TyperGroup]:
 DATA_COMMANDS: Commands = {
     "fetch": ("benchmarks.cli.data_fetch:fetch_datasets", "Download published data sets and pack them."),
     "pack": ("benchmarks.cli.data_pack:pack", "Pack data sets into WebDataset shards."),
-    "check": ("benchmarks.cli.data_check:check", "Check packed shards or raw folders."),
+    "check": ("benchmarks.cli.data_check:check", "Check packed shards: hashes and images."),
     "show": ("benchmarks.cli.data_show:show", "Show the classes and images of a packed data set."),
     "few-shot": ("benchmarks.cli.data_few_shot:few_shot", "List or write the few-shot training images."),
 }

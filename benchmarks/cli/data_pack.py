@@ -10,7 +10,7 @@ import typer
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.data_sources import DatasetToPack, packing_root, report_note, report_packed, select_datasets
 from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag
-from benchmarks.console.output import columns, note, show, show_json
+from benchmarks.console.output import columns, note, show
 from benchmarks.console.packing import format_classes, pack_with_progress
 from procap.errors import UsageError
 from runner.environment import available_cores
@@ -59,8 +59,6 @@ def pack(
     if mode.dry_run:
         states = {dataset.name: "packed" if is_packed(root, dataset.name) else "to be packed" for dataset in selected}
         show(columns(("data set", f"now in {root}"), list(states.items())) + "\nNothing was written.")
-        if output.json:
-            show_json({"data": str(root), "datasets": states})
         return 0
     packed: dict[str, Manifest] = {}
     failures = Failures(len(selected), verbose=output.verbose)
@@ -72,12 +70,12 @@ def pack(
 
 def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int) -> Manifest:
     """Pack one data set; for a user's also write the guessed YAML file, and show its classes."""
-    on_note = report_note if dataset.is_users else None
+    on_note = report_note if dataset.location else None
     manifest = pack_with_progress(dataset.source(), root, force=force, workers=workers, on_note=on_note)
     if dataset.guessed:
         write_file(Path(dataset.location), dataset.guessed)
         note(f"wrote {dataset.location}")
-    if dataset.is_users:
+    if dataset.location:
         # These import torch, which other data sets need not wait for.
         from procap.weights.loading import load_clip
         from runner.setup import describe_unknown_names, label_space

@@ -38,11 +38,6 @@ class DatasetToPack:
     location: str = ""
     guessed: str = ""
 
-    @property
-    def is_users(self) -> bool:
-        """Whether the images are the user's, described by a YAML file."""
-        return bool(self.location)
-
 
 def select_datasets(names: Iterable[str], raw: Path | None, data_root: Path) -> list[DatasetToPack]:
     """Resolve `names`: each is a data set, a YAML file, a folder of images, or a group (all, world, paper).
@@ -83,11 +78,6 @@ def is_user_folder(name: str) -> bool:
     if not Path(name).expanduser().is_dir():
         return False
     return os.sep in name or name in (".", "..") or not (name in GROUPS or find_or_none(name))
-
-
-def is_users(name: str) -> bool:
-    """Whether a name is a folder of images or the YAML file of one."""
-    return is_user_folder(name) or name.lower().endswith((".yaml", ".yml"))
 
 
 def report_note(text: str) -> None:

@@ -100,9 +100,16 @@ def evaluate(
 
 
 def _show_evaluations(done: Sequence[Evaluated], failures: Failures, output: flags.OutputFlags) -> int:
-    """Print the evaluations and the failures; returns the exit code."""
-    if done:
-        show(format_evaluations(done))
+    rows: list[tuple[object, ...]] = []
+    for config, target, result in done:
+        accuracy, fit = f"{result.accuracy:.2f}{' †' if result.limited else ''}", result.calibration
+        probabilities = (f"{fit.nll:.3f}", f"{fit.equal_width.ece:.2f}") if fit else "--"
+        rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
+        name = result.settings.label or "default"
+        rows.append((config.path, str(target), name, result.correct, result.total, accuracy, *probabilities, rate))
+    if rows:
+        names = ("run", "target", "settings", "correct", "total", "accuracy", "NLL", "ECE", "images/s")
+        show(columns(names, rows))
     if any(result.limited for _, _, result in done):
         note("† limited: only the first images of the target were evaluated")
     for target in dict.fromkeys(target for _, target, result in done if result.num_classes == 1):
@@ -116,20 +123,6 @@ def _show_evaluations(done: Sequence[Evaluated], failures: Failures, output: fla
         ]
         show_json({"evaluated": evaluated, "failed": failures.reasons})
     return code
-
-
-def format_evaluations(done: Iterable[Evaluated]) -> str:
-    """Format one line per evaluation."""
-    rows: list[tuple[object, ...]] = []
-    for config, target, result in done:
-        accuracy = f"{result.accuracy:.2f}{' †' if result.limited else ''}"
-        fit = result.calibration
-        probabilities = (f"{fit.nll:.3f}", f"{fit.equal_width.ece:.2f}") if fit else "--"
-        rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
-        name = result.settings.label or "default"
-        rows.append((config.path, str(target), name, result.correct, result.total, accuracy, *probabilities, rate))
-    names = ("run", "target", "settings", "correct", "total", "accuracy", "NLL", "ECE", "images/s")
-    return columns(names, rows)
 
 
 def _evaluate_all(

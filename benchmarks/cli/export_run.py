@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,10 +11,7 @@ from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.selection import find_run, runtime_config
 from benchmarks.console.output import note, note_failures, show, show_json
-from procap.errors import check_names
 from runner.environment import library_defaults
-
-FORMATS = ("dassl", "safetensors", "timm", "onnx")
 
 
 @flags.command(
@@ -24,7 +21,7 @@ FORMATS = ("dassl", "safetensors", "timm", "onnx")
 def export(
     output: flags.OutputFlags,
     folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders, see `procap ls runs`")],
-    format: Annotated[str, flags.flag("dassl|safetensors|timm|onnx", "of the files")] = "dassl",
+    format: Annotated[Literal["dassl", "safetensors", "timm", "onnx"], typer.Option(help="of the files")] = "dassl",
     out: Annotated[Path, flags.flag("FOLDER", "where the files go, below the path of the run")] = Path("export"),
     results: flags.Results = "results",
     device: flags.Device = "auto",
@@ -37,7 +34,6 @@ def export(
     --model-dir OUT/RUN --load-epoch EPOCHS.
     """
     library_defaults(*folders)
-    check_names("format", [format], FORMATS)
     runtime = runtime_config(flags.RuntimeFlags(results=results, device=device))
     failures, files = Failures(len(folders), verbose=output.verbose), {}
     for folder in folders:

@@ -37,30 +37,10 @@ def switch(name: str, text: str, *short: str) -> Any:
 
 
 # The types of flags that several commands have, alone or in a group below.
-MethodNames = Annotated[
-    str,
-    flag(
-        "A,B",
-        "see `procap ls methods`; all, table1, adapters, prompts, probabilistic [default on your data, mini: probe]",
-        "--methods",
-        "--method",
-    ),
-]
-DatasetNames = Annotated[
-    str,
-    flag(
-        "A,B", "data sets, see `procap ls datasets`; all: the generated; paper: the paper's", "--datasets", "--dataset"
-    ),
-]
-Backbone = Annotated[
-    str, flag("NAME", "CLIP, see `procap ls backbones` [default of runs: mini, of suites: the profile's]")
-]
-Weights = Annotated[str, flag("TAG|FILE", "weights [default: the backbone's own]")]
 Recipe = Annotated[
     str,
     flag("published|procap", "each method's own, or ProCAP's [default of runs: published, of profile mini: procap]"),
 ]
-SuiteClasses = Annotated[str, flag("base|all", "classes to train on, in runtime and qualitative [default: base]")]
 MethodOptions = Annotated[
     list[str] | None,
     flag("KEY=VALUE", "method option; METHOD.KEY=VALUE sets it for one method; repeatable"),
@@ -86,12 +66,25 @@ class ChoiceFlags:
     """Flags that choose every method on every data set with every seed."""
 
     heading: ClassVar[str] = "Selection"
-    methods: MethodNames = ""
-    datasets: DatasetNames = ""
+    methods: Annotated[
+        str,
+        flag(
+            "A,B",
+            "see `procap ls methods`; all, table1, adapters, prompts, probabilistic [default on own data, mini: probe]",
+            "--methods",
+            "--method",
+        ),
+    ] = ""
+    datasets: Annotated[
+        str,
+        flag("A,B", "see `procap ls datasets`; all: the generated; paper: the paper's", "--datasets", "--dataset"),
+    ] = ""
     seeds: Annotated[str, flag("1,2,3", "random seeds [default: 1; suites define their own]")] = ""
     shots: Annotated[str, flag("N|full", "training images per class [default: 16]")] = ""
-    backbone: Backbone = ""
-    pretrained: Weights = ""
+    backbone: Annotated[
+        str, flag("NAME", "CLIP, see `procap ls backbones` [default of runs: mini, of suites: the profile's]")
+    ] = ""
+    pretrained: Annotated[str, flag("TAG|FILE", "weights [default: the backbone's own]")] = ""
     precision: Annotated[
         str, flag("fp32|bf16|fp16", "precision of training and evaluation [default: fp32; profile paper: bf16]")
     ] = ""
@@ -161,7 +154,7 @@ class SuiteFlags(ChoiceFlags):
     heading: ClassVar[str] = "Recipe and evaluation"
     profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper if packed]")] = ""
     recipe: Recipe = ""
-    classes: SuiteClasses = ""
+    classes: Annotated[str, flag("base|all", "classes to train on, in runtime and qualitative [default: base]")] = ""
     option: MethodOptions = None
     quick: Annotated[bool, switch("--quick", "smoke test with short schedules")] = False
     epochs: Epochs = None

@@ -10,7 +10,7 @@ import typer
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.selection import runtime_config, selected_runs
-from benchmarks.console.output import columns, note, note_failures, quote, show, show_json
+from benchmarks.console.output import columns, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed
 from procap.errors import UsageError
 from runner.environment import library_defaults
@@ -53,8 +53,6 @@ def import_checkpoint(
         )
     if mode.dry_run:
         show(columns(("file", "run"), [(str(path), config.path) for config, path in files.items()]))
-        if output.json:
-            show_json({"files": {str(path): config.path for config, path in files.items()}})
         return 0
     # This imports torch, which a wrong flag need not wait for.
     from runner.public_checkpoints import import_run
@@ -66,8 +64,6 @@ def import_checkpoint(
             done[config] = import_run(config, runtime, path, force=mode.force)
             note(f"imported {path} as {config.path}")
     exporter_for(runtime).flush()
-    if done:
-        note(f"next: procap eval {' '.join(quote(runtime.results / config.path) for config in done)}")
     code = note_failures(len(done), failures.reasons)
     if output.json:
         imported = [

@@ -12,7 +12,7 @@ import typer
 
 from benchmarks.cli.flags import Data, OutputFlags, Results, SelectionFlags, command, command_line
 from benchmarks.cli.selection import run_filter
-from benchmarks.console.output import columns, format_counts, note, plural, show, show_json
+from benchmarks.console.output import columns, note, plural, show, show_json
 from benchmarks.experiment.titles import title_method
 from benchmarks.results.frame import describe_settings, open_results, run_folders, title_variants
 from benchmarks.suites import SUITES, load_suite
@@ -24,7 +24,6 @@ from runner.results import harmonic_mean
 from runner.run_folders import RunFolder
 from shards.catalogue import CATALOGUE
 from shards.default_paths import data_root
-from shards.mirror import is_mirror
 from shards.resolve import is_packed, packed_names, resolve_dataset
 
 DATASET_FIELDS = ["name", "title", "classes", "test_only", "template", "aliases", "licence", "description"]
@@ -72,7 +71,13 @@ def _methods(details: bool) -> Listing:
             texts = describe_method(name)
             recipe = texts["recipe"]
             row |= {"summary": texts["summary"], "selection": texts["selection"]}
-            row |= _method_details(name) if details or name not in METHODS else {}
+            if details or name not in METHODS:
+                method = method_class(name)
+                row["recipe"] = method.recipe().model_dump(mode="json")
+                row["options"] = {
+                    option: {"default": field.get_default(call_default_factory=True), "description": field.description}
+                    for option, field in method.Options.model_fields.items()
+                }
         except UsageError as error:
             row["summary"] = str(error)
         except Exception as error:
@@ -84,16 +89,6 @@ def _methods(details: bool) -> Listing:
     return columns(("method", "chosen by", "what it is", "published recipe, or own"), shown), rows
 
 
-def _method_details(name: str) -> dict[str, Any]:
-    method = method_class(name)
-    fields = method.Options.model_fields.items()
-    options = {
-        option: {"default": field.get_default(call_default_factory=True), "description": field.description or ""}
-        for option, field in fields
-    }
-    return {"recipe": method.recipe().model_dump(mode="json"), "options": options}
-
-
 def _suites() -> Listing:
     suites = [load_suite(name) for name in SUITES]
     rows = [{name: getattr(suite, name) for name in ("name", "title", "methods", "seeds")} for suite in suites]
@@ -102,15 +97,12 @@ def _suites() -> Listing:
 
 
 def _datasets(root: Path) -> Listing:
-    packed = packed_names(root)
-    try:
-        # The server of a mirror cannot list its data sets: look for known names.
-        packed = sorted({*packed, *(name for name in CATALOGUE if is_mirror(root) and is_packed(root, name))})
-    except UserError as error:
-        note(f"procap: {error}")
+    names = dict.fromkeys((*CATALOGUE, *packed_names(root)))
+    # The server of a mirror cannot list its data sets, and is asked for each.
+    packed = [name for name in names if is_packed(root, name)]
     rows: list[dict[str, Any]] = []
     shown: list[tuple[object, ...]] = []
-    for name in dict.fromkeys((*CATALOGUE, *packed)):
+    for name in names:
         try:
             dataset = resolve_dataset(name, root) if name in packed else CATALOGUE[name]
         except UserError as error:
@@ -121,8 +113,8 @@ def _datasets(root: Path) -> Listing:
         row |= {field: getattr(dataset, field) for field in DATASET_FIELDS}
         rows.append(row | {"get": dataset.raw.get if dataset.raw else ""})
         state = "no" if name not in packed else "yes" if whole else "in part"
-        about = dataset.description
-        shown.append((dataset.name, dataset.classes, format_counts(dataset.counts), state, about))
+        counts = (f"{count:,}" if (count := dataset.counts.get(split)) else "-" for split in ("train", "val", "test"))
+        shown.append((dataset.name, dataset.classes, "/".join(counts), state, dataset.description))
     return columns(("data set", "classes", "train/val/test", "packed", "what it is"), shown), rows
 
 
@@ -158,7 +150,7 @@ def _words() -> Listing:
 def _runs(results: str, selection: SelectionFlags) -> Listing:
     root = open_results(results)
     folders = run_folders(root)
-    is_selected = run_filter(selection, lambda: (config.dataset for _, config in folders))
+    is_selected = run_filter(selection)
     rows = [_describe_run(folder, config) for folder, config in folders if is_selected(config)]
     if not rows:
         note(f"{plural(len(folders), 'run')} below {results}, none that fits")

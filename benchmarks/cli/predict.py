@@ -13,7 +13,7 @@ import typer
 from benchmarks.cli import flags
 from benchmarks.cli.selection import find_run, find_selected_run, runtime_config
 from benchmarks.console.errors import one_line
-from benchmarks.console.output import csv_text, note, plural, show, show_json
+from benchmarks.console.output import note, plural, show, show_json
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
 from runner.environment import library_defaults
@@ -67,6 +67,7 @@ def predict(
     from runner.evaluate import load_trained
     from runner.predict import ImageClassifier
     from shards.image_files import find_images
+    from shards.raw.folders import is_image_name
 
     failed: dict[str, str] = {}
 
@@ -82,6 +83,9 @@ def predict(
     predictions = classifier.predict(images, workers, on_error)
     labels = list(zip(classifier.space.classnames, classes, strict=True))
     count = _write_predictions(predictions, labels, min(top, len(classes)), out)
+    files = [file for path in paths if path.is_dir() for file in path.rglob("*") if file.is_file()]
+    if skipped := sum(not is_image_name(file.name) and str(file) not in failed for file in files):
+        note(f"{plural(skipped, 'file')} skipped, no images")
     for name, reason in failed.items():
         note(f"procap: error: {name} {reason}")
     if output.json:
@@ -109,7 +113,7 @@ def _write_predictions(
         for count, (name, probabilities) in enumerate(predictions, 1):
             best = zip(*(values.tolist() for values in probabilities.topk(top)), strict=True)
             cells = [cell for value, label in best for cell in (*labels[label], f"{value:.{DIGITS}f}")]
-            table.writerow(map(csv_text, (name, *cells)))
+            table.writerow((name, *cells))
             display.total = count
             display.update(count)
     if count and out:

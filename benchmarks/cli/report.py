@@ -8,20 +8,11 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import (
-    Data,
-    OutputFlags,
-    Reference,
-    Results,
-    SelectionFlags,
-    command,
-    command_line,
-    flag,
-)
+from benchmarks.cli.flags import Data, OutputFlags, Reference, Results, SelectionFlags, command, command_line, flag
 from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import show, show_json
 from benchmarks.report.report import write_report
-from benchmarks.results.frame import open_results, run_folders
+from benchmarks.results.frame import open_results
 from procap.errors import UsageError, check_names
 from procap.methods import method_paths
 from runner.environment import library_defaults
@@ -52,9 +43,8 @@ def report(
     """Write one HTML page of suites, sweeps and runs: tables, figures, comparisons, mistakes, and what is missing.
 
     Flags such as --methods select runs, of which the page shows accuracies by class, confusion matrices and
-    misclassified images. It is made of result files and packed test images, without a model or the
-    network. The page of everything is RESULTS/report/index.html; a selection has a different folder, such as
-    RESULTS/report-base-to-novel, with the tables (md, csv, tex, json) and figures (pdf, png, svg).
+    misclassified images. It is made of result files and packed test images, without a model or the network; tables
+    (md, csv, tex, json) and figures (pdf, png, svg) are files next to it.
     """
     library_defaults()
     selecting = command_line(selection)
@@ -62,19 +52,13 @@ def report(
         raise UsageError(f"name suites or select runs: {' '.join(names)} or {selecting}")
     check_names("method", filter(None, [reference]), method_paths())
     root = open_results(results)
-    selected = run_filter(selection, lambda: (config.dataset for _, config in run_folders(root)))
+    selected = run_filter(selection)
     # The local folder of a URL is a cache, in which users would not find the page.
     parts = [Path(name).name for name in names or ()] or re.findall(r"\w[\w.-]*", selecting)
     out = out or (Path() if is_url(results) else root) / "-".join(["report", *parts])[:200]
-    page = write_report(
-        root,
-        out,
-        names=names or (),
-        selected=selected if selecting else None,
-        shown=results,
-        data=data_root(data),
-        reference=reference,
-    )
+    chosen = selected if selecting else None
+    shards = data_root(data)
+    page = write_report(root, out, names=names or (), selected=chosen, shown=results, data=shards, reference=reference)
     show(str(page))
     if output.json:
         show_json({"page": str(page)})

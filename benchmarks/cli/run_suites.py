@@ -55,10 +55,9 @@ def bench(
     if mode.dry_run:
         return show_plan(runs, states, output)
     open_runs = [run for run in runs if not states[run.path].is_done]
-    for run in open_runs:
-        if states[run.path].status == "other data":
-            # Raises before anything is written.
-            read_state(run, runtime)
+    for run in (run for run in open_runs if states[run.path].status == "other data"):
+        # Raises before anything is written.
+        read_state(run, runtime)
     title = plural(len(plans), "suite") if len(plans) > 1 else plans[0].suite.title
     done_count = f"{plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already"
     note(f"{title}, profile {plans[0].options.profile.name}: {done_count}")
@@ -139,7 +138,7 @@ def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: Ru
         )
         check_names("method", filter(None, [suite_flags.reference]), method_paths() if several else options.methods)
         if not (why := find_obstacle(suite, options, several=several)):
-            plans.append(SuitePlan.make(suite, options))
+            plans.append(SuitePlan(suite, options, suite.plan(options)))
         elif several:
             note(f"{suite.name} is left out: {why}")
         else:
@@ -164,19 +163,13 @@ def _show_outputs(
     runtime_flags: flags.RuntimeFlags,
     output: flags.OutputFlags,
 ) -> int:
-    """Print the first table of each suite, failures, and the next commands; write the report of all suites."""
     for made in outputs:
         if made.tables:
             show(render(made.tables[0], "md") + "\n")
     folder = outputs[0].folder if len(outputs) == 1 else outputs[0].folder.parent
     note(f"tables and plots: {runtime.shown_results}/{folder.relative_to(runtime.results).as_posix()}")
     failed = {**failed, **{made.suite.name: made.failed for made in outputs if made.failed}}
-    results = f"--results {quote(runtime_flags.results)}"
-    folders = f"--data {quote(runtime_flags.data)} {results}" if runtime_flags.data else results
-    ui = f"procap ui {results} --suite {outputs[0].suite.name}"
-    following = f"procap table {name} {folders}; {ui}; procap report {name} {folders}"
     if name == ALL:
-        following = f"procap table SUITE {folders}; procap ui {results}"
         try:
             # The local folder of a URL is a cache, in which users would not find the report.
             out = Path("report") if runtime.results_url else None
@@ -186,7 +179,10 @@ def _show_outputs(
             failed["procap report"] = str(error)
     code = note_failures(len(done), failed)
     if not failed:
-        note(f"next: {following}")
+        results = f"--results {quote(runtime_flags.results)}"
+        folders = f"--data {quote(runtime_flags.data)} {results}" if runtime_flags.data else results
+        suite = "SUITE" if name == ALL else name
+        note(f"next: procap table {suite} {folders}; procap ui {results}; procap report {suite} {folders}")
     if output.json:
         tables = [to_dict(table) for made in outputs for table in made.tables]
         show_json({"suite": name, "results": runtime.shown_results, "done": done, "failed": failed, "tables": tables})

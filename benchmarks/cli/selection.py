@@ -33,7 +33,7 @@ from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Ta
 from runner.planning import can_classify, control_options, plan_run
 from runner.remote_results import RemoteResults, results_root
 from runner.run_folders import find_runs, locate_run
-from shards.catalogue import CATALOGUE, find_or_none
+from shards.catalogue import find_or_none
 from shards.default_paths import cache_home, data_root
 from shards.fewshot import parse_classes, select_labels
 from shards.names import join_first
@@ -57,7 +57,10 @@ def selected_runs(
     task: see `plan_run`.
     """
     datasets = parse_datasets(selection.datasets, data, test_only=selection.methods == "zeroshot")
-    methods = parse_methods(selection.methods or default_method(selection, datasets, data), table1_methods())
+    is_users = all(resolve_dataset(name, data).source == "packed" for name in datasets)
+    # `mini` knows few words: the default for a user's data needs none.
+    default = "probe" if is_users and selection.backbone in ("", "mini") else ""
+    methods = parse_methods(selection.methods or default, table1_methods())
     named_architecture(selection.backbone or "mini", selection.pretrained or None)
     shots = parse_shot_count(selection.shots or "16")
     options = parse_options(recipe.option or (), methods)
@@ -82,12 +85,6 @@ def selected_runs(
         for method in kept
         for seed in (parse_integers(selection.seeds, "--seeds") or [1])
     ]
-
-
-def default_method(selection: SelectionFlags, datasets: Iterable[str], data: Path | None) -> str:
-    """Return a method that needs no words for a user's data under `mini`, which knows few; else none."""
-    is_users = all(resolve_dataset(name, data).source == "packed" for name in datasets)
-    return "probe" if is_users and selection.backbone in ("", "mini") else ""
 
 
 def start_runs(configs: Sequence[RunConfig], init: str, runtime: RuntimeConfig) -> list[RunConfig]:
@@ -168,34 +165,22 @@ def runtime_config(
     limit: int | None = None,
     evaluation: EvalSettings | None = None,
 ) -> RuntimeConfig:
-    """Make the runtime given by the flags."""
     results, url = results_root(flags.results, cache_home())
+    same = ("device", "workers", "accelerate", "timeout", "no_cache", "deterministic")
     return RuntimeConfig(
         data=data_root(flags.data),
         results=results,
-        device=flags.device,
-        workers=flags.workers,
         limit=limit,
         evaluation=evaluation or EvalSettings(),
         tracking_uri=flags.tracking or None,
-        accelerate=flags.accelerate,
-        timeout=flags.timeout,
         results_url=url,
-        no_cache=flags.no_cache,
-        deterministic=flags.deterministic,
+        **{name: getattr(flags, name) for name in same},
         **asdict(engine or EngineFlags()),
     )
 
 
-def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]]) -> Callable[[RunConfig], bool]:
-    """Make a predicate that tests whether the flags select a run. recorded: returns the data sets of the runs."""
-
-    def find_name(name: str) -> str:
-        if dataset := find_or_none(name):
-            return dataset.name
-        check_names("data set", [name.lower()], {*recorded(), *CATALOGUE})
-        return name.lower()
-
+def run_filter(selection: SelectionFlags) -> Callable[[RunConfig], bool]:
+    """Make a predicate that tests whether the flags select a run."""
     methods = {"all": [], "table1": table1_methods()}.get(selection.methods, split_names(selection.methods))
     groups, sets = dataset_groups(), split_names(selection.datasets)
     precisions, backbones, tags = map(split_names, (selection.precision, selection.backbone, selection.pretrained))
@@ -203,9 +188,10 @@ def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]])
     check_names("precision", precisions, PRECISIONS)
     for name in backbones:
         named_architecture(name, None)
+    datasets = [(find_or_none(name), name.lower()) for part in sets for name in groups.get(part, [part])]
     chosen: Mapping[str, Sequence[Any]] = {
         "method": methods,
-        "dataset": [find_name(name) for part in sets for name in groups.get(part, [part])],
+        "dataset": [dataset.name if dataset else name for dataset, name in datasets],
         "seed": parse_integers(selection.seeds, "--seeds"),
         "shots": parse_shot_counts(selection.shots),
         "classes": [parse_classes(name) for name in split_names(selection.classes)],
@@ -249,9 +235,9 @@ def find_run(run: Path, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfi
 def find_selected_run(selection: SelectionFlags, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:
     """Find the only run that the flags select; the rest is as in `find_run`."""
     RemoteResults.from_runtime(runtime).pull_all()
-    folders = [(folder.path, config) for folder in find_runs(runtime.results) if (config := folder.config())]
-    is_selected = run_filter(selection, lambda: (config.dataset for _, config in folders))
-    return select_run([path for path, config in folders if is_selected(config)], runtime)
+    is_selected = run_filter(selection)
+    folders = [(folder.path, folder.config()) for folder in find_runs(runtime.results)]
+    return select_run([path for path, config in folders if config and is_selected(config)], runtime)
 
 
 def select_run(folders: Sequence[Path], runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:

@@ -113,9 +113,8 @@ def _execute(
             progress.close(status_after(error))
             RemoteResults.from_runtime(at).try_push_all()
         raise
-    interrupted = searched.count("running") > 0
     RemoteResults.from_runtime(at).pull_all()
-    progress.close("failed" if searched.count("failed") else "interrupted" if interrupted else "finished")
+    progress.close("failed" if searched.count("failed") else "interrupted" if searched.count("running") else "finished")
     exporter_for(at).flush()
     return _show_outcome(searched, runtime, engine, output)
 
@@ -123,7 +122,6 @@ def _execute(
 def _show_outcome(
     searched: Sweep, runtime: flags.RuntimeFlags, engine: flags.EngineFlags, output: flags.OutputFlags
 ) -> int:
-    """Print the table, and the commands that train and test the best configuration."""
     settings, configurations = searched.settings, list(searched.configurations.values())
     best = table.find_best(configurations)
     commands = make_commands(settings, best.values, runtime, engine) if best else []
@@ -147,11 +145,8 @@ def _show_outcome(
 
 
 def _show_plan(settings: SweepSettings, tried: Sequence[Configuration], output: flags.OutputFlags) -> int:
-    """Print what would be searched and the configurations that were tried."""
     fields = [(field, json.dumps(domain)) for field, domain in settings.space.items()]
     show(columns(("field", "values"), fields or [("-", "nothing is varied")]))
-    if tried:
-        show("\n" + render(table.sweep_table(settings, tried), "md"))
     show(f"\n{_format_title(settings)}; {len(tried)} tried already. Nothing was written.")
     if output.json:
         show_json({"sweep": settings.model_dump(mode="json"), "total": settings.size})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,23 +12,19 @@ from benchmarks.cli import flags
 from benchmarks.cli.selection import run_filter, suite_changes
 from benchmarks.console.output import note, quote, show, show_json
 from benchmarks.console.parse import parse_options
-from benchmarks.report.sections import read_sweeps
-from benchmarks.results.frame import open_results, read_frame, run_folders
+from benchmarks.report.sections import read_sections
+from benchmarks.results.frame import open_results, read_frame
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.planning import last_options
 from benchmarks.tables.check import check_table
-from benchmarks.tables.render import FORMATS, arrange_notes, render, to_dict
+from benchmarks.tables.render import arrange_notes, render, to_dict
 from benchmarks.tables.runs import calibration_of_runs, run_tables
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError, check_names
 from procap.methods import method_paths
 from runner.run_collection import COLLECTIONS
 from shards.default_paths import data_root
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 NOT_AS_PUBLISHED = 4
 """Exit code of `--check` unless every published number is there and agrees."""
@@ -65,29 +61,25 @@ def table(
         typer.Argument(metavar="SUITE", help="a suite or sweep, or `calibration` [default: all runs]"),
     ] = "",
     results: flags.Results = "results",
-    form: Annotated[str, flags.flag("md|csv|latex|json", "of the tables", "--format")] = "md",
-    notes: Annotated[str, flags.flag("short|full", "full: recipes of all rows; in LaTeX captions too")] = "short",
+    form: Annotated[Literal["md", "csv", "latex", "json"], typer.Option("--format", help="of the tables")] = "md",
+    notes: Annotated[
+        Literal["short", "full"], typer.Option(help="full: recipes of all rows; in LaTeX captions too")
+    ] = "short",
 ) -> int:
     """Print base, novel, harmonic mean and speed from results, or the tables of a suite with the paper's numbers.
 
     Every accuracy is computed from the integer counts of the result files. `procap table calibration` prints how well
     the probabilities of all runs fit.
     """
-    check_names("format", [form], FORMATS)
-    check_names("notes", [notes], ("short", "full"))
-    tables: Sequence[Table]
-    code = 0
     if suite in ("", CALIBRATION):
         _refuse(suite or "of all runs", replace(suite_flags, data="", reference=""))
-        tables = _tables_of_runs(selection, results, suite_flags.reference, calibration=bool(suite))
+        tables, code = _tables_of_runs(selection, results, suite_flags.reference, calibration=bool(suite)), 0
     else:
         tables, code = _suite_tables(suite, selection, results, suite_flags)
-    document = {"suite": suite or None, "tables": [to_dict(table) for table in tables]}
     if form != "json":
-        texts = [render(table, form) for table in arrange_notes(tables, form, full=notes == "full")]
-        show("\n\n".join(texts))
+        show("\n\n".join(render(table, form) for table in arrange_notes(tables, form, full=notes == "full")))
     if output.json or form == "json":
-        show_json(document)
+        show_json({"suite": suite or None, "tables": [to_dict(table) for table in tables]})
     return code
 
 
@@ -101,8 +93,7 @@ def _tables_of_runs(
     selection: flags.SelectionFlags, results: str, reference: str, *, calibration: bool
 ) -> Sequence[Table]:
     check_names("method", filter(None, [reference]), method_paths())
-    root = open_results(results)
-    frame = read_frame(root, run_filter(selection, lambda: (config.dataset for _, config in run_folders(root))))
+    frame = read_frame(open_results(results), run_filter(selection))
     if frame.empty:
         listing = f"procap ls runs --results {quote(results)}"
         raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
@@ -121,7 +112,10 @@ def _suite_tables(
     root, data = open_results(results), data_root(suite_flags.data)
     if name not in SUITES and (root / COLLECTIONS / "sweep" / name).is_dir():
         _refuse(name, selection, suite_flags)
-        return _sweep_tables(name, root), 0
+        sections, problems = read_sections(root, names=[name])
+        for sweep, reason in problems:
+            raise UserError(f"sweep {sweep} cannot be read: {reason}")
+        return sections[0].make_tables(), 0
     suite = load_suite(name)
     recorded = last_options(suite, root, data, profile=suite_flags.profile)
     chosen = {"recipe": suite_flags.recipe, "classes": selection.classes, "reference": suite_flags.reference}
@@ -141,10 +135,3 @@ def _suite_tables(
     if not tables:
         raise UserError(f"no result of {name} as it is chosen here below {results}; see `procap bench {name}`")
     return tables, 1 if done.unreadable else 0
-
-
-def _sweep_tables(name: str, root: Path) -> Sequence[Table]:
-    sections, problems = read_sweeps(root, [name])
-    for sweep, reason in problems:
-        raise UserError(f"sweep {sweep} cannot be read: {reason}")
-    return sections[0].make_tables()

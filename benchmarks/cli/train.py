@@ -10,7 +10,7 @@ from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.config_file import ConfigFlags
 from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import runtime_config, selected_runs, start_runs
-from benchmarks.console.output import columns, is_first_rank, note, note_failures, plural, show, show_json
+from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed, find_unpacked
 from benchmarks.suites.checks import check_training_images, check_weights_of, note_warmup, note_warning
 from benchmarks.suites.planning import read_states
@@ -26,9 +26,6 @@ from runner.tracking.log import exporter_for
 
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup
-
-FEW_STEPS = 20
-"""Fewer optimizer steps than this are worth a warning: CoOp often equals zero-shot CLIP after them."""
 
 
 @flags.command(
@@ -94,7 +91,6 @@ def train(
 def _checked_runs(
     selection: flags.SelectionFlags, recipe: flags.RecipeFlags, runtime: RuntimeConfig, mode: flags.ModeFlags, init: str
 ) -> list[RunConfig]:
-    """Return the selected runs. Raises UserError without their weights."""
     runs = selected_runs(selection, recipe, runtime.data)
     runs = start_runs(runs, init, runtime) if init else runs
     check_weights_of(runs, runtime)
@@ -105,9 +101,6 @@ def _checked_runs(
 
 
 def _training_warning(config: RunConfig, result: TrainResult) -> str:
-    if 0 < result.steps < FEW_STEPS:
-        steps = plural(result.steps, "step")
-        return f"made {steps} in all, and may be near the initial weights: give more epochs or shots"
     options = method_options(config.method, config.options)
     return method_class(config.method).training_warning(options, result.statistics) if result.statistics else ""
 
@@ -127,8 +120,7 @@ def _train_all(
         with failures.collect(config.path):
             if not was_finished:
                 check_training_images([config], runtime.data)
-                doing = "training" if config.recipe.epochs else "nothing to train, `procap eval` is enough:"
-                note(f"{position} {doing} {config.path}")
+                note(f"{position} training {config.path}")
             ensure_packed([config.dataset], runtime.data)
             result = train_run(config, runtime, force=force, group=group, workbench=workbench)
             assert isinstance(result, TrainResult)

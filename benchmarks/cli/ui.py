@@ -14,7 +14,7 @@ import typer
 from benchmarks.cli.flags import OutputFlags, Results, Tracking, command, flag
 from benchmarks.console.output import note, show
 from benchmarks.results.frame import open_results
-from procap.errors import UsageError, check_names
+from procap.errors import check_names
 from runner.environment import library_defaults
 from runner.run_collection import read_collections
 from runner.tracking.store import TrackingStore
@@ -40,8 +40,6 @@ def ui(
     """
     library_defaults()
     root = open_results(results)
-    if suite and sweep:
-        raise UsageError("use --suite or --sweep, not both")
     search = "params.method LIKE '%'"
     name = suite or sweep
     if name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import typer
@@ -21,6 +22,8 @@ def explain(error: Exception, *, verbose: bool = False) -> tuple[str, int]:
         return f"{'' if error.exit_code > 128 else 'error: '}{one_line(str(error))}", error.exit_code
     if isinstance(error, COMMAND_LINE_ERROR):
         message: Any = error
+        if near := getattr(message, "possibilities", None):
+            message.possibilities = difflib.get_close_matches(message.option_name, near, cutoff=0.75)
         path = message.ctx.command_path if message.ctx else "procap"
         return f"error: {one_line(message.format_message()).rstrip('.')} (see `{path} --help`)", 2
     if isinstance(error, OSError):

@@ -20,8 +20,6 @@ from shards.urls import redact
 SOME_FAILED = 3
 """Exit code of a command in which some runs failed and others succeeded."""
 
-NUMBER = re.compile(r"[+-]?[\d.,]*(?:e[+-]?\d+)?%?(?: (?:±|to) [+-]?[\d.]+)?|--|[+-]?(?:inf|nan)", re.IGNORECASE)
-"""A number in a table, or a sign for a missing one."""
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -122,17 +120,6 @@ def columns(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def quote(word: object) -> str:
     """Quote a path or another word for a shell; a URL without what may be secret in it."""
     return shlex.quote(redact(str(word)))
-
-
-def csv_text(text: str) -> str:
-    """Return a cell of a CSV file: what a spreadsheet would run as a formula begins with a quote, numbers do not."""
-    is_formula = text[:1] in tuple("=@+-\t\r") and not NUMBER.fullmatch(text)
-    return f"'{text}" if is_formula else text
-
-
-def format_counts(counts: Mapping[str, int]) -> str:
-    """Format the images of train, val and test as `1,000/200/500`, with a dash for a split that does not exist."""
-    return "/".join(f"{counts[split]:,}" if split in counts else "-" for split in ("train", "val", "test"))
 
 
 def plural(count: int, noun: str) -> str:

@@ -179,14 +179,11 @@ class SuiteOptions:
     def from_json(cls, values: Mapping[str, Any], data: Path | None = None) -> SuiteOptions:
         """Convert back from `to_json`. Raises UserError for anything else."""
         try:
-            profile = find_profile(str(values["profile"]))
+            profile = find_profile(str(values.get("profile")))
             options = TypeAdapter(cls).validate_python({**values, "profile": profile, "data": data})
             EvalSettings.model_validate(options.evaluation)
-        except (KeyError, ValidationError) as error:
-            reason = describe_invalid(error) if isinstance(error, ValidationError) else f"{error} is missing"
-            raise UserError(
-                f"a collection whose settings are no options of a suite ({reason}); run the suite again"
-            ) from error
+        except ValidationError as error:
+            raise UserError(f"{describe_invalid(error)} in the settings of a suite; run it again") from error
         return options
 
 
@@ -299,12 +296,7 @@ class Suite:
             if self.held_out:
                 trainings["dev-base"] = validation_targets(dataset, "dev-base")
             for variant, (classes, targets) in product(variants, trainings.items()):
-                try:
-                    configs = [options.run(variant, dataset, seed, classes, self.task) for seed in options.seeds]
-                except UsageError as error:
-                    if not variant.key:
-                        raise
-                    raise UsageError(f"suite '{self.name}', variant '{variant.name}': {error}") from error
+                configs = [options.run(variant, dataset, seed, classes, self.task) for seed in options.seeds]
                 parsed = map(Target.parse_unchecked, targets)
                 known = tuple(str(target) for target in parsed if can_classify(configs[0], target, options.data))
                 runs += [

@@ -134,7 +134,6 @@ def _class_table(by_title: Mapping[str, pd.DataFrame], names: Sequence[str], tes
 
 
 def _matrix(frame: pd.DataFrame, wrong: pd.DataFrame, names: Sequence[str], test_set: str, name: str) -> Table:
-    """Make the confusion matrix of the evaluations of one method, with a row for each true class."""
     counts = np.diag(np.sum([classes.correct for classes in frame.per_class], axis=0))
     mistakes = wrong[wrong.title == frame.title.iloc[0]]
     np.add.at(counts, (mistakes.label, mistakes.predicted), 1)
@@ -149,7 +148,6 @@ def _matrix(frame: pd.DataFrame, wrong: pd.DataFrame, names: Sequence[str], test
 
 
 def _pair_table(wrong: pd.DataFrame, names: Sequence[str], test_set: str, name: str) -> Table:
-    """Make a row for each of the most frequent pairs of a true and a wrongly predicted class."""
     counts = wrong.groupby(["label", "predicted", "title"]).size().unstack(fill_value=0)
     most = counts.loc[counts.sum(axis=1).sort_values(ascending=False, kind="stable").index[:MAX_PAIRS]]
     rows = tuple(

@@ -9,16 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.console.output import note, plural
+from benchmarks.console.output import note
 from benchmarks.plots.style import Plots
 from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, Picture, draw_picture, load_picture, write_page
-from benchmarks.report.sections import Problem, Section, count_states, read_runs, read_suites, read_sweeps
+from benchmarks.report.sections import Problem, Section, read_runs, read_sections
 from benchmarks.results.frame import run_folders
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
 from runner.failures import describe_failure
-from runner.run_collection import find_collections
 
 
 def write_report(
@@ -49,8 +48,9 @@ def write_report(
     write_page(report, folder)
     for name, what in report["problems"]:
         note(f"{name}: {what}")
-    if not report["complete"]:
-        note(report["state"])
+    for section in report["sections"]:
+        if section["unfinished"]:
+            note(f"{section['name']}: {section['state']}")
     return page
 
 
@@ -79,7 +79,6 @@ def build_report(
         is_detailed = section is lead or section.name == "runs" or bool(section.suite and names)
         parts.append(_make_part(section, shown, data, problems, reference, detailed=is_detailed))
     return {
-        "state": _describe_state(sections),
         "shown": shown,
         "sections": parts,
         "problems": problems,
@@ -94,16 +93,10 @@ def _read_sections(
     selected: Callable[[RunConfig], bool] | None,
     reference: str,
 ) -> tuple[list[Section], list[Problem]]:
-    """Read suites, sweeps and other runs below `results`, or the part of them that was chosen."""
     if selected:
         runs = read_runs(results, selected, "Selected runs", reference)
         return ([runs] if runs else []), []
-    sweeps = {folder.name for folder in find_collections(results) if folder.parent.name == "sweep"} & {*names}
-    suites = [name for name in names if name not in sweeps]
-    sections, problems = read_suites(results, data, suites, reference) if suites or not names else ([], [])
-    if sweeps or not names:
-        more_sections, more_problems = read_sweeps(results, sorted(sweeps))
-        sections, problems = sections + more_sections, problems + more_problems
+    sections, problems = read_sections(results, data, names, reference)
     if names:
         return sections, problems
     members = {path for section in sections for path in section.paths}
@@ -116,18 +109,6 @@ def _read_sections(
     read = partial(read_runs, results, is_shown, "Other runs", reference)
     runs = _attempt(problems, "runs", "the other runs", read, None)
     return sections + ([runs] if runs else []), problems
-
-
-def _describe_state(sections: Sequence[Section]) -> str:
-    """Describe how many runs are finished; a run that is unfinished in several suites counts once."""
-    paths = {path for section in sections for path in section.paths}
-    if not paths:
-        return "No run can be shown."
-    runs = plural(len(paths), "run")
-    unfinished = {run.path: run for section in reversed(sections) for run in section.unfinished}
-    if unfinished:
-        return f"{len(unfinished)} of {runs} unfinished: {count_states(unfinished.values())}."
-    return f"All {runs} are finished."
 
 
 def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], Any], otherwise: Any) -> Any:
@@ -159,7 +140,6 @@ def _make_part(
 
 
 def _make_pictures(section: Section, attempt: Callable[..., Any]) -> list[Picture]:
-    """Draw the plots of a suite, and load its recorded pictures."""
     suite = section.suite
     if suite is None:
         return []

@@ -12,13 +12,13 @@ from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in
 from benchmarks.results.frame import make_frame, make_records, run_folders
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.suites import SUITES, load_installed_suite, load_suite
+from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.planning import last_options
 from benchmarks.sweeps.table import sweep_table
 from benchmarks.tables.runs import calibration_of_runs, run_tables, title_runs
 from benchmarks.tables.table import Table
 from cluster.sweep_record import SWEEPS, SweepFolder
-from procap.errors import UserError
+from procap.errors import UserError, check_names
 from runner.config import RunConfig
 from runner.run_collection import find_collections, read_collection
 from runner.run_folders import RunFolder
@@ -61,34 +61,34 @@ class Section:
         """How many runs are finished: "33 of 35 runs finished: 1 failed, 1 not started"."""
         if not self.paths:
             return "measured without runs"
-        states = count_states(self.unfinished)
+        counts = Counter(run.state for run in self.unfinished)
+        states = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
         finished = f"{len(self.paths) - len(self.unfinished)} of {plural(len(self.paths), 'run')} finished"
         return f"{finished}: {states}" if states else finished
 
 
-def count_states(unfinished: Iterable[UnfinishedRun]) -> str:
-    """Count unfinished runs by state: "1 failed, 2 not started"."""
-    counts = Counter(run.state for run in unfinished)
-    return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-
-
-def read_suites(
-    results: Path, data: Path | None = None, words: Sequence[str] = (), reference: str = ""
+def read_sections(
+    results: Path, data: Path | None = None, names: Sequence[str] = (), reference: str = ""
 ) -> tuple[list[Section], list[Problem]]:
-    """Read the suites that were started below `results`, in the order of the paper, and list what cannot be read.
+    """Read the suites, in the order of the paper, and sweeps below `results`, and list what cannot be read.
 
-    words: names or files of the suites to read; empty: all.
+    names: suites (names or files) and sweeps to read; empty: all.
     """
-    chosen = {load_suite(word).name: word for word in words}
-    folders = {folder.name: folder for folder in find_collections(results) if folder.parent.name == "suite"}
+    folders = find_collections(results)
+    sweeps = {folder.name for folder in folders if folder.parent.name == "sweep"}
+    words = {name if name in sweeps else load_suite(name).name: name for name in names}
+    problems = [(name, "was not started here") for name in words if name not in {folder.name for folder in folders}]
     sections: list[Section] = []
-    problems = [(name, "was not started here") for name in chosen if name not in folders]
-    for name in sorted(folders, key=lambda name: order_in(name, SUITES)):
-        if not chosen or name in chosen:
-            try:
-                sections.append(_read_suite(folders[name], chosen.get(name), results, data, reference))
-            except UserError as error:
-                problems.append((name, str(error)))
+    for folder in sorted(folders, key=lambda folder: (folder.parent.name == "sweep", order_in(folder.name, SUITES))):
+        if words and folder.name not in words:
+            continue
+        try:
+            if folder.parent.name == "sweep":
+                sections.append(_read_sweep(folder, results))
+            else:
+                sections.append(_read_suite(folder, words.get(folder.name), results, data, reference))
+        except UserError as error:
+            problems.append((folder.name, str(error)))
     return sections, problems
 
 
@@ -96,7 +96,9 @@ def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None
     collection = read_collection(folder)
     assert collection is not None
     try:
-        suite = load_suite(word) if word else load_installed_suite(folder.name)
+        # Without a word, the name comes from the results, whose code is never run.
+        check_names("suite", [] if word else [folder.name], SUITES)
+        suite = load_suite(word or folder.name)
     except UserError as error:
         raise UserError(f"{error}; if it is in a file: procap report FILE.py") from error
     options = last_options(suite, results, data)
@@ -157,7 +159,6 @@ def read_runs(
 
 
 def _read_results(folders: Folders, results: Path) -> tuple[pd.DataFrame, list[UnfinishedRun]]:
-    """Read the evaluations of runs, and which runs have none."""
     records, unfinished = [], []
     for folder, config in folders:
         evaluations, unreadable = [], {}
@@ -172,27 +173,13 @@ def _read_results(folders: Folders, results: Path) -> tuple[pd.DataFrame, list[U
     return make_frame(records), _sort(unfinished)
 
 
-def read_sweeps(results: Path, names: Sequence[str] = ()) -> tuple[list[Section], list[Problem]]:
-    """Read the sweeps below `results`, or those of these `names`, and list what cannot be read."""
-    sections, problems = [], []
-    folders = [folder for folder in find_collections(results) if folder.parent.name == "sweep"]
-    runs = {config.path: (folder, config) for folder, config in run_folders(results)} if folders else {}
-    for folder in folders:
-        if names and folder.name not in names:
-            continue
-        try:
-            sections.append(_read_sweep(folder, results, runs))
-        except UserError as error:
-            problems.append((folder.name, str(error)))
-    return sections, problems
-
-
-def _read_sweep(folder: Path, results: Path, runs: Mapping[str, tuple[RunFolder, RunConfig]]) -> Section:
+def _read_sweep(folder: Path, results: Path) -> Section:
     collection, record = read_collection(folder), SweepFolder(results / SWEEPS / folder.name).load()
     if collection is None or record is None:
         raise UserError("its sweep.json is missing")
     settings, configurations = record.settings, record.configurations
-    folders = [runs[path] for path in collection.runs if path in runs]
+    runs = map(RunFolder, (results / path for path in collection.runs))
+    folders = [(run, config) for run in runs if (config := run.config())]
     frame, unfinished = _read_results(folders, results)
     # Runs that a scheduler has stopped early are not unfinished.
     ended = {path for entry in configurations if entry.state in ("finished", "stopped") for path in entry.runs}

@@ -64,7 +64,6 @@ def suite_settings(suite: SuiteResults, runtime: RuntimeConfig, device: torch.de
 
 
 def _find_measured(settings: Settings, results: Path, device: torch.device) -> Path | None:
-    """Find a report with the same settings, measured on the same kind of machine."""
     asked = json.loads(json.dumps(asdict(settings)))
     machine = _describe_device(device), environment(device)["cpu"]
     for file, report in load_runtime_reports(results):
@@ -78,8 +77,7 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) ->
     """Measure every method of `settings` on every data set; returns plain JSON."""
     import torch
 
-    from benchmarks.runtime.case import run_cases
-    from benchmarks.runtime.data import load_case_data
+    from benchmarks.runtime.case import load_case_data, run_cases
     from benchmarks.runtime.workload import models_by_mode
     from procap.weights.loading import load_clip
 

@@ -4,29 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.console.output import note
+from benchmarks.console.packing import ensure_packed
 from benchmarks.experiment.titles import title_method
-from benchmarks.runtime.data import CaseData
 from benchmarks.runtime.measure import REPEATS, rotate, summarize, time_interleaved, timed
-from benchmarks.runtime.settings import Settings, run_config
+from benchmarks.runtime.settings import SEED, SHOTS, Settings, run_config
 from benchmarks.runtime.workload import MODES, Evaluation, Models, ModeName, Training
+from procap.text import LabelSpace
 from runner.config import RunConfig
 from runner.meters import Meter
 from runner.schedule import Schedule
-from runner.setup import clip_transform, make_method, train_augment, train_stream
+from runner.setup import clip_transform, label_space, make_method, train_augment, train_stream
 from runner.step import AsyncLosses
 from shards.device.stream import DeviceTrainStream
+from shards.fewshot import FewShot, Selection, evaluation_split, load_few_shot
 from shards.loader import TrainStream, evaluation_batches
+from shards.reader import open_dataset
+from shards.resolve import resolve_dataset
 from shards.transfer import to_device
 
 MODEL = ("forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class CaseData:
+    """One data set of all cases. classes: trained and tested on."""
+
+    name: str
+    root: Path
+    classes: str
+    fewshot: FewShot
+    test: Selection
+    space: LabelSpace
+
+
+def load_case_data(name: str, root: Path, classes: str = "base") -> CaseData:
+    """Open the data set `name` in `root`, packed if needed, and draw few-shot samples of its `classes`."""
+    name = resolve_dataset(name, root).name
+    ensure_packed([name], root)
+    shards = open_dataset(root, name)
+    fewshot = load_few_shot(shards, SHOTS, SEED, classes)
+    space = label_space(shards.manifest, fewshot.classnames)
+    return CaseData(name, root, classes, fewshot, evaluation_split(shards, classes), space)
 
 
 class Case:
@@ -166,7 +194,6 @@ def run_cases(data: CaseData, settings: Settings, models: Models) -> list[dict[s
 
 
 def _train(cases: Sequence[Case]) -> None:
-    """Train alternately, epoch by epoch."""
     if not cases:
         return
     images, labels = (tensor.to(cases[0].device) for tensor in _first_batch(cases[0]))

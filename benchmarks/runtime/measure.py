@@ -6,13 +6,12 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from procap.methods.method import Method
@@ -114,8 +113,8 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
-def count_flops(work: Callable[[], object], method: Method | None = None, *, compute: bool = False) -> float:
-    """Count the operations of `work` on tensors without data, with `compute` on tensors with data.
+def count_flops(work: Callable[[], object], method: Method | None = None) -> float:
+    """Count the operations of `work`, which is executed.
 
     A multiplication and an addition are two operations; element-wise work is left out. The counter sees only plain
     eager operations: count compiled or fused work on towers without such kernels.
@@ -126,12 +125,7 @@ def count_flops(work: Callable[[], object], method: Method | None = None, *, com
         weight.requires_grad_(False)
     counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
     try:
-        with (
-            without_fused_kernels(),
-            torch.compiler.set_stance("force_eager"),
-            nullcontext() if compute else FakeTensorMode(allow_non_fake_inputs=True),
-            counter,
-        ):
+        with without_fused_kernels(), torch.compiler.set_stance("force_eager"), counter:
             work()
     finally:
         for weight in trained:

@@ -49,13 +49,6 @@ def load_suite(name: str) -> Suite:
     return suite
 
 
-def load_installed_suite(name: str) -> Suite:
-    """Load a suite by a name that results contain, which may be the name of a file: code of others is never run."""
-    if name not in SUITES:
-        raise unknown_name("suite", name, SUITES)
-    return load_suite(name)
-
-
 def suite_help(name: str) -> str:
     """Return the docstring of the suite's file in paragraphs, of which the first is true for any options."""
     text = inspect.getdoc(_load_module(name)) or name

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.console.output import note, plural
-from procap.errors import UsageError, UserError
+from procap.errors import UserError
 from procap.methods import METHODS
 from procap.recipe import warmup_warning
 from runner.config import RunConfig, RuntimeConfig
 from runner.run_folders import RunFolder
 from shards.fewshot import check_classes, check_shots
 from shards.reader import open_dataset
-from shards.resolve import is_packed, resolve_dataset
+from shards.resolve import is_packed
 
 
 def check_weights(backbones: Iterable[tuple[str, str | None]]) -> None:
@@ -45,20 +45,13 @@ def check_code(paths: Iterable[str], results: Path) -> None:
 
 
 def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
-    """Apply `check_images` to every data set that is trained on."""
+    """Raise UsageError if a packed data set has too few classes or images for a run."""
     drawn = {(config.dataset, config.classes, config.shots) for config in configs if config.recipe.epochs}
     for dataset, classes, shots in sorted(drawn):
-        check_images(dataset, classes, shots, data)
-
-
-def check_images(dataset: str, classes: str, shots: int, data: Path) -> None:
-    """Raise UsageError if a data set has too few classes or images for a run, as far as its images are known."""
-    if is_packed(data, dataset):
-        shards = open_dataset(data, dataset)
-        check_classes(shards, classes)
-        check_shots(shards, shots, classes)
-    elif shots > (most := resolve_dataset(dataset, data).counts.get("train", shots)):
-        raise UsageError(f"--shots {shots}: '{dataset}' has {most} training images in all")
+        if is_packed(data, dataset):
+            shards = open_dataset(data, dataset)
+            check_classes(shards, classes)
+            check_shots(shards, shots, classes)
 
 
 def note_warmup(configs: Iterable[RunConfig]) -> None:

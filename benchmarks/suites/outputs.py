@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.console.output import note
 from benchmarks.console.packing import ensure_packed
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
@@ -65,10 +64,7 @@ def make_outputs(
 
     def plot() -> None:
         if suite.plots and not done.frame.empty:
-            try:
-                drawn.extend(save_plots(folder, suite.plots(done)))
-            except ImportError:
-                note("plots are left out: matplotlib is not installed")
+            drawn.extend(save_plots(folder, suite.plots(done)))
 
     def clean() -> None:
         pictures = done.pictures.get("pictures", ())

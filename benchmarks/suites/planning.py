@@ -28,11 +28,6 @@ class SuitePlan:
     options: SuiteOptions
     runs: Sequence[SuiteRun]
 
-    @classmethod
-    def make(cls, suite: Suite, options: SuiteOptions) -> SuitePlan:
-        """Plan the runs of a suite."""
-        return cls(suite, options, suite.plan(options))
-
     @property
     def collection(self) -> Collection:
         """The record of the suite next to its tables."""

@@ -110,7 +110,6 @@ class RunProgress(TrialProgress):
         return (self._times[-1] - self._times[0]) / ended * remaining
 
     def _show(self, changed: int | None = None) -> None:
-        """Update the display, and the tracker with a changed run."""
         if changed is not None:
             self._trackers.update(self.runs[changed].path)
         facts, left = {"running": f"{len(self.running)}"}, self.seconds_left()

@@ -62,22 +62,17 @@ def format_values(values: Values) -> str:
 
 def summarize(settings: SweepSettings, configurations: Sequence[Configuration], commands: list[str]) -> dict[str, Any]:
     """Make the document of `--json`."""
+    states: list[str] = [configuration.state for configuration in configurations]
     return {
         "name": settings.name,
         "metric": settings.metric,
         "seeds": list(settings.seeds),
         "datasets": list(settings.datasets),
-        "counts": count_states(configurations),
+        "counts": {state: states.count(state) for state in STATES},
         "best": _to_row(best) if (best := find_best(configurations)) else None,
         "commands": commands,
         "configurations": [_to_row(configuration) for configuration in sort_configurations(configurations)],
     }
-
-
-def count_states(configurations: Iterable[Configuration]) -> dict[str, int]:
-    """Count configurations in each state."""
-    states: list[str] = [configuration.state for configuration in configurations]
-    return {state: states.count(state) for state in STATES}
 
 
 def _to_row(configuration: Configuration) -> dict[str, Any]:

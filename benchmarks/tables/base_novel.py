@@ -32,8 +32,6 @@ def base_to_novel_tables(suite: SuiteResults) -> list[Table]:
 
 
 def _average_table(suite: SuiteResults) -> Table:
-    """Make the table of averages, with both readings of the average HM."""
-
     def cells(variant: Variant, _: str) -> Sequence[Cell]:
         return *paired_halves(suite, variant, AVERAGE, "base_to_novel"), suite.mean_of_hms(variant)
 

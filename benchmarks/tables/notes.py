@@ -71,9 +71,8 @@ def run_notes(
 def describe_shared(runs: Iterable[tuple[str, RunConfig]]) -> str:
     """Describe the settings that runs share."""
     values: dict[str, set[str]] = {}
-    for _, config in runs:
-        for name, value in describe_settings(config).items():
-            values.setdefault(name, set()).add(value)
+    for name, value in (item for _, config in runs for item in describe_settings(config).items()):
+        values.setdefault(name, set()).add(value)
     shared = {name: next(iter(distinct)) for name, distinct in values.items() if len(distinct) == 1}
     parts = [shared["backbone"]] if "backbone" in shared else []
     if shared.get("pretrained", "default") != "default":

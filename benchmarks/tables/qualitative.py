@@ -48,7 +48,6 @@ def _accuracy_table(suite: SuiteResults) -> Table:
 
 
 def _word_table(record: dict[str, Any], name: str) -> list[Table]:
-    """Make a row for each learned token of each method."""
     prompts, rows = record["prompts"], []
     for method in prompts["methods"]:
         for stage in method["stages"]:

@@ -13,7 +13,6 @@ from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.console.output import csv_text
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.table import Mark, Table, describe_marks, format_rows, list_headers, list_notes
 from runner.results import write_bytes
@@ -196,7 +195,7 @@ def to_csv(table: Table) -> str:
     used = [index < len(table.labels) or any(column[1:]) for index, column in enumerate(zip(*lines, strict=True))]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerows(map(csv_text, compress(line, used)) for line in lines)
+    writer.writerows(compress(line, used) for line in lines)
     return file.getvalue().rstrip("\n")
 
 
