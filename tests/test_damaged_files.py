@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from made_results import put_run, put_score
 
 from benchmarks.experiment.profiles import MINI
-from benchmarks.report.sections import read_suites, read_sweeps
+from benchmarks.report.sections import read_sections
 from benchmarks.results import load
 from benchmarks.suites import load_suite
 from benchmarks.suites.planning import SuitePlan
@@ -182,7 +182,7 @@ def put_suite(results: Path) -> Path:
 
 
 def read_suite(results: Path) -> None:
-    _, problems = read_suites(results)
+    _, problems = read_sections(results)
     if problems:
         raise UserError(problems[0][1])
 
@@ -204,7 +204,7 @@ def put_sweep(results: Path, config: RunConfig) -> Path:
 
 
 def read_sweep(results: Path) -> None:
-    sections, problems = read_sweeps(results)
+    sections, problems = read_sections(results)
     if problems:
         raise UserError(problems[0][1])
     for section in sections:
