@@ -44,7 +44,7 @@ class EpochLog(FrozenModel):
     images_per_second: Rate | None
     skipped: Count = Field(default=0, description="steps without an update, because gradients overflowed at fp16")
     gradient_norms: dict[str, float] = Field(
-        default_factory=dict, description="of the weighted loss terms after the last epoch, see `Method.measures_terms`"
+        default_factory=dict, description="of the weighted loss terms after the epoch, see `Method.measures_terms`"
     )
 
 

@@ -138,6 +138,11 @@ class AsyncLosses:
         arrived.record(torch.cuda.current_stream(terms.device))
         self._waiting.append((copied, arrived))
 
+    def have_arrived(self) -> bool:
+        """Whether the terms of all steps so far have arrived."""
+        arrived = self._waiting[-1][1] if self._waiting else None
+        return arrived is None or arrived.query()
+
     def take(self, *, everything: bool = False) -> Iterator[list[float]]:
         """Yield the terms that have arrived; with `everything`, wait for all of them."""
         while self._waiting:

@@ -42,6 +42,8 @@ WARMUP_STEPS = 5
 PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
 UNTIMED_PHASES = ("load", "compile", "tracking", "validation", "statistics")
 """Phases that are not part of the training's seconds; only runs with callbacks have the last one."""
+MEASURE_STEPS = 50
+"""Gradient norms of loss terms are measured after an epoch, and no more often than once in this many steps."""
 MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
 
@@ -227,6 +229,9 @@ class TrainLoop:
         self.graphs = CudaGraphs(device) if use_graphs else None
         self.step = TrainStep(checkpointer.engine, self.meter, self.graphs)
         self.losses = AsyncLosses(device)
+        # A measurement takes about two steps: at most 5 % of the training, apart from that after the last epoch.
+        epochs = self.config.recipe.epochs
+        self._measure_every = -(-MEASURE_STEPS * epochs // max(1, self.schedule.steps))
 
     def train_epoch(self, epoch: int) -> None:
         """Take the steps that are left of an epoch, and add it to the log."""
@@ -296,6 +301,9 @@ class TrainLoop:
     def _count_losses(self, *, wait: bool = False) -> float | None:
         """Add the losses that have arrived to the state, with `wait` all of them; returns the last loss, if any."""
         loss = None
+        if wait:
+            # A rank that waits for its device alone would not notice that another rank is lost, whose part never comes.
+            self.group.wait_until(self.losses.have_arrived)
         for values in self.losses.take(everything=wait):
             *terms, loss, skipped = values
             named_terms = dict(zip(self.step.names, terms, strict=True))
@@ -318,10 +326,11 @@ class TrainLoop:
         )
 
     def _close_epoch(self, epoch: int) -> None:
-        """Add the epoch to the log, the last one with gradient norms."""
+        """Add the epoch to the log, with gradient norms."""
         last_rate = self.schedule.rates(self.schedule.first_step(epoch + 1) - 1, epoch)[0]
         norms: dict[str, float] = {}
-        if self.method.measures_terms and epoch == self.config.recipe.epochs - 1:
+        is_last = epoch == self.config.recipe.epochs - 1
+        if self.method.measures_terms and (is_last or (epoch + 1) % self._measure_every == 0):
             with self.meter.phase("statistics", rated=False):
                 norms = measure_terms(self.checkpointer, self.group)
         self.state.close_epoch(last_rate, self.meter.step_seconds, norms)
