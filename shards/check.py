@@ -78,7 +78,8 @@ def check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:
 
 def describe_unreadable(split: str, path: str, error: Exception) -> str:
     """Format the problem of an image that does not decode."""
-    return f"{split}: {path} is not a readable image ({error}): replace or remove it".removeprefix(": ")
+    remedy = "replace it, or leave out unreadable own images with --skip-broken"
+    return f"{split}: {path} is not a readable image ({error}); {remedy}".removeprefix(": ")
 
 
 def find_duplicates(images: Iterable[tuple[str, CheckedImage]], classnames: Sequence[str]) -> list[str]:

@@ -239,6 +239,25 @@ def test_all_findings_are_listed_at_once(tmp_path, capsys):
     assert "byte for byte, of other images (" in err and "Ara/copy.png = Ara/00.png" in err
 
 
+def test_unreadable_images_are_left_out_listed_and_recorded_on_request(tmp_path, capsys):
+    put_classes(tmp_path / "birds")
+    (tmp_path / "birds" / "Ara" / "cut.png").write_bytes((tmp_path / "birds/Ara/00.png").read_bytes()[:40])
+    (tmp_path / "birds" / "Ara" / "page.jpg").write_text("<html>")
+    words = ("data", "pack", f"{tmp_path}/birds/", "--data", tmp_path / "data", "--workers", "1")
+    code, _, err = run(capsys, *words)
+    assert code == 1 and "with --skip-broken" in err
+    code, _, err = run(capsys, *words, "--skip-broken")
+    assert code == 0 and all(f"left out, not readable: Ara/{name}" in err for name in ("cut.png", "page.jpg"))
+    manifest = open_dataset(tmp_path / "data", "birds").manifest
+    assert manifest.images == 40 and "without 2 unreadable images: Ara/cut.png, Ara/page.jpg" in manifest.source
+    for path in (tmp_path / "birds" / "Ara").glob("[!cp]*"):
+        path.write_bytes(b"")
+    code, _, err = run(capsys, *words, "--skip-broken")
+    assert code == 1 and "class 'Ara' has too few images" in err
+    code, _, err = run(capsys, "data", "pack", "tiles", "--data", tmp_path / "data", "--skip-broken")
+    assert code == 2 and "'tiles' has a fixed list of images" in err
+
+
 def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path, capsys, monkeypatch):
     for split in ("train", "test"):
         put_classes(tmp_path / "birds" / split, each=2)

@@ -9,7 +9,7 @@ import typer
 
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.data_sources import DatasetToPack, packing_root, report_note, report_packed, select_datasets
-from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag
+from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag, switch
 from benchmarks.console.output import columns, note, show
 from benchmarks.console.packing import format_classes, pack_with_progress
 from procap.errors import UsageError
@@ -41,6 +41,7 @@ def pack(
             metavar="FOLDER", envvar="PROCAP_RAW", exists=True, file_okay=False, help="raw data sets, as CoOp has them"
         ),
     ] = None,
+    skip_broken: Annotated[bool, switch("--skip-broken", "leave out images of yours that cannot be read")] = False,
     workers: Workers = None,
 ) -> int:
     """Pack data sets into WebDataset shards with a manifest.
@@ -50,6 +51,8 @@ def pack(
     """
     root = packing_root(data)
     selected = select_datasets(names, raw, root)
+    if skip_broken and (published := [dataset.name for dataset in selected if not dataset.location]):
+        raise UsageError(f"--skip-broken is for your images: '{published[0]}' has a fixed list of images")
     for dataset in selected:
         # The folder that a set was packed from has its YAML file next to it.
         if dataset.guessed and is_packed(root, dataset.name) and not mode.force:
@@ -64,14 +67,15 @@ def pack(
     failures = Failures(len(selected), verbose=output.verbose)
     for dataset in selected:
         with failures.collect(dataset.name):
-            packed[dataset.name] = _pack_dataset(dataset, root, mode.force, workers or available_cores())
+            packed[dataset.name] = _pack_dataset(dataset, root, mode.force, workers or available_cores(), skip_broken)
     return report_packed(packed, failures.reasons, root, output)
 
 
-def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int) -> Manifest:
+def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int, skip_broken: bool) -> Manifest:
     """Pack one data set; for a user's also write the guessed YAML file, and show its classes."""
     on_note = report_note if dataset.location else None
-    manifest = pack_with_progress(dataset.source(), root, force=force, workers=workers, on_note=on_note)
+    source = dataset.source(skip_broken=True, workers=workers) if skip_broken else dataset.source()
+    manifest = pack_with_progress(source, root, force=force, workers=workers, on_note=on_note)
     if dataset.guessed:
         write_file(Path(dataset.location), dataset.guessed)
         note(f"wrote {dataset.location}")

@@ -34,7 +34,7 @@ class DatasetToPack:
     """
 
     name: str
-    source: Callable[[], Source]
+    source: Callable[..., Source]
     location: str = ""
     guessed: str = ""
 

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from procap.errors import UserError
+from shards.check import MAX_LISTED, PART, check_part
 from shards.names import first_few, join_first
+from shards.pools import map_in_order
 from shards.raw.class_folders import ListedImage, scan_folders
 from shards.raw.description import Description, parse_description, read_description
-from shards.raw.folders import Images, Listing, file_sizes, missing_images, small_classes, split_classes
+from shards.raw.folders import FolderPart, Images, Listing, file_sizes, missing_images, small_classes, split_classes
 from shards.raw.published import SPLITS
 from shards.raw.tables import read_table
 from shards.records import Source
@@ -25,19 +27,20 @@ from shards.records import Source
 Label = str | int
 
 
-def user_source(file: Path, text: str = "") -> Source:
+def user_source(file: Path, text: str = "", *, skip_broken: bool = False, workers: int = 1) -> Source:
     """Make a source of the data set that a YAML file describes.
 
     text: the content of a file that is not written yet. What is wrong in single images or classes are its `problems`.
+    skip_broken: decode every image, with up to `workers` processes, and leave out those that do not decode.
     """
     description = parse_description(text, file) if text else read_description(file)
     try:
-        return _image_source(file, description)
+        return _image_source(file, description, skip_broken, workers)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
 
 
-def _image_source(file: Path, description: Description) -> Source:
+def _image_source(file: Path, description: Description, skip_broken: bool, workers: int) -> Source:
     if description.table is not None:
         root, origin = _resolve(file, description.images or "."), "own table"
         images, folder_problems, notes = _list_table(_resolve(file, description.table), root), list[str](), list[str]()
@@ -45,6 +48,10 @@ def _image_source(file: Path, description: Description) -> Source:
         root, origin = _resolve(file, description.folder or ""), "own folders"
         images, folder_problems, notes = scan_folders(root)
     names, labels = _number_classes(description, images)
+    if skip_broken:
+        images, broken = _split_unreadable(root, images, workers)
+        notes += [f"left out, not readable: {path}" for path in broken]
+        origin += f", without {len(broken):,} unreadable images: {join_first(broken, MAX_LISTED)}" if broken else ""
     if description.table is None:
         images.sort(key=lambda image: labels[image.label])
     splits, problems = _assign_splits(description, images, names, labels)
@@ -64,6 +71,19 @@ def _image_source(file: Path, description: Description) -> Source:
         problems=(*folder_problems, *problems),
         notes=tuple(notes),
     )
+
+
+def _split_unreadable(root: Path, images: Sequence[ListedImage], workers: int) -> tuple[list[ListedImage], list[str]]:
+    """Decode every image; returns the images that decode, and the paths of the others."""
+    parts = []
+    for start in range(0, len(images), PART):
+        paths = tuple(image.path for image in images[start : start + PART])
+        parts.append(("", FolderPart(root, paths, (0,) * len(paths), upright=True)))
+    readable: set[str] = set()
+    for checked, _ in map_in_order(check_part, parts, min(workers, len(parts) // 2)):
+        readable.update(image.path for image in checked)
+    kept = [image for image in images if image.path in readable]
+    return kept, [image.path for image in images if image.path not in readable]
 
 
 def _resolve(file: Path, path: str) -> Path:
