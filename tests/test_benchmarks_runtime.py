@@ -143,13 +143,3 @@ def test_any_method_is_measured_also_where_ray_and_mlflow_are_missing(few_digits
         assert row["train_seconds"] > 0 and row["accuracy"] is None and row["accuracy_note"] == "the weights are random"
     assert report["settings"]["pretrained"] == "random"
     assert "MMRL" in done.out and "random weights" in done.out
-
-
-@pytest.mark.parametrize(("flags", "message"), [
-    (("--methods", "mapel"), "maple"),
-    (("--classes", "novel"), "base, all"),
-])  # fmt: skip
-def test_wrong_flags_are_answered_in_one_line(capsys, flags, message):
-    assert main(["bench", "runtime", *flags]) == 2
-    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("procap: ")]
-    assert message in line

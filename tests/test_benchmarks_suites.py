@@ -1,7 +1,6 @@
 """Suites by name: done once, at a path or a URL; what a failing run costs, and which files are kept."""
 
 import json
-import math
 import re
 from pathlib import Path
 
@@ -14,10 +13,7 @@ from test_runner_train import pack_digits
 from benchmarks.cli import main
 from benchmarks.cli import run_suites as bench_command
 from benchmarks.experiment.profiles import MINI
-from benchmarks.suites import load_suite
-from benchmarks.suites.progress import CollectionTrackers, RunProgress
 from cluster.launcher import launch
-from cluster.run import TrialReport
 from runner.run_collection import Collection, read_collection, read_collections
 from runner.stop_signals import Interrupted
 
@@ -37,20 +33,6 @@ def without_plots(monkeypatch):
 
 
 SUITE_OF_ONE_EPOCH = ("bench", "base-to-novel", "--epochs", "1")
-
-
-def test_the_time_left_follows_from_the_last_runs_that_ended(monkeypatch):
-    """The longest runs are first, and short ones still cost their start."""
-    now = 0.0
-    monkeypatch.setattr("benchmarks.suites.progress.time.monotonic", lambda: now)
-    suite = load_suite("base-to-novel")
-    specs = [entry.spec for entry in suite.plan(suite.options(MINI))][:40]
-    progress = RunProgress(specs, CollectionTrackers([]))
-    assert progress.seconds_left() == math.inf
-    for number in range(20):
-        now += 50.0 if number < 10 else 2.0
-        progress.ended(f"{number}", {"number": number}, TrialReport(state="done"))
-    assert progress.seconds_left() == pytest.approx(20 * 2.0)
 
 
 OWN = """
@@ -102,7 +84,6 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
 
 @pytest.mark.parametrize(("change", "message"), [
     (('name="mine"', 'name="base-to-novel"'), "like one of ours"),
-    (('name="mine"', 'name="my own"'), "cannot be called 'my own'"),
     (("recipe=name)", "options={'n_ctx': 4})"), "unknown option"),
 ])  # fmt: skip
 def test_a_suite_of_ones_own_that_is_wrong_is_answered_in_one_line(change, message, tmp_path, capsys):

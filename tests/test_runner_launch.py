@@ -101,7 +101,7 @@ WRONG = [
     (2, "train --methods coop --zero-stage 1", 2, "add --engine deepspeed"),
     (2, "train --methods coop --engine deepspeed --zero-stage 3", 2, "use 1 or 2"),
     (2, "train --methods coop --device cuda:7", 2, "--device cpu or auto"),
-    (2, "train --methods coop --datasets caltech101", 1, "'caltech101' is not packed in"),
+    (2, "train --methods coop --datasets caltech101", 1, ": caltech101; pack with"),
     (2, "eval --methods coop", 1, "holds no finished training: run procap train first"),
     (2, "eval base/nowhere", 2, "is not the folder of a run"),
     (2, "demo", 2, "without a launcher"),

@@ -17,9 +17,7 @@ from shards.resolve import resolve_dataset
 
 @command("procap data show petals", "procap data show shapes --json")
 def show(
-    output: OutputFlags,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],
-    data: Data = "",
+    output: OutputFlags, name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")], data: Data = ""
 ) -> int:
     """Show what a packed data set holds: its prompt, its classes, and the images of each class and split."""
     root = data_root(data)

@@ -42,8 +42,7 @@ Recipe = Annotated[
     flag("published|procap", "each method's own, or ProCAP's [default of runs: published, of profile mini: procap]"),
 ]
 MethodOptions = Annotated[
-    list[str] | None,
-    flag("KEY=VALUE", "method option; METHOD.KEY=VALUE sets it for one method; repeatable"),
+    list[str] | None, flag("KEY=VALUE", "method option; METHOD.KEY=VALUE sets it for one method; repeatable")
 ]
 Epochs = Annotated[int | None, flag("N", "epochs [default: the recipe's]")]
 Data = Annotated[str, flag("FOLDER|URL", "packed data sets [default: $PROCAP_DATA, else data in the cache]")]
@@ -76,8 +75,7 @@ class ChoiceFlags:
         ),
     ] = ""
     datasets: Annotated[
-        str,
-        flag("A,B", "see `procap ls datasets`; all: the generated; paper: the paper's", "--datasets", "--dataset"),
+        str, flag("A,B", "see `procap ls datasets`; all: the generated; paper: the paper's", "--datasets", "--dataset")
     ] = ""
     seeds: Annotated[str, flag("1,2,3", "random seeds [default: 1; suites define their own]")] = ""
     shots: Annotated[str, flag("N|full", "training images per class [default: 16]")] = ""
@@ -154,7 +152,6 @@ class SuiteFlags(ChoiceFlags):
     heading: ClassVar[str] = "Recipe and evaluation"
     profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper if packed]")] = ""
     recipe: Recipe = ""
-    classes: Annotated[str, flag("base|all", "classes to train on, in runtime and qualitative [default: base]")] = ""
     option: MethodOptions = None
     quick: Annotated[bool, switch("--quick", "smoke test with short schedules")] = False
     epochs: Epochs = None

@@ -30,8 +30,7 @@ def report(
     selection: SelectionFlags,
     output: OutputFlags,
     names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME", help="suites (names or files) and sweeps [default: all]"),
+        list[str] | None, typer.Argument(metavar="NAME", help="suites (names or files) and sweeps [default: all]")
     ] = None,
     results: Results = "results",
     out: Annotated[

@@ -128,7 +128,6 @@ def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: Ru
             profile,
             quick=suite_flags.quick,
             recipe=suite_flags.recipe,
-            classes=suite_flags.classes if suite.class_choices or not several else "",
             overrides={} if suite_flags.epochs is None else {"epochs": suite_flags.epochs},
             options={method: values for method, values in parsed.items() if values and method in compared},
             evaluation=runtime.evaluation.changes,

@@ -57,8 +57,7 @@ def table(
     output: flags.OutputFlags,
     suite_flags: TableFlags,
     suite: Annotated[
-        str,
-        typer.Argument(metavar="SUITE", help="a suite or sweep, or `calibration` [default: all runs]"),
+        str, typer.Argument(metavar="SUITE", help="a suite or sweep, or `calibration` [default: all runs]")
     ] = "",
     results: flags.Results = "results",
     form: Annotated[Literal["md", "csv", "latex", "json"], typer.Option("--format", help="of the tables")] = "md",
@@ -86,7 +85,7 @@ def table(
 def _refuse(what: str, *groups: object) -> None:
     """Raise UsageError if a flag of `groups` is given, none of which applies to the table."""
     if refused := flags.command_line(*groups):
-        raise UsageError(f"procap table {what} takes no {refused}, a suite does")
+        raise UsageError(f"procap table {what} takes no {refused}")
 
 
 def _tables_of_runs(
@@ -116,9 +115,10 @@ def _suite_tables(
         for sweep, reason in problems:
             raise UserError(f"sweep {sweep} cannot be read: {reason}")
         return sections[0].make_tables(), 0
+    _refuse(name, flags.SelectionFlags(classes=selection.classes))
     suite = load_suite(name)
     recorded = last_options(suite, root, data, profile=suite_flags.profile)
-    chosen = {"recipe": suite_flags.recipe, "classes": selection.classes, "reference": suite_flags.reference}
+    chosen = {"recipe": suite_flags.recipe, "reference": suite_flags.reference}
     changes = suite_changes(selection, data) | {name: value for name, value in chosen.items() if value}
     if suite_flags.option:
         parsed = parse_options(suite_flags.option, changes.get("methods", recorded.methods))

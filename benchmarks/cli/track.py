@@ -12,11 +12,7 @@ from runner.tracking.sync import sync as sync_runs
 
 
 @command("procap track sync --results demo/results")
-def sync(
-    output: OutputFlags,
-    results: Results = "results",
-    tracking: Tracking = "",
-) -> int:
+def sync(output: OutputFlags, results: Results = "results", tracking: Tracking = "") -> int:
     """Upload missing results to MLflow. Repeating it sends nothing twice."""
     library_defaults()
     store = TrackingStore.choose(open_results(results), tracking or None)

@@ -28,8 +28,7 @@ COMPARED = 20
 @command("procap ui --results demo/results", "procap ui --suite base-to-novel", "procap ui --port 5001")
 def ui(
     output: OutputFlags,
-    suite: Annotated[str, flag("NAME", "show runs of this suite")] = "",
-    sweep: Annotated[str, flag("NAME", "show runs of this sweep")] = "",
+    suite: Annotated[str, flag("NAME", "show runs of this suite or sweep")] = "",
     results: Results = "results",
     tracking: Tracking = "",
     port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="port on 127.0.0.1")] = 5000,
@@ -41,11 +40,10 @@ def ui(
     library_defaults()
     root = open_results(results)
     search = "params.method LIKE '%'"
-    name = suite or sweep
-    if name:
-        collection = "suite" if suite else "sweep"
-        check_names(collection, [name], [record.name for record in read_collections(root) if record.kind == collection])
-        search = f"tags.`{collection}.{name}` = 'yes' AND {search}"
+    if suite:
+        collections = {record.name: record.kind for record in read_collections(root)}
+        check_names("suite", [suite], collections)
+        search = f"tags.`{collections[suite]}.{suite}` = 'yes' AND {search}"
     store = TrackingStore.choose(root, tracking or None)
     for path, reason in sync(store).failed.items():
         note(f"not shown: {path}: {reason}")
@@ -55,8 +53,8 @@ def ui(
     compared, experiments = json.dumps([run.info.run_id for run in runs]), json.dumps([store.experiment_id])
     show(f"side by side: {address}/#/compare-runs?runs={quote(compared)}&experiments={quote(experiments)}")
     show(f"all runs: {address}/#/experiments/{store.experiment_id}/runs?searchFilter={quote(search)}")
-    report = root / "-".join(filter(None, ["report", name])) / "index.html"
-    command = f"procap report {name} --results {shlex.quote(results)}".replace("  ", " ")
+    report = root / "-".join(filter(None, ["report", suite])) / "index.html"
+    command = f"procap report {suite} --results {shlex.quote(results)}".replace("  ", " ")
     show(f"report: {report.absolute().as_uri() if report.exists() else command}")
     if store.is_server:
         return 0

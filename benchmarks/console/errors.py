@@ -15,9 +15,6 @@ COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 def explain(error: Exception, *, verbose: bool = False) -> tuple[str, int]:
     """Convert an error to one line and an exit code. verbose: with its traceback printed elsewhere."""
-    if isinstance(error, typer.Abort) and isinstance(error.__cause__, EOFError):
-        # Click expects EOFError from prompts alone.
-        error = error.__cause__
     if isinstance(error, UserError):
         return f"{'' if error.exit_code > 128 else 'error: '}{one_line(str(error))}", error.exit_code
     if isinstance(error, COMMAND_LINE_ERROR):

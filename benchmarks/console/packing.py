@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -26,8 +25,6 @@ from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
 from shards.urls import redact
 
-CLASSES_SHOWN = 40
-
 
 def find_unpacked(names: Iterable[str], data_root: Path) -> list[Dataset]:
     """List the generated and bundled data sets that are missing; UserError for sets that are packed from raw files."""
@@ -39,10 +36,8 @@ def find_unpacked(names: Iterable[str], data_root: Path) -> list[Dataset]:
         raise UserError(f"there is no {absent} at {redact(mirrored_url(data_root))}")
     if raw:
         names_at = f"{' '.join(raw)} --data {quote(data_root)}"
-        folder = "" if os.environ.get("PROCAP_RAW") else " --raw FOLDER"
-        command = f"procap data pack {names_at}{folder}, or download: procap data fetch {names_at}"
-        absent = ", ".join(f"'{name}'" for name in raw)
-        raise UserError(f"{absent} {'is' if len(raw) == 1 else 'are'} not packed in {data_root}; pack with: {command}")
+        command = f"procap data pack {names_at} --raw FOLDER, or download: procap data fetch {names_at}"
+        raise UserError(f"not packed in {data_root}: {', '.join(raw)}; pack with: {command}")
     return missing
 
 
@@ -97,12 +92,9 @@ def count_images(shards: ShardSet) -> dict[str, NDArray[np.int64]]:
 
 
 def format_classes(shards: ShardSet) -> str:
-    """Format the images of each class and split, of the first classes of many."""
+    """Format the images of each class and split."""
     counts = count_images(shards)
     rows: list[tuple[object, ...]] = [
-        (name, *(int(count[label]) for count in counts.values()))
-        for label, name in enumerate(shards.classnames[:CLASSES_SHOWN])
+        (name, *(int(count[label]) for count in counts.values())) for label, name in enumerate(shards.classnames)
     ]
-    if (more := len(shards.classnames) - CLASSES_SHOWN) > 0:
-        rows.append((f"and {more} more", *("" for _ in counts)))
     return columns(("class", *counts), rows)

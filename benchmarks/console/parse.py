@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ def parse_shot_counts(text: str) -> tuple[int, ...]:
 
 
 def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
-    """Parse methods; "all" is every installed method that can be loaded, "table1" those given, others `METHOD_GROUPS`.
+    """Parse methods; "all" is every installed method, "table1" those given, other groups are in `METHOD_GROUPS`.
 
     Raises UsageError for an unknown name, and for a plug-in that cannot be loaded.
     """
@@ -56,15 +55,8 @@ def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
     groups: dict[str, Iterable[str]] = {"all": known, "table1": table1, **METHOD_GROUPS}
     chosen = list(groups.get(text, split_names(text)))
     # Methods of this program are known to work, and importing one imports torch.
-    for name in (name for name in [*chosen] if name not in METHODS):
-        try:
-            method_class(name)
-        except UsageError as error:
-            if text not in groups:
-                raise
-            # A warning, which is shown once however many suites are planned.
-            warnings.warn(f"left out: {error}", stacklevel=2)
-            chosen.remove(name)
+    for name in (name for name in chosen if name not in METHODS):
+        method_class(name)
     return chosen
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.experiment.published import DATASETS
-from procap.errors import unknown_name
+from procap.errors import check_names
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,7 @@ MINI = Profile(
         "procap": 3.90625e-5,
     },
     # No language model has written sentences about generated data, and no larger CLIP knows them.
-    options={
-        "coprompt": {"sentences": "templates"},
-        "kdpl": {"teacher": "mini"},
-        "kdpl-maple": {"teacher": "mini"},
-    },
+    options={"coprompt": {"sentences": "templates"}, "kdpl": {"teacher": "mini"}, "kdpl-maple": {"teacher": "mini"}},
     quick={"epochs": 2},
 )
 PROFILES = {profile.name: profile for profile in (PAPER, MINI)}
@@ -91,6 +87,5 @@ PROFILES = {profile.name: profile for profile in (PAPER, MINI)}
 
 def find_profile(name: str) -> Profile:
     """Find a profile by name. Raises UsageError with the nearest known name."""
-    if name not in PROFILES:
-        raise unknown_name("profile", name, PROFILES)
+    check_names("profile", [name], PROFILES)
     return PROFILES[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -21,7 +20,6 @@ from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import METHODS
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import can_classify, control_options, plan_run
-from runner.run_collection import COLLECTION_NAME
 
 SHOTS = 16
 """Training images per class unless a variant or the user says otherwise, as in all published numbers."""
@@ -85,8 +83,8 @@ class Variant:
 class SuiteOptions:
     """Options that a user may choose for any suite; empty ones take the suite's or the profile's.
 
-    shots: 0 is all. classes: those trained on, in suites that offer a choice. evaluation: the fields of `EvalSettings`
-    that differ from the default. reference: the method that statistics compare with the others, see `choose_reference`.
+    shots: 0 is all. evaluation: the fields of `EvalSettings` that differ from the default. reference: the method that
+    statistics compare with the others, see `choose_reference`.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -101,7 +99,6 @@ class SuiteOptions:
     backbone: str = ""
     pretrained: str | None = None
     precision: str = ""
-    classes: str = ""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
@@ -223,8 +220,7 @@ class Suite:
 
     name, title: for the command line and for headings.
     methods, seeds: the defaults. datasets: those trained on, by profile; all of a profile that is not named.
-    classes: the classes trained on. class_choices: what `--classes` may name instead; none: nothing.
-    task: whose published recipes count, see `plan_run`.
+    classes: the classes trained on. task: whose published recipes count, see `plan_run`.
     held_out: also train on half of the base classes and validate on both halves, as `procap sweep --metric held-out`.
     variants: the variants of a method. trains: whether they are runs; else `finish` measures them by itself.
     targets: the evaluation targets of a run on a data set.
@@ -241,7 +237,6 @@ class Suite:
     seeds: tuple[int, ...] = (1, 2, 3)
     datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classes: str = "base"
-    class_choices: tuple[str, ...] = ()
     held_out: bool = False
     task: str | None = None
     variants: Callable[[SuiteOptions, str], Sequence[Variant]] = unchanged
@@ -252,10 +247,6 @@ class Suite:
     quick_datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     quick_seeds: tuple[int, ...] = ()
     published: str = ""
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(COLLECTION_NAME, self.name):
-            raise UsageError(f"a suite cannot be called '{self.name}': letters, digits, dots, dashes, underscores")
 
     @property
     def heading(self) -> str:
@@ -273,16 +264,8 @@ class Suite:
         chosen = {name: value for name, value in more.items() if value is not None}
         return SuiteOptions(profile, **defaults | chosen, quick=quick)
 
-    def trained_classes(self, options: SuiteOptions) -> str:
-        """Return the classes trained on. Raises UsageError for a choice that the suite does not offer."""
-        if options.classes and options.classes not in self.class_choices:
-            known = f"one of {', '.join(self.class_choices)}" if self.class_choices else f"{self.classes} alone"
-            raise UsageError(f"--classes {options.classes}: {self.name} has its own classes to train on, {known}")
-        return options.classes or self.classes
-
     def plan(self, options: SuiteOptions) -> list[SuiteRun]:
         """List every run, data set by data set; a run that two variants share is listed for both."""
-        chosen = self.trained_classes(options)
         variants = [variant for method in options.methods for variant in self.variants(options, method)]
         if len(options.shots) > 1 and any(variant.shots is None for variant in variants):
             listed = ",".join(map(str, options.shots))
@@ -292,7 +275,7 @@ class Suite:
                 raise UsageError(f"two variants are called '{first.name}': give each a different title or key")
         runs: list[SuiteRun] = []
         for dataset in options.datasets if self.trains else ():
-            trainings = {chosen: tuple(map(str, self.targets(options, dataset)))}
+            trainings = {self.classes: tuple(map(str, self.targets(options, dataset)))}
             if self.held_out:
                 trainings["dev-base"] = validation_targets(dataset, "dev-base")
             for variant, (classes, targets) in product(variants, trainings.items()):

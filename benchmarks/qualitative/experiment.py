@@ -1,7 +1,6 @@
 """Predictions side by side, EigenCAM maps, and learned prompts as heat maps with their nearest words.
 
     procap bench qualitative --data DATA
-    procap bench qualitative --data DATA --classes all
 
 Pictures show the first of the data sets (Flowers102), prompts of the second (EuroSAT), both trained on base classes
 with 16 shots and seed 1, and shown on them. MaPLe-style is MaPLe with as many tokens as ProCAP, and its recipe.
@@ -28,9 +27,9 @@ def baseline_and_procap(options: SuiteOptions, method: str) -> list[Variant]:
     return [Variant(method)]
 
 
-def classes_trained_on(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
-    """Return the test images of the classes that were trained on."""
-    return (Target(dataset, "all" if options.classes == "all" else "base"),)
+def base_classes(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
+    """Return the test images of the base classes, which were trained on."""
+    return (Target(dataset, "base"),)
 
 
 def draw_pictures(results: SuiteResults, runtime: RuntimeConfig, force: bool) -> None:
@@ -46,9 +45,8 @@ SUITE = Suite(
     methods=("maple", "procap"),
     seeds=(1,),
     datasets={"paper": ("oxford-flowers", "eurosat"), "mini": ("petals", "tiles")},
-    class_choices=("base", "all"),
     variants=baseline_and_procap,
-    targets=classes_trained_on,
+    targets=base_classes,
     tables=qualitative_tables,
     finish=draw_pictures,
     published="prompt_picture",

@@ -45,17 +45,14 @@ class Picture:
 
 
 def draw_picture(name: str, draw: Callable[[], Figure | None]) -> Picture | None:
-    """Draw a plot, and describe it by its titles; None if it has nothing to show."""
+    """Draw a plot, described by its title; None if it has nothing to show."""
     figure = draw_styled(draw)
     if figure is None:
         return None
     files = {form: image_of(figure, form) for form in ("svg", "pdf", "png")}
-    caption = figure.get_suptitle() or name.replace("-", " ").capitalize()
-    panels = [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()]
-    alt = ": ".join(filter(None, [caption, ", ".join(dict.fromkeys(filter(None, panels)))]))
     # Formulas have dollar signs, and long texts line breaks.
-    caption, alt = (" ".join(text.replace("$", "").split()) for text in (caption, alt))
-    return Picture(name, caption, alt, files["svg"], files, figure.get_figwidth())
+    caption = " ".join((figure.get_suptitle() or name).replace("$", "").split())
+    return Picture(name, caption, caption, files["svg"], files, figure.get_figwidth())
 
 
 def load_picture(results: SuiteResults, name: str) -> Picture:

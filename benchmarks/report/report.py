@@ -78,20 +78,11 @@ def build_report(
     for section in sections:
         is_detailed = section is lead or section.name == "runs" or bool(section.suite and names)
         parts.append(_make_part(section, shown, data, problems, reference, detailed=is_detailed))
-    return {
-        "shown": shown,
-        "sections": parts,
-        "problems": problems,
-        "complete": finished and not problems,
-    }
+    return {"shown": shown, "sections": parts, "problems": problems, "complete": finished and not problems}
 
 
 def _read_sections(
-    results: Path,
-    data: Path | None,
-    names: Sequence[str],
-    selected: Callable[[RunConfig], bool] | None,
-    reference: str,
+    results: Path, data: Path | None, names: Sequence[str], selected: Callable[[RunConfig], bool] | None, reference: str
 ) -> tuple[list[Section], list[Problem]]:
     if selected:
         runs = read_runs(results, selected, "Selected runs", reference)
@@ -128,7 +119,7 @@ def _make_part(
     mistakes: list[Mistakes] = []
     if detailed and len(section.frame):
         mistakes = attempt("where it is wrong", partial(list_mistakes, section.frame, data, reference), mistakes)
-    ui = ["procap", "ui", "--results", shown, *(["--suite", section.name] if section.suite else [])]
+    ui = ["procap", "ui", "--results", shown, *(["--suite", section.name] if section.name != "runs" else [])]
     return {
         **vars(section),
         "ui": shlex.join(ui),

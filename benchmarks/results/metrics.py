@@ -62,8 +62,3 @@ def average(metrics: Sequence[Metric | None]) -> Metric | None:
     values = [fmean(column) for column in zip(*(metric.values for metric in present), strict=True)]
     mean, on_test = fmean(metric.mean for metric in present), any(metric.chosen_on_test for metric in present)
     return make_metric(values, present[0].seeds, present[0].limited, mean, on_test)
-
-
-def format_seeds(seeds: Sequence[int]) -> str:
-    """Format seeds: `seed 1`, `seeds 1, 2`."""
-    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"

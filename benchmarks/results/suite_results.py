@@ -16,13 +16,7 @@ from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun, Variant
 from benchmarks.experiment.titles import choose_reference
-from benchmarks.results.frame import (
-    check_contents,
-    is_of_other_code,
-    make_frame,
-    make_records,
-    metric_over_seeds,
-)
+from benchmarks.results.frame import check_contents, is_of_other_code, make_frame, make_records, metric_over_seeds
 from benchmarks.results.metrics import Metric, average, harmonic
 from procap.errors import UserError
 from runner.config import Target
@@ -158,8 +152,6 @@ class SuiteResults:
             changes += [f"{method}.{name} {value}" for name, value in named.items()]
         changes += ["the short schedules of --quick"] if chosen.quick else []
         changes += ["each method in ProCAP's recipe"] if chosen.recipe == "procap" else []
-        if chosen.classes not in ("", self.suite.classes):
-            changes.append(f"{chosen.classes} classes instead of {self.suite.classes}")
         if chosen.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in self.variants):
             changes.append(f"shots {chosen.shots[0] or 'all'} instead of {SHOTS}")
         if chosen.eval_settings.samples:

@@ -57,7 +57,7 @@ def suite_settings(suite: SuiteResults, runtime: RuntimeConfig, device: torch.de
         methods=options.methods,
         datasets=options.datasets,
         precisions=(options.precision or profile.precision,),
-        classes=suite.suite.trained_classes(options),
+        classes=suite.suite.classes,
         options=options.options,
         epochs=options.overrides.get("epochs", QUICK_EPOCHS if options.quick else EPOCHS),
     )

@@ -11,7 +11,7 @@ Cost: about three minutes in the generated profile on two CPU cores.
 
 Published: on Flowers102 169.1 s, 278.8 images/s and 97.39 % for ProCAP, 112.6 s, 415.9 and
 95.25 % for MaPLe-style. The paper does not name the classes; its accuracies are near its base accuracies after 50
-epochs (98.39 % on Flowers102). `--classes all` takes all classes.
+epochs (98.39 % on Flowers102).
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ SUITE = Suite(
     methods=("zeroshot", "maple", "procap"),
     seeds=(1,),
     datasets={"paper": ("oxford-flowers", "ucf101"), "mini": ("digits", "tiles")},
-    class_choices=("base", "all"),
     trains=False,
     tables=runtime_tables,
     finish=measure_suite,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.console.output import note, plural
-from benchmarks.console.packing import ensure_packed, find_unpacked
+from benchmarks.console.packing import ensure_packed
 from benchmarks.suites.checks import check_code, check_training_images, check_weights
 from benchmarks.suites.planning import RunState, count_images
 from benchmarks.suites.progress import CollectionTrackers, RunProgress
@@ -18,7 +18,7 @@ from runner.config import RuntimeConfig, Target
 from runner.remote_results import RemoteResults
 from runner.run_folders import RunFolder
 
-FEW_IMAGES = 8000
+FEW_IMAGES = 16_000
 """Runs on fewer images in all are executed one after the other: Ray takes as long to start and to load the program."""
 
 
@@ -44,7 +44,6 @@ def execute(
         splits.setdefault(run.config.dataset, set()).update(TRAINING_SPLITS)
         for target in map(Target.parse_unchecked, run.targets):
             splits.setdefault(target.dataset, set()).add(target.split)
-    find_unpacked(splits, runtime.data)
     if launcher.kind == "local":
         check_weights((run.config.backbone, run.config.pretrained) for run in runs)
     ensure_packed(splits, runtime.data)

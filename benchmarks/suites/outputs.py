@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.console.packing import ensure_packed
 from benchmarks.experiment.published import AVERAGE
-from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
+from benchmarks.experiment.suite import Suite, SuiteOptions
 from benchmarks.plots.style import FORMATS, save_plots
-from benchmarks.results.metrics import average
 from benchmarks.results.suite_results import SuiteResults, write_plan
 from benchmarks.tables.render import SUFFIXES, write_tables
 from benchmarks.tables.table import Table
-from runner.config import RuntimeConfig, Target
+from runner.config import RuntimeConfig
 from runner.failures import describe_failure
 from runner.results import write_json
 from runner.run_collection import COLLECTIONS
@@ -85,29 +83,11 @@ def make_outputs(
 
 
 def metrics_of(done: SuiteResults) -> dict[str, float]:
-    """Average each variant over the data sets, as `hm/maple`, `all/procap n_ctx 8`; incomplete ones are left out."""
-    metrics: dict[str, float] = {}
-    for variant, name in zip(done.variants, short_names(done.variants), strict=True):
-        if done.suite.trained_classes(done.options) == "all":
-            means = {
-                "all": average([done.metric(variant, dataset, Target(dataset)) for dataset in done.options.datasets])
-            }
-        else:
-            means = dict(zip(("base", "novel", "hm"), done.halves(variant, AVERAGE), strict=True))
-        metrics |= {f"{classes}/{name}": metric.mean for classes, metric in means.items() if metric is not None}
-    return metrics
-
-
-def short_names(variants: Sequence[Variant]) -> list[str]:
-    """Name each variant by its method, and what varies if the method has several, in characters MLflow allows."""
-    methods = [variant.method for variant in variants]
-    names = []
-    for variant in variants:
-        words = [variant.method]
-        if methods.count(variant.method) > 1:
-            words += [f"{name} {value}" for name, value in variant.key.items()]
-        names.append(re.sub(r"[^\w .:/-]", "_", " ".join(words)))
-    return names
+    """Return HM over the data sets as `hm/maple`, of each method with one variant and all of its results."""
+    methods = [variant.method for variant in done.variants]
+    variants = [variant for variant in done.variants if methods.count(variant.method) == 1]
+    hms = {variant.method: done.halves(variant, AVERAGE)[2] for variant in variants}
+    return {f"hm/{method}": hm.mean for method, hm in hms.items() if hm}
 
 
 def remove_outdated(folder: Path, names: Iterable[str]) -> None:

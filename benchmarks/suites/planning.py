@@ -109,25 +109,20 @@ def read_state(run: RunSpec, runtime: RuntimeConfig, *, force: bool = False) -> 
 def count_images(run: RunSpec, state: RunState, runtime: RuntimeConfig) -> float:
     """Count the images that are left for a run: those of its training in all epochs, and of its open targets.
 
-    The counts are those of the catalogue or manifest, with classes of equal size; infinite for an unknown data set.
+    Halves of the classes count as all of them; infinite for an unknown data set.
     """
     config, images = run.config, 0.0
     with suppress(UserError):
         if state.status != "finished":
-            drawn = _images_of(config.dataset, config.classes, "train", runtime.data, most=config.shots)
-            images += drawn * config.recipe.passes(round(drawn))
+            dataset = resolve_dataset(config.dataset, runtime.data)
+            count = dataset.counts.get("train", 0)
+            drawn = min(count, config.shots * dataset.classes) if config.shots else count
+            images += drawn * config.recipe.passes(max(1, drawn))
         for target in map(Target.parse_unchecked, state.open):
-            count = _images_of(target.dataset, target.classes, target.split, runtime.data)
-            images += min(count, runtime.limit or count) * max(1, runtime.evaluation.samples)
+            count = resolve_dataset(target.dataset, runtime.data).counts.get(target.split, 0)
+            images += min(count, runtime.limit or count)
         return images
     return math.inf
-
-
-def _images_of(name: str, classes: str, split: str, data: Path, *, most: int = 0) -> float:
-    dataset = resolve_dataset(name, data)
-    chosen = len(select_labels(range(dataset.classes), classes))
-    images = dataset.counts.get(split, 0) * chosen / dataset.classes
-    return min(images, most * chosen) if most else images
 
 
 def find_obstacle(suite: Suite, options: SuiteOptions, *, several: bool = False) -> str:
@@ -138,7 +133,7 @@ def find_obstacle(suite: Suite, options: SuiteOptions, *, several: bool = False)
         if further and several:
             return f"it needs data sets besides '{name}': {', '.join(further)}"
         tested = [target.classes for target in targets if target.dataset == name]
-        for classes in dict.fromkeys((suite.trained_classes(options), *tested)):
+        for classes in dict.fromkeys((suite.classes, *tested)):
             # With one class every answer is right.
             if len(select_labels(range(dataset.classes), classes)) < 2:
                 return f"'{name}' has fewer than 2 classes in its part {classes}"

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cluster.run import RunSpec, TrialReport
-from runner.progress import ProgressDisplay, format_duration
+from runner.progress import ProgressDisplay
 from runner.run_collection import Status
 from runner.tracking.log import CollectionTracker
-
-PACE_RUNS = 10
-"""The time left follows from the last so many runs that ended."""
 
 
 class CollectionTrackers:
@@ -66,15 +60,11 @@ class RunProgress(TrialProgress):
     """
 
     def __init__(
-        self,
-        runs: Sequence[RunSpec],
-        trackers: CollectionTrackers,
-        trace: Callable[[str], None] | None = None,
+        self, runs: Sequence[RunSpec], trackers: CollectionTrackers, trace: Callable[[str], None] | None = None
     ) -> None:
-        super().__init__(ProgressDisplay("runs", len(runs), unit="done", timed=False), trace)
+        super().__init__(ProgressDisplay("runs", len(runs), unit="done"), trace)
         self.runs, self.done, self.failed = runs, list[int](), dict[int, str]()
         self._trackers = trackers
-        self._times = deque([time.monotonic()], maxlen=PACE_RUNS + 1)
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
         self.note_start(trial, self.runs[config["number"]].path)
@@ -94,26 +84,13 @@ class RunProgress(TrialProgress):
         elif report.state == "failed":
             how = f"failed: {report.why.removeprefix(self.runs[number].path).lstrip(' :')}"
             self.failed[number] = report.why
-        self._times.append(time.monotonic())
         self.display.print(f"[{len(self.done) + len(self.failed)}/{len(self.runs)}] {self.runs[number].path} {how}")
         self._show(number)
-
-    def seconds_left(self) -> float:
-        """Estimate the seconds left by the pace of the last runs that ended; infinite at first.
-
-        The longest runs are first, so that the pace of all would promise too long a time.
-        """
-        ended = len(self._times) - 1
-        if not ended:
-            return math.inf
-        remaining = len(self.runs) - len(self.done) - len(self.failed)
-        return (self._times[-1] - self._times[0]) / ended * remaining
 
     def _show(self, changed: int | None = None) -> None:
         if changed is not None:
             self._trackers.update(self.runs[changed].path)
-        facts, left = {"running": f"{len(self.running)}"}, self.seconds_left()
-        facts["left"] = f"about {format_duration(left)}" if math.isfinite(left) else "unknown"
+        facts = {"running": f"{len(self.running)}"}
         if self.failed:
             facts["failed"] = f"{len(self.failed)}"
         self.display.update(len(self.done) + len(self.failed), **facts)

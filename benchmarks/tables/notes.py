@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import title_method
 from benchmarks.results.frame import describe_settings
-from benchmarks.results.metrics import format_seeds
 from benchmarks.results.suite_results import SuiteResults
 from procap.methods import loading_error, method_source
 from procap.recipe import format_value
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LIMITED = "† --limit: evaluated on the first images only; never averaged with whole test sets, never bold."
-
 CHOSEN_ON_TEST = "‡ weights or settings chosen by test accuracy, as the method's public code does; never bold."
 
 
@@ -61,7 +59,8 @@ def run_notes(
     """
     runs = list(runs)
     spread = "; ± is the sample standard deviation" if len(seeds) > 1 else ""
-    setting = [*rules, f"{format_seeds(seeds).capitalize()}{spread}." * bool(seeds), describe_shared(runs)]
+    names = f"Seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{spread}." * bool(seeds)
+    setting = [*rules, names, describe_shared(runs)]
     marks = {LIMITED: frame.limited.any(), CHOSEN_ON_TEST: frame.chosen_on_test.any()}
     limited = [*limited, *(note for note, is_used in marks.items() if is_used)]
     lines = [" ".join(filter(None, part)) for part in (setting, missing, limited, note_code(frame))]

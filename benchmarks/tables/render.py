@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 SUFFIXES = {"md": "md", "csv": "csv", "latex": "tex", "json": "json"}
 """The formats, and how their files end."""
-
-
 NEEDS, NEEDS_LONG = r"% needs \usepackage{booktabs}", r"% needs \usepackage{booktabs,longtable}"
 PAGE = 45
 """Rows of a LaTeX table on a page."""

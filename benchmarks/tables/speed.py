@@ -74,7 +74,7 @@ def find_newest(suite: SuiteResults) -> Report | None:
     from procap.weights.architectures import canonical_name
 
     backbone, _ = canonical_name(suite.options.backbone or suite.options.profile.backbone)
-    expected = backbone, suite.suite.trained_classes(suite.options), dict(suite.options.options)
+    expected = backbone, suite.suite.classes, dict(suite.options.options)
     reports = []
     for _, report in load_runtime_reports(suite.results):
         datasets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))

@@ -93,10 +93,6 @@ class Table:
         columns = zip(*(row.cells for row in self.rows), strict=True) if self.rows else [()] * len(self.columns)
         return [True] * len(self.labels) + [any(isinstance(cell, str) for cell in column) for column in columns]
 
-    def metric(self, row: int, column: int) -> Metric | None:
-        cell = self.rows[row].cells[column]
-        return cell if isinstance(cell, Metric) else None
-
     def marks(self) -> Mapping[tuple[int, int], Mark]:
         """Find the best and the second of each group and column, by (row, column).
 
@@ -109,10 +105,10 @@ class Table:
             printed: dict[int, float] = {}
             seeds = set()
             for number, row in enumerate(self.rows):
-                metric = self.metric(number, index)
-                if row.group == group and metric and not (metric.limited or metric.chosen_on_test):
-                    printed[number] = round(metric.mean, column.digits)
-                    seeds |= {metric.seeds} if row.source == "ours" else set()
+                cell = row.cells[index]
+                if row.group == group and isinstance(cell, Metric) and not (cell.limited or cell.chosen_on_test):
+                    printed[number] = round(cell.mean, column.digits)
+                    seeds |= {cell.seeds} if row.source == "ours" else set()
             order = sorted(set(printed.values()), reverse=column.better == "high")
             if column.better and len(order) > 1 and len(seeds) <= 1:
                 ranks: dict[float, Mark] = dict(zip(order, ("best", "second"), strict=False))
