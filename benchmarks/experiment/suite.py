@@ -29,8 +29,6 @@ ALL_OFF: Mapping[str, Any] = {**dict.fromkeys(COMPONENTS, False), **INDEPENDENT}
 """Options of ProCAP without any of its components: deep prompts of both towers, a token set for each layer."""
 QUICK_VIEWS = 2
 """Random views of an image under `--quick`, of a method that encodes several."""
-UNTRAINED_SEED = 1
-"""The seed of runs without training."""
 
 
 def is_trained(method: str) -> bool:
@@ -153,7 +151,7 @@ class SuiteOptions:
         )
         if not is_trained(method):
             # Without training neither seed nor shots change anything: the run is the same for all of them.
-            return planned(overrides=changes, seed=UNTRAINED_SEED, shots=SHOTS)
+            return planned(overrides=changes, seed=1, shots=SHOTS)
         shots = (*self.shots, SHOTS)[0] if variant.shots is None else variant.shots
         config = planned(overrides=changes, seed=seed, shots=shots)
         epochs = config.recipe.epochs

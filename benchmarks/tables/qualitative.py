@@ -22,8 +22,6 @@ def qualitative_tables(suite: SuiteResults) -> list[Table]:
 
 
 def _accuracy_table(suite: SuiteResults) -> Table:
-    """Make the accuracies of the pictured runs, with those in the caption of the figure of prompts."""
-
     def printed(dataset: str) -> Iterator[tuple[list[str], list[float]]]:
         for method, number in PROMPT_PICTURE.get(dataset, {}).items():
             title = {"maple": "trained baseline"}.get(method, title_method(method))
