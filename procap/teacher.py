@@ -5,6 +5,7 @@ Shapes: B images, C classes, M templates, E joint embedding.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from procap.classifier import Classifier, HeadClassifier, cosine_logits
 from procap.clip import CLIP
 from procap.text import LabelSpace
 
@@ -58,3 +60,13 @@ def sentence_bank(clip: CLIP, sentences: Sequence[Sequence[str]]) -> Tensor:
 def image_features(clip: CLIP, images: Tensor) -> Tensor:
     """Compute vanilla image features [B, E] of images [B, 3, H, W], normalised, float32, without gradient."""
     return F.normalize(clip.encode_image(images).float(), dim=-1)
+
+
+def zero_shot_classifier(clip: CLIP, space: LabelSpace, scale: Tensor) -> Classifier:
+    """Make a classifier of vanilla CLIP, whose prompts are the template of the data set, encoded at the first use."""
+    text = functools.cache(lambda: text_bank(clip, space, [space.template]))
+
+    def head(features: Tensor) -> Tensor:
+        return cosine_logits(F.normalize(features, dim=-1), text(), scale)
+
+    return HeadClassifier(clip, head, len(space.classnames))

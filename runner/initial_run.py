@@ -35,20 +35,25 @@ class InitialRun:
 def start_from(config: RunConfig, source: RunConfig, results: Path, runtime: RuntimeConfig) -> RunConfig:
     """Return `config` with the finished run `source`, which lies below `results`, as its start.
 
-    Raises UsageError for a run that has seen other images of the data set, whose accuracy would not be that of the
-    shots or classes of `config`.
+    Raises UsageError for a run that has seen other images of the data set: the accuracy would not be that of the shots
+    or classes of `config`.
     """
     if not config.recipe.epochs or issubclass(method_class(config.method), FeatureMethod):
         raise UsageError(f"--init: {config.method} has no training on images that could start from a run")
     training = RunFolder(results / source.path).train()
     if training is None:
         raise UsageError(f"--init: {source.path} is not finished")
-    images = ("classes", "shots", "seed")
-    if source.dataset == config.dataset and any(getattr(source, name) != getattr(config, name) for name in images):
-        raise UsageError(f"--init: {source.path} has seen other images: train with its {', '.join(images)}")
+    check_same_images(source, config)
     is_here = results.resolve() == runtime.results.resolve()
     folder = source.path if is_here else (results / source.path).resolve().as_posix()
     return config.model_copy(update={"init": folder, "init_digest": training.checkpoint_sha256})
+
+
+def check_same_images(source: RunConfig, config: RunConfig) -> None:
+    """Raise UsageError if run `source` has seen images of the data set of `config` that a training of it does not."""
+    images = ("classes", "shots", "seed")
+    if source.dataset == config.dataset and any(getattr(source, name) != getattr(config, name) for name in images):
+        raise UsageError(f"{source.path} has seen other images: train with its {', '.join(images)}")
 
 
 def first_stage(config: RunConfig) -> RunConfig | None:

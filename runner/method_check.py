@@ -34,6 +34,7 @@ from runner.planning import plan_run
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.setup import Setup, clip_transform, label_space, make_method, set_up
+from runner.teacher_run import load_teacher
 from runner.train import train
 from runner.workbench import Workbench
 from shards.fewshot import evaluation_labels
@@ -84,7 +85,8 @@ class CheckCase:
     @cached_property
     def prepared(self) -> tuple[Setup, FeatureBank | None]:
         """The set-up of the training, with the features of a method that learns from them."""
-        setup = set_up(self.config, self.runtime, resolve_device(self.runtime.device), ProcessGroup(), Workbench())
+        teacher, device = load_teacher(self.config, self.runtime, ProcessGroup()), resolve_device(self.runtime.device)
+        setup = set_up(self.config, self.runtime, device, ProcessGroup(), Workbench(), teacher=teacher)
         if isinstance(setup.method, FeatureMethod):
             return learn_features(setup, self.runtime, ProcessGroup())
         return setup, None
@@ -122,6 +124,7 @@ class CheckCase:
         """Build the method again, ready for its first stage."""
         setup = self.setup
         method = make_method(self.config, setup.method.clip, setup.method.space)
+        method.teacher_classifier = setup.method.teacher_classifier
         method.prepare_training()
         if isinstance(method, FeatureMethod) and self.prepared[1]:
             method.fit(self.prepared[1])

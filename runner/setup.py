@@ -71,10 +71,11 @@ def set_up(
     group: ProcessGroup,
     workbench: Workbench,
     initial: InitialRun | None = None,
+    teacher: Method | None = None,
 ) -> Setup:
     """Open the data, load the backbone, build method, optimizer and engine; raises the user errors of all of them.
 
-    initial: the run whose learned tensors the training starts from.
+    initial: the run whose learned tensors the training starts from. teacher: the run that the method learns from.
     """
     acceleration = Acceleration.parse(runtime.accelerate, device)
     if group.size > 1:
@@ -108,6 +109,7 @@ def set_up(
     if stream:
         schedule = Schedule(config.recipe, stream, method)
         method.training_images = stream
+        method.teacher_classifier = teacher.classifier(method.space) if teacher else None
         method.prepare_training()
         files = method.file_digests(method.options, method.space.dataset)
         for option, digest in files.items():

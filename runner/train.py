@@ -30,6 +30,7 @@ from runner.run_folders import RunFolder, check_training_content
 from runner.setup import Setup, changed_file, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
+from runner.teacher_run import load_teacher
 from runner.threads import fitting_threads
 from runner.tracking.log import exporter_for
 from runner.validate import Callbacks, Validator
@@ -137,7 +138,7 @@ def _train(
     start_memory_peak(device)
     meter = Meter(device, WARMUP_STEPS, PHASES)
     with meter.phase("load", rated=False):
-        setup = set_up(config, runtime, device, group, workbench, initial)
+        setup = set_up(config, runtime, device, group, workbench, initial, load_teacher(config, runtime, group))
     bank = None
     if isinstance(setup.method, FeatureMethod):
         with meter.phase("features", rated=False):

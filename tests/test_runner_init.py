@@ -7,7 +7,7 @@ from small_runs import make_runtime
 
 from procap.errors import UserError
 from runner.config import Target
-from runner.evaluate import evaluate
+from runner.evaluate import evaluate, load_trained
 from runner.initial_run import first_stage, start_from
 from runner.planning import plan_run
 from runner.run_folders import RunFolder
@@ -73,3 +73,22 @@ def test_dpc_trains_coop_first_and_keeps_its_prompt_for_new_classes(runtime, sho
     train(config, paused, until=1)
     train(config, paused)
     assert all(torch.equal(tensor, mine[name]) for name, tensor in tensors(paused, config).items())
+
+
+def test_kdpl_learns_from_the_predictions_of_a_finished_run(coop, runtime, short_checkpoint):
+    folder = runtime.results / coop.path
+    fields = {"options": {"teacher": str(folder)}, "backbone": str(short_checkpoint), "overrides": SHORT}
+    config = plan_run(method="kdpl", **fields, **FIELDS)
+    result = train(config, runtime)
+    assert result.files == {"teacher": RunFolder(folder).train().checkpoint_sha256}
+    assert result.epochs[0].terms["kl_forward"] > 0
+    taught, learner = load_trained(config, runtime).method, load_trained(coop, runtime).method
+    taught.teacher_classifier = learner.classifier()
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(taught.teacher_logits(images), learner.classifier()(images))
+    with pytest.raises(UserError, match="other images"):
+        train(plan_run(method="kdpl", **fields, **FIELDS | {"seed": 2}), runtime)
+    checkpoint = RunFolder(folder).checkpoint_file
+    checkpoint.write_bytes(checkpoint.read_bytes() + b" ")
+    with pytest.raises(UserError, match="trained on another content of teacher"):
+        train(config, runtime)

@@ -8,65 +8,74 @@ Shapes: B images, C classes, K classes of a step, E joint embedding.
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, Field
 from torch import Tensor
 
 from procap.classifier import cosine_logits
-from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.methods.coop import ContextMethod, ContextOptions
 from procap.methods.maple import MaPLe, MaPLeOptions
-from procap.methods.method import Method, Noise
+from procap.methods.method import Method, MethodOptions, Noise
 from procap.parallel import gather_batch
 from procap.recipe import Recipe
-from procap.teacher import image_features, text_bank
+from procap.teacher import zero_shot_classifier
 from procap.weights.loading import load_clip, weights_digest
 
-TEACHER = Field(
-    "", description="backbone of the teacher, with its weights behind a colon: ViT-H-14-quickgelu:dfn5b in the paper"
-)
-MOST_CLASSES = Field(
-    1000, ge=2, description="classes of a step: those with the highest mean probability of the teacher"
-)
+
+class DistilledOptions(MethodOptions):
+    """The options of KDPL on any method."""
+
+    teacher: str = Field(
+        "", description="backbone:weights (ViT-H-14-quickgelu:dfn5b in the paper), or the folder of a finished run"
+    )
+    most_classes: int = Field(
+        1000, ge=2, description="classes of a step: those with the highest mean probability of the teacher"
+    )
 
 
 class Distilled(Method):
     """What KDPL changes in a prompt method, as a base class before that of the method."""
 
     required_option = "teacher"
-    _teacher: tuple[CLIP, ...]
+    options: DistilledOptions
 
     @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
-        """Return the digest of the teacher's weights."""
-        return {"teacher": weights_digest(*split_teacher(options.teacher))}  # type: ignore[attr-defined]
+        """Return the digest of the teacher's weights, or of the checkpoint of a run."""
+        assert isinstance(options, DistilledOptions)
+        checkpoint = Path(options.teacher).expanduser() / "checkpoint.safetensors"
+        if checkpoint.is_file():
+            return {"teacher": hashlib.sha256(checkpoint.read_bytes()).hexdigest()}
+        return {"teacher": weights_digest(*split_teacher(options.teacher))}
 
     def prepare_training(self) -> None:
-        """Load the teacher. Raises UsageError for one with another image size than the backbone's."""
+        """Make the classifier of a teacher that is no run. Raises UsageError for one that reads other images."""
         super().prepare_training()
-        teacher = load_clip(*split_teacher(self.options.teacher)).to(self.clip.device)  # type: ignore[attr-defined]
-        if teacher.geometry.image_size != self.clip.geometry.image_size:
-            raise UsageError(
-                f"{teacher.name} reads images of {teacher.geometry.image_size} pixels, {self.clip.name} of "
-                f"{self.clip.geometry.image_size}: name a teacher with the same image size"
-            )
-        # A tuple hides the teacher from the module registry.
-        self._teacher = (teacher,)
+        if self.teacher_classifier is None:
+            clip = load_clip(*split_teacher(self.options.teacher)).to(self.clip.device)
+            # The scale is the student's, as in the public code.
+            self.teacher_classifier = zero_shot_classifier(clip, self.space, self.scale())
+        clip = self.teacher_classifier.clip
+        if (clip.geometry.image_size, clip.image_mean) != (self.clip.geometry.image_size, self.clip.image_mean):
+            raise UsageError(f"{clip.name} reads images of another size or normalisation than {self.clip.name}")
 
+    @torch.no_grad()
     def teacher_logits(self, images: Tensor) -> Tensor:
-        """Compute the teacher's logits [B, C] of the global batch, at the student's scale as in the public code."""
-        [teacher] = self._teacher
-        text = self.constant("teacher", lambda: text_bank(teacher, self.space, [self.space.template]))
-        return cosine_logits(gather_batch(self.group, image_features(teacher, images)), text, self.scale())
+        """Compute the teacher's logits [B, C] of the global batch."""
+        assert self.teacher_classifier is not None
+        return gather_batch(self.group, self.teacher_classifier.logits(self.teacher_classifier.encode(images)))
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute half of both Kullback-Leibler divergences between teacher and student; labels are not read."""
         image, text = self.features(images, noise)
         teacher = self.teacher_logits(images)
-        kept = min(self.options.most_classes, teacher.shape[1])  # type: ignore[attr-defined]
+        kept = min(self.options.most_classes, teacher.shape[1])
         chosen = teacher.softmax(dim=1).mean(dim=0).topk(kept).indices
         student = cosine_logits(image, text[chosen], self.scale()).log_softmax(dim=1)
         target = teacher[:, chosen].log_softmax(dim=1)
@@ -82,11 +91,8 @@ def split_teacher(name: str) -> tuple[str, str | None]:
     return backbone, pretrained or None
 
 
-class KDPLOptions(ContextOptions):
+class KDPLOptions(DistilledOptions, ContextOptions):
     """The options of KDPL on CoOp."""
-
-    teacher: str = TEACHER
-    most_classes: int = MOST_CLASSES
 
 
 class KDPL(Distilled, ContextMethod):
@@ -102,11 +108,8 @@ class KDPL(Distilled, ContextMethod):
         return Recipe(optimizer="sgd", lr=0.002, epochs=50, batch_size=32)
 
 
-class KDPLMaPLeOptions(MaPLeOptions):
+class KDPLMaPLeOptions(DistilledOptions, MaPLeOptions):
     """The options of KDPL on MaPLe."""
-
-    teacher: str = TEACHER
-    most_classes: int = MOST_CLASSES
 
 
 class KDPLMaPLe(Distilled, MaPLe):

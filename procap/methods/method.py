@@ -94,6 +94,7 @@ class Method(nn.Module):
     first_stage: a method with a subset of its options, whose trained tensors are its initial ones.
     varying_rows: names of tensors whose first dimension depends on the training, such as on its number of images.
     training_images: the training images, None outside of training.
+    teacher_classifier: that of the finished run that the option `teacher` names, in training.
     """
 
     Options: ClassVar[type[MethodOptions]] = MethodOptions
@@ -127,6 +128,7 @@ class Method(nn.Module):
         self.options = options
         self.group: Communicator | None = None
         self.training_images: TrainingImages | None = None
+        self.teacher_classifier: Classifier | None = None
         self.image_adapter: nn.Module = nn.Identity()
         self.text_adapter: nn.Module = nn.Identity()
         self._prompts = self.class_prompts(space)
