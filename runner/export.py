@@ -104,8 +104,10 @@ def export_timm(trained: TrainedRun, folder: Path) -> Path:
     from timm.models import save_for_hf
 
     config, clip, classifier = trained.config, trained.clip, trained.method.classifier()
-    if reason := why_not_plain(classifier):
-        raise UserError(f"{config.method} cannot be a timm model: {reason}; --format onnx has no such limit")
+    plan = classifier.image_plan
+    if "image" not in clip.plain_towers or plan.tokens or plan.adapters or plan.branches:
+        reason = "its image tower has prompts, adapters or branches, or is no ViT; --format onnx has no such limit"
+        raise UserError(f"{config.method} cannot be a timm model: {reason}")
     adapter, logits = split_adapter(classifier)
     head = linear_head(logits, clip.geometry.embed_dim)
     if head is None:
@@ -154,15 +156,6 @@ def timm_tower(clip: CLIP, weights: Mapping[str, Tensor]) -> tuple[Any, dict[str
     # timm converts the names of OpenAI's CLIP.
     model.load_state_dict(checkpoint_filter_fn({f"visual.{part}": value for part, value in weights.items()}, model))
     return model, sizes
-
-
-def why_not_plain(classifier: Classifier) -> str:
-    """Say which part of the image tower timm does not have; "" if it is a plain transformer."""
-    if "image" not in classifier.clip.plain_towers:
-        return "its image tower is a module of open_clip"
-    plan = classifier.image_plan
-    parts = {"prompts": plan.tokens, "adapters": plan.adapters, "low-rank branches": plan.branches}
-    return " and ".join(f"its image tower has {name}" for name, part in parts.items() if part)
 
 
 def split_adapter(classifier: Classifier) -> tuple[FeatureAdapter | None, Callable[[Tensor], Tensor]]:

@@ -19,10 +19,6 @@ from shards.records import Part, Source
 
 PART = 250
 """Images of one task; starting a process takes as long as decoding a few hundred."""
-MAX_LISTED = 100
-"""Problems of a source that are listed one by one."""
-MAX_PAIRS = 20
-"""Pairs of classes with equal images that are named in one line."""
 
 SplitProgress = Callable[[str, int, int], None]
 """Called with a split, its images that are done, and all of them."""
@@ -37,7 +33,6 @@ class CheckedImage(NamedTuple):
     digest: str
     offset: int = 0
     size: int = 0
-    is_turned: bool = False
 
 
 def content_digest(data: bytes) -> str:
@@ -57,7 +52,7 @@ def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress
         problems += broken
         if on_progress:
             on_progress(split, stop, source.counts[split])
-    notes = (*source.notes, *find_duplicates(images, source.classnames))
+    notes = (*source.notes, *find_duplicates(images))
     return replace(source, problems=tuple(problems), notes=notes)
 
 
@@ -82,26 +77,18 @@ def describe_unreadable(split: str, path: str, error: Exception) -> str:
     return f"{split}: {path} is not a readable image ({error}); {remedy}".removeprefix(": ")
 
 
-def find_duplicates(images: Iterable[tuple[str, CheckedImage]], classnames: Sequence[str]) -> list[str]:
-    """Describe images of equal bytes, each copy with the first one: with different labels, across splits and within.
+def find_duplicates(images: Iterable[tuple[str, CheckedImage]]) -> list[str]:
+    """Describe images of equal bytes, across splits and within: each copy with the first image of these bytes.
 
     images: each with its split, "" if it has none yet.
     """
     firsts: dict[str, tuple[str, CheckedImage]] = {}
     copies: dict[tuple[str, str], list[str]] = {}
-    mixed: dict[tuple[int, ...], list[str]] = {}
     for split, image in images:
         first_split, first = firsts.setdefault(image.digest, (split, image))
         if first is not image:
-            pair = f"{image.path} = {first.path}"
-            copies.setdefault((first_split, split), []).append(pair)
-            if image.label != first.label:
-                mixed.setdefault(tuple(sorted((first.label, image.label))), []).append(pair)
-    named = [
-        f"{' and '.join(repr(classnames[label]) for label in labels)} ({len(pairs):,}, first {pairs[0]})"
-        for labels, pairs in mixed.items()
-    ]
-    notes = [f"warning: equal images in two classes: {join_first(named, MAX_PAIRS)}"] if named else []
+            copies.setdefault((first_split, split), []).append(f"{image.path} = {first.path}")
+    notes = []
     for (first_split, split), pairs in copies.items():
         is_leak = first_split != split == "test"
         number = "1 image is a copy" if len(pairs) == 1 else f"{len(pairs):,} images are copies"
@@ -113,17 +100,14 @@ def find_duplicates(images: Iterable[tuple[str, CheckedImage]], classnames: Sequ
 
 
 def raise_problems(name: str, problems: Sequence[str], report: Reporter | None = None) -> None:
-    """Raise UserError for problems, if there are any; several are reported one by one, the first MAX_LISTED of them."""
+    """Raise UserError for problems, if there are any; several are reported one by one."""
     if not problems:
         return
     if len(problems) == 1 or report is None:
         raise UserError(f"'{name}' {join_first(problems)}")
-    for problem in problems[:MAX_LISTED]:
+    for problem in problems:
         report(f"problem: {problem}")
-    more = f" (the first {MAX_LISTED} are listed)" if len(problems) > MAX_LISTED else ""
-    raise UserError(
-        f"'{name}' is not packed: {len(problems):,} problems are listed above{more}; fix them and pack again"
-    )
+    raise UserError(f"'{name}' is not packed: {len(problems):,} problems are listed above; fix them and pack again")
 
 
 @dataclass

@@ -58,27 +58,18 @@ class FetchPlan:
 def list_hub(
     repository: str = HUB_REPOSITORY, folder: str | None = None, repo_type: str = "model"
 ) -> dict[str, Archive]:
-    """List the files of a Hub repository by name; the Hub is that of `$HF_ENDPOINT`.
-
-    Where there is no model of this name, the data set of this name is listed.
-    """
+    """List the files of a Hub repository by name; the Hub is that of `$HF_ENDPOINT`."""
     from huggingface_hub import HfApi, hf_hub_url
     from huggingface_hub.hf_api import RepoFile
 
     # Without a network the Hub's client logs each of its retries; the last error says the same.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     files: dict[str, Archive] = {}
-    try:
-        with translate_errors(f"hf://{repository}"):
-            for entry in HfApi().list_repo_tree(repository, folder, repo_type=repo_type):
-                if isinstance(entry, RepoFile) and entry.lfs:
-                    url = hf_hub_url(repository, entry.path, repo_type=repo_type)
-                    name = Path(entry.path).name
-                    files[entry.path] = Archive(url, name, size=entry.size, sha256=entry.lfs.sha256)
-    except NotFound:
-        if repo_type == "dataset":
-            raise
-        return list_hub(repository, folder, "dataset")
+    with translate_errors(f"hf://{repository}"):
+        for entry in HfApi().list_repo_tree(repository, folder, repo_type=repo_type):
+            if isinstance(entry, RepoFile) and entry.lfs:
+                url = hf_hub_url(repository, entry.path, repo_type=repo_type)
+                files[entry.path] = Archive(url, Path(entry.path).name, size=entry.size, sha256=entry.lfs.sha256)
     return files
 
 

@@ -31,14 +31,6 @@ Labels = Sequence[int] | NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class FewShotSamples:
-    """Paths of the chosen training and validation images, in drawn order; `val` is empty for a set without one."""
-
-    train: tuple[str, ...]
-    val: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class FewShot:
     """The images a run trains on, relabelled 0..C-1 within its classes; `labels` are the data set's own.
 
@@ -132,23 +124,6 @@ def check_classes(shards: ShardSet, classes: str) -> None:
     if len(shards.classnames) < 2:
         raise UsageError(f"'{shards.name}' has {has}: there is nothing to tell apart, so nothing can be trained")
     raise UsageError(f"the {classes} half of '{shards.name}' has {has}: nothing to tell apart; use --classes all")
-
-
-def draw_samples(shards: ShardSet, shots: int, seed: int) -> FewShotSamples:
-    """Draw few-shot samples from a packed data set by CoOp's rule, without reading an image; refuses `shots` 0."""
-    check_shots(shards, shots)
-    if shots == 0:
-        raise UsageError("--shots 0 takes every image: there are no samples to draw")
-    (train_paths, train_labels), (val_paths, val_labels) = list_split(shards, "train"), list_split(shards, "val")
-    in_train, in_val = draw_positions(train_labels, val_labels, shots, seed)
-    return FewShotSamples(tuple(train_paths[i] for i in in_train), tuple(val_paths[i] for i in in_val))
-
-
-def list_split(shards: ShardSet, split: str) -> tuple[list[str], NDArray[np.int64]]:
-    """List paths and labels [N] of a split, without reading an image; empty if the set has no such split."""
-    if split not in shards.manifest.splits:
-        return [], np.zeros(0, np.int64)
-    return shards.paths(split), shards.labels(split)
 
 
 def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all") -> FewShot:

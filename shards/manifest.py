@@ -87,10 +87,7 @@ class Manifest(BaseModel):
 
 def lines_digest(lines: Iterable[str]) -> str:
     """Compute the first 16 hex digits of SHA-256 over lines joined by single newlines."""
-    digest = hashlib.sha256()
-    for number, line in enumerate(lines):
-        digest.update(f"\n{line}".encode() if number else line.encode())
-    return digest.hexdigest()[:16]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def convention_texts(manifest: Manifest) -> dict[str, str]:

@@ -177,9 +177,7 @@ def _write(
             on_progress(split, stop, counts[split])
     if on_note:
         contents = [(split, image) for split, shards in packed.items() for _, images in shards for image in images]
-        if turned := sum(image.is_turned for _, image in contents):
-            on_note(f"images turned as their EXIF orientation says: {turned:,}")
-        for note in find_duplicates(contents, source.classnames):
+        for note in find_duplicates(contents):
             on_note(note)
     raise_problems(source.name, problems, on_note)
     manifest = Manifest(
@@ -219,7 +217,7 @@ def pack_shard(task: ShardTask) -> tuple[PackedShard, list[str]]:
             sample = make_sample(sample_key(position), record)
             offset = image_offset(sample, record.extension, writer.tarstream.offset)
             digest, size = content_digest(record.data), len(record.data)
-            images.append(CheckedImage(record.path, record.label, digest, offset, size, record.is_turned))
+            images.append(CheckedImage(record.path, record.label, digest, offset, size))
             writer.write(sample)
     shard = Shard(file=task.file, sha256=file_sha256(file), size=file.stat().st_size, count=task.stop - task.start)
     return (shard, images), problems

@@ -13,15 +13,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One image of a split: `path` names it inside its data set, `data` is the encoded file, copied as it is.
-
-    is_turned: the EXIF orientation of the user's file was applied to its pixels.
-    """
+    """One image of a split: `path` names it inside its data set, `data` is the encoded file, copied as it is."""
 
     path: str
     label: int
     data: bytes = field(repr=False)
-    is_turned: bool = False
 
     @property
     def extension(self) -> str:

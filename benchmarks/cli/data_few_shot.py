@@ -9,7 +9,7 @@ import typer
 from benchmarks.cli.flags import Data, OutputFlags, command, flag
 from benchmarks.console.output import columns, note, plural, show, show_json
 from shards.default_paths import data_root
-from shards.fewshot import draw_samples, list_split
+from shards.fewshot import load_few_shot
 from shards.manifest import lines_digest
 from shards.reader import open_dataset
 from shards.resolve import resolve_dataset
@@ -29,15 +29,15 @@ def few_shot(
     """List the few-shot images of a data set, drawn by CoOp's rule."""
     root = data_root(data)
     shards = open_dataset(root, resolve_dataset(name, root).name)
-    samples = draw_samples(shards, shots, seed)
+    samples = load_few_shot(shards, shots, seed)
     document: dict[str, Any] = {"dataset": shards.name, "shots": shots, "seed": seed}
     rows: list[tuple[object, ...]] = []
-    for split, paths in (("train", samples.train), ("val", samples.val)):
-        labels = dict(zip(*list_split(shards, split), strict=True))
+    for split, chosen in (("train", samples.train), ("val", samples.val)):
         images = [
-            {"label": int(labels[path]), "class": shards.classnames[labels[path]], "path": path} for path in paths
+            {"label": samples.labels[label], "class": samples.classnames[label], "path": path}
+            for path, label in zip(chosen.paths, chosen.labels, strict=True)
         ]
-        document |= {split: images, f"{split}_digest": lines_digest(paths)}
+        document |= {split: images, f"{split}_digest": lines_digest(chosen.paths)}
         rows += [(split, *image.values()) for image in images]
         note(f"{split}: {plural(len(images), 'image')}, digest {document[f'{split}_digest']}")
     show(columns(("split", "label", "class", "path"), rows))

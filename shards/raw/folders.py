@@ -83,8 +83,7 @@ class FolderPart:
                 data = (self.root / path).read_bytes()
             except OSError as error:
                 raise_unreadable(error)
-            turned = turn_upright(data) if self.upright else data
-            yield ImageRecord(path, label, turned, is_turned=turned is not data)
+            yield ImageRecord(path, label, turn_upright(data) if self.upright else data)
 
 
 def raise_unreadable(error: OSError) -> NoReturn:
