@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from procap.errors import UserError
-from shards.check import MAX_LISTED, PART, check_part
+from shards.check import PART, check_part
 from shards.names import first_few, join_first
 from shards.pools import map_in_order
 from shards.raw.class_folders import ListedImage, scan_folders
@@ -51,7 +51,7 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
     if skip_broken:
         images, broken = _split_unreadable(root, images, workers)
         notes += [f"left out, not readable: {path}" for path in broken]
-        origin += f", without {len(broken):,} unreadable images: {join_first(broken, MAX_LISTED)}" if broken else ""
+        origin += f", without {len(broken):,} unreadable images: {join_first(broken, 100)}" if broken else ""
     if description.table is None:
         images.sort(key=lambda image: labels[image.label])
     splits, problems = _assign_splits(description, images, names, labels)
