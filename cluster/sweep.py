@@ -21,7 +21,6 @@ from cluster.sweep_record import (
     SweepFolder,
     SweepSettings,
     key_of,
-    longest_training,
     make_runs,
     runs_of_trial,
     values_of_trial,
@@ -32,6 +31,8 @@ from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
 from shards.rng import stream_seed
 
+MOST_EPOCHS = 10**6
+"""More than any training has: a trial ends by itself."""
 NO_RESULTS = "results not found; is --results on shared storage?"
 
 
@@ -88,7 +89,7 @@ class Sweep:
                 time_attr="epoch",
                 metric=SCORE,
                 mode="max",
-                max_t=longest_training(settings, self.runtime.data),
+                max_t=MOST_EPOCHS,
                 **halving._asdict(),
             )
         work = TrialWork.on(capacity, paths, partial(runs_of_trial, settings), halving)

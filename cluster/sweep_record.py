@@ -200,13 +200,6 @@ def examples(settings: SweepSettings) -> list[Values]:
     ]
 
 
-def longest_training(settings: SweepSettings, data: Path | None) -> int:
-    """Return the epochs of the longest run over all methods."""
-    values = examples(settings)[0]
-    runs = [run for method in settings.methods for run in make_runs(settings, {**values, "method": method}, data)]
-    return max(run.config.recipe.epochs for run in runs)
-
-
 def values_of_trial(settings: SweepSettings, config: Mapping[str, Any]) -> Values:
     """Return the values of the varied fields as plain Python, rounded as `round_value` does."""
     return {field: round_value(domain, config[field]) for field, domain in settings.domains.items()}

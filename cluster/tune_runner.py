@@ -10,7 +10,6 @@ import logging
 import os
 import tempfile
 import textwrap
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +17,6 @@ from typing import Any, Protocol
 from cluster.executor import ReportTo, RunExecutor, TrialWork, attempt
 from cluster.ray_cluster import Capacity, count_processes, nodes, require_own_node
 from cluster.run import TrialReport
-from procap.errors import UserError
 from runner.environment import library_defaults
 from runner.workbench import Workbench
 
@@ -26,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 """Attempts of a trial that loses its processes; wrong data or settings fail at once."""
-STALL_SECONDS = 600.0
-"""How long to wait for lost nodes on a cluster without an autoscaler."""
 
 
 class TrialListener(Protocol):
@@ -44,10 +40,7 @@ class TrialListener(Protocol):
 def run_trials(
     space: Mapping[str, Any], work: TrialWork, capacity: Capacity, listener: TrialListener, **tune_config: Any
 ) -> None:
-    """Execute the trials that Ray Tune draws from `space`. tune_config: of `ray.tune.TuneConfig`.
-
-    Raises UserError if no trial fits on the remaining nodes for `STALL_SECONDS`.
-    """
+    """Execute the trials that Ray Tune draws from `space`. tune_config: of `ray.tune.TuneConfig`."""
     from ray import tune
     from ray.tune import FailureConfig, TuneConfig, TuneError, Tuner
     from ray.tune import RunConfig as TuneRun
@@ -126,7 +119,7 @@ def make_callback(listener: TrialListener, capacity: Capacity) -> Any:
     from ray.tune import Callback
 
     class TuneCallback(Callback):
-        stalled_since: float | None = None
+        is_stalled = False
 
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             listener.started(trial.trial_id, trial.config)
@@ -142,22 +135,17 @@ def make_callback(listener: TrialListener, capacity: Capacity) -> Any:
             listener.ended(trial.trial_id, trial.config, TrialReport.from_result(trial.last_result))
 
         def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
-            # Ray would wait silently and for ever for nodes on which a trial fits.
+            # Ray would wait silently for nodes on which a trial fits.
             resources = capacity.resources
             running = any(trial.status == "RUNNING" for trial in trials)
             cluster = [] if running else nodes()
             if not running:
                 require_own_node(cluster)
-            if running or count_processes(cluster, resources) >= resources.processes:
-                self.stalled_since = None
-                return
-            what = f"a run that asks for {resources} does not fit on the nodes of the cluster now: {len(cluster)}"
-            if self.stalled_since is None:
-                self.stalled_since = time.monotonic()
-                logger.warning("waiting: %s", what)
-            elif not capacity.autoscale and time.monotonic() - self.stalled_since >= STALL_SECONDS:
-                minutes = f"{STALL_SECONDS / 60:g} minutes"
-                raise UserError(f"{what}, for {minutes} already; start nodes and repeat the command to resume")
+            was_stalled = self.is_stalled
+            self.is_stalled = not running and count_processes(cluster, resources) < resources.processes
+            if self.is_stalled and not was_stalled:
+                needed = f"a run that asks for {resources} does not fit on the nodes of the cluster now"
+                logger.warning("waiting: %s: %d; start nodes", needed, len(cluster))
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             # If the driver's node is lost, every trial would use up its attempts within seconds.

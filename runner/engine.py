@@ -126,15 +126,12 @@ class Objective(nn.Module):
 
 def check_terms(terms: object, method: str) -> None:
     """Raise UserError that names the first loss term that is not a tensor without dimensions; reads no value."""
-    hint = f"look at `procap check method {method}`"
     if not isinstance(terms, dict) or not terms:
-        raise UserError(f"loss() of method '{method}' must return a dict of terms by name; {hint}")
+        raise UserError(f"loss() of method '{method}' must return a dict of terms by name")
     for name, term in terms.items():
         if not isinstance(term, Tensor) or term.dim():
             problem = f"has the shape {[*term.shape]}" if isinstance(term, Tensor) else f"is a {type(term).__name__}"
-            raise UserError(
-                f"loss term '{name}' of method '{method}' {problem}, a tensor without shape is needed; {hint}"
-            )
+            raise UserError(f"loss term '{name}' of method '{method}' {problem}, a tensor without shape is needed")
 
 
 def term_gradients(objective: Objective, terms: Tensor, group: ProcessGroup) -> Iterator[tuple[str, dict[str, Tensor]]]:

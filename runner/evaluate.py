@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
@@ -203,13 +203,8 @@ def _evaluate(
         fitting_threads(clip, min(batch_size, count), "eval"),
         ProgressDisplay(what, count, unit="images", quiet=quiet) as display,
     ):
-
-        def on_batch(evaluated: int) -> None:
-            meter.step(evaluated)
-            display.update(min(display.done + evaluated, count))
-
         batches = inference.batches(clip_transform(clip, settings.resize), batch_size, workers, group.ranks)
-        signum, predictions = predict(inference, batches, config, precision, target, meter, stop, group, on_batch)
+        signum, predictions = predict(inference, batches, config, precision, target, meter, stop, group, display)
     if predictions is None:
         group.barrier()
         raise Interrupted(signum, f"stopped the evaluation of {what}; it starts over when repeated")
@@ -229,7 +224,6 @@ def _evaluate(
         settings=settings,
         batch_size=batch_size,
         workers=workers,
-        device=str(device),
         seconds=meter.seconds,
         images_per_second=meter.images_per_second(),
         images_per_second_model=meter.images_per_second("model"),
@@ -281,11 +275,10 @@ def predict(
     meter: Meter,
     stop: StopRequest,
     group: ProcessGroup,
-    on_batch: Callable[[int], None] = lambda images: None,
+    display: ProgressDisplay | None = None,
 ) -> tuple[int, ImagePredictions | None]:
     """Predict this rank's `batches` and gather the predictions of all ranks.
 
-    on_batch: called with the number of images that all ranks have evaluated since.
     Returns 0 and the predictions, or on all ranks a stop signal that one of them has got, and None.
     Raises UserError if a logit is not finite.
     """
@@ -293,9 +286,11 @@ def predict(
     for images, indices in meter.iterate("data", batches):
         # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
         with meter.phase("model"), autocast(precision, inference.clip.device):
-            evaluated = predictions.add(inference(images), indices)
-        # All ranks have equally many images in a batch.
-        on_batch(group.size * evaluated)
+            # All ranks have equally many images in a batch.
+            evaluated = group.size * predictions.add(inference(images), indices)
+        meter.step(evaluated)
+        if display:
+            display.update(min(display.done + evaluated, display.total))
         if signum := group.exchange_flags(signum=stop.signum).signum:
             return signum, None
     meter.settle()

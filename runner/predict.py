@@ -29,7 +29,6 @@ from runner.hub import load_run
 from runner.setup import clip_transform, warn_of_unknown_names
 from runner.threads import fitting_threads
 from shards.image_files import EncodedImage, OnError, load_batches, raise_error
-from shards.transfer import to_device
 
 
 class ImageClassifier:
@@ -71,13 +70,5 @@ class ImageClassifier:
         """
         device = self.run.clip.device
         batches = load_batches(images, self.transform, self.batch_size, num_decoders(workers, device), on_error)
-        names: list[list[str]] = []
-
-        def pixels() -> Iterator[tuple[Tensor]]:
-            for batch_names, batch in batches:
-                names.append(batch_names)
-                yield (batch,)
-
-        # Batches are copied to a GPU ahead of their use, so names wait in a queue.
-        for (batch,) in to_device(pixels(), device):
-            yield from zip(names.pop(0), self(batch).cpu(), strict=True)
+        for names, pixels in batches:
+            yield from zip(names, self(pixels).cpu(), strict=True)

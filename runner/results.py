@@ -174,7 +174,6 @@ class EvalResult(FrozenModel):
     settings: EvalSettings = Field(default=EvalSettings(), description="what differs from the default")
     batch_size: Count = Field(gt=0, description="of the evaluation, on which its throughput depends")
     workers: Count = Field(description="threads that decoded images; 0: the one that evaluates")
-    device: str = Field(description="torch's name; `environment` says what it is")
     seconds: Amount = Field(description="class features, warm-up, and all images")
     images_per_second: Rate | None = Field(description="decoding included")
     images_per_second_model: Rate | None = Field(description="decoding excluded")

@@ -360,21 +360,16 @@ def test_what_cannot_be_placed_is_refused_before_anything_waits(local_ray, few_d
             pass
 
 
-def test_runs_wait_for_lost_nodes_for_a_limited_time(local_ray, few_digits, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("cluster.tune_runner.STALL_SECONDS", 0.0)
-    paths, recorder, share = make_paths(few_digits, tmp_path), Recorder(), Resources(1, 4.0)
-    with connect(Launcher(kind="ray", address=local_ray), paths):
-        message = r"4 CPUs does not fit on the nodes of the cluster now: 1, .* repeat the command to resume"
-        with pytest.raises(UserError, match=message):
-            launch([spec(run())], paths, Capacity(share, 1, ray=True), recorder)
-        autoscaled = make_callback(recorder, Capacity(share, 1, ray=True, autoscale=True))
+def test_one_warning_says_that_runs_wait_for_nodes(local_ray, few_digits, tmp_path, monkeypatch, caplog):
+    with connect(Launcher(kind="ray", address=local_ray), make_paths(few_digits, tmp_path)):
+        callback = make_callback(Recorder(), Capacity(Resources(1, 4.0), 1, ray=True))
         for iteration in range(3):
-            autoscaled.on_step_end(iteration, [])
+            callback.on_step_end(iteration, [])
         monkeypatch.setattr("cluster.tune_runner.nodes", list)
         with pytest.raises(UserError, match=r"has lost the node .* that this command belongs to"):
-            autoscaled.on_step_end(3, [])
-    assert not recorder.began
-    assert [record.message.partition(":")[0] for record in caplog.records] == ["waiting"] * 2
+            callback.on_step_end(3, [])
+    [record] = caplog.records
+    assert record.message.startswith("waiting: a run that asks for 4 CPUs does not fit on the nodes of the cluster now")
 
 
 def test_the_port_of_a_process_group_stays_reserved(local_ray):

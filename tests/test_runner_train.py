@@ -256,7 +256,7 @@ def test_counts_are_those_of_a_plain_loop(finished, runtime, target):
     assert result.total == result.dataset_size and not result.limited
     assert result.images_per_second and result.images_per_second_model
     assert result.images_per_second_model > result.images_per_second > 0
-    assert (result.batch_size, result.workers, result.device) == (config.recipe.test_batch_size, 0, "cpu")
+    assert (result.batch_size, result.workers) == (config.recipe.test_batch_size, 0)
 
 
 def test_an_evaluation_is_read_and_not_repeated_and_a_limit_is_marked(finished, runtime, tmp_path):

@@ -75,7 +75,7 @@ def evaluate(folder: RunFolder, classes: str, correct: int, total: int = 80, siz
         config_hash=_hash(folder), target=f"shapes:{classes}:test", correct=correct, total=total,
         per_class=PerClass(correct=[correct], total=[total]), calibration=measure_calibration(images),
         limit=total if total < size else None, dataset_size=size, num_classes=1, precision="fp32", batch_size=100,
-        workers=0, device="cpu", seconds=1.0, images_per_second=300.0, images_per_second_model=400.0,
+        workers=0, seconds=1.0, images_per_second=300.0, images_per_second_model=400.0,
         manifest_digest="ab" * 8, backbone_digest="cd" * 8,
         checkpoint_sha256="ef" * 32, **provenance(ENVIRONMENT) | more,
     )  # fmt: skip

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from procap.errors import UserError
 from procap.recipe import format_value
@@ -47,6 +46,8 @@ def run_content(folder: RunFolder, started: int | None, now: int) -> Content | N
 
     started: when its MLflow run starts, if it exists.
     """
+    import pandas as pd
+
     config, state = folder.config(), folder.train() or folder.progress()
     if config is None or state is None or not (state.epochs or isinstance(state, TrainResult)):
         return None
@@ -58,7 +59,8 @@ def run_content(folder: RunFolder, started: int | None, now: int) -> Content | N
     tags["device"] = str(state.environment.get("gpu") or state.environment.get("device"))
     if source := state.environment.get("git"):
         tags["mlflow.source.git.commit"] = str(source["commit"])
-    params = dict(_flatten(config.model_dump(mode="json")))
+    [fields] = pd.json_normalize(config.model_dump(mode="json")).to_dict("records")
+    params = {str(name): format_value(value) for name, value in fields.items()}
     metrics = list(_epoch_metrics(state.epochs, folder.validation(), config.dataset, started))
     inputs = []
     if isinstance(state, TrainResult):
@@ -67,15 +69,6 @@ def run_content(folder: RunFolder, started: int | None, now: int) -> Content | N
         inputs = [(config.dataset, state.manifest_digest, "training")]
         inputs += [(result.target, result.manifest_digest, "evaluation") for result in evaluations]
     return Content(name, STATUS[state.status], tags, started, ended, params, metrics, inputs)
-
-
-def _flatten(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the parameters of a nested document."""
-    for name, value in document.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", format_value(value)
 
 
 def _epoch_metrics(
