@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from procap.classifier import Classifier, HeadClassifier, cosine_logits, mean_log_probability, unit
 from procap.clip import CLIP
 from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
-from procap.methods.method import TRANSFER_TASKS, Noise, PublicLayout
+from procap.methods.method import TRANSFER_TASKS, Noise, PublicLayout, PublishedOptions
 from procap.methods.prompts import ClassPrompts
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
@@ -50,6 +50,7 @@ class BPL(ContextMethod):
         "prompt_learner",
         CONTEXT_NAMES | {"mean": "prompt_learner.mean_posterior", "logvar": "prompt_learner.std_posterior"},
     )
+    published: ClassVar[PublishedOptions] = {name: {"samples": row[0]} for name, row in PUBLISHED.items()}
     options: BPLOptions
     inference_noise: Tensor
 
@@ -67,11 +68,6 @@ class BPL(ContextMethod):
         """Return SGD 0.002, one image per step, the data set's epochs, 10 for transfer; there is no few-shot recipe."""
         epochs = 10 if task in TRANSFER_TASKS else PUBLISHED.get(dataset.lower(), (10, 40))[1]
         return Recipe(optimizer="sgd", lr=0.002, epochs=epochs, batch_size=1)
-
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return the data set's number of samples."""
-        return {"samples": 10 if task in TRANSFER_TASKS else PUBLISHED.get(dataset.lower(), (10, 40))[0]}
 
     def draw(self, generator: torch.Generator) -> Noise:
         """Draw the samples of a step [S, 1, D], the same for all images and classes."""

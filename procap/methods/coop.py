@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.initialisation import normal
-from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout
+from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout, PublishedOptions
 from procap.methods.prompts import ClassPrompts, context_prompts, phrase_tokens, words_of
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
@@ -79,6 +79,7 @@ class CoOp(ContextMethod):
 
     Options = ContextOptions
     summary: ClassVar[str] = "CoOp (Zhou et al. 2022): learned context words before the class name"
+    published: ClassVar[PublishedOptions] = {"few-shot": {"n_ctx": 16, "ctx_init": ""}}
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
@@ -92,8 +93,3 @@ class CoOp(ContextMethod):
         if dataset.lower() == "imagenet" or task in TRANSFER_TASKS:
             epochs = 50
         return Recipe(optimizer="sgd", lr=0.002, epochs=epochs, batch_size=32)
-
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Start 16 tokens at random for few-shot learning, and 4 from "a photo of a" for every other task."""
-        return {"n_ctx": 16, "ctx_init": ""} if task == "few-shot" else {}

@@ -22,7 +22,7 @@ from procap.clip import CLIP
 from procap.errors import UserError, describe_invalid
 from procap.methods.adapters import FeatureAdapter
 from procap.methods.maple import MAPLE_NAMES, MaPLe, MaPLeOptions
-from procap.methods.method import Noise, PublicLayout
+from procap.methods.method import Noise, PublicLayout, name_options
 from procap.methods.zeroshot import ENSEMBLE
 from procap.parallel import gather_batch
 from procap.recipe import Recipe
@@ -75,6 +75,7 @@ class CoPrompt(MaPLe):
     )
     views = 2
     required_option = "sentences"
+    published = name_options(("depth", "n_ctx", "weight"), PUBLISHED)
     options: CoPromptOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: CoPromptOptions, generator: torch.Generator) -> None:
@@ -91,12 +92,6 @@ class CoPrompt(MaPLe):
         """
         epochs = 50 if task == "few-shot" else 5 if dataset.lower() == "food101" else 8
         return Recipe(optimizer="sgd", lr=0.0035, epochs=epochs, batch_size=4, augmentation="randaugment")
-
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return the data set's published depth, number of tokens and weight."""
-        values = PUBLISHED.get(dataset.lower())
-        return dict(zip(("depth", "n_ctx", "weight"), values, strict=True)) if values else {}
 
     @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ from procap.clip import CLIP
 from procap.initialisation import linear
 from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
 from procap.methods.maple import MAPLE_NAMES, MaPLe, MaPLeOptions
-from procap.methods.method import Method, Noise, PublicLayout
+from procap.methods.method import Method, Noise, PublicLayout, PublishedOptions
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -42,6 +42,7 @@ class Decoupled(Method):
     For training classes inference adds both heads' logits; other classes have those of the similarities alone.
     """
 
+    published: ClassVar[PublishedOptions] = {}
     options: DePTOptions | DePTMaPLeOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
@@ -54,11 +55,6 @@ class Decoupled(Method):
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 0.0035, batch 4, 10 epochs; the public code is for base-to-novel and transfer only."""
         return Recipe(optimizer="sgd", lr=0.0035, epochs=10, batch_size=4)
-
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return no options: the prompts have the same depth in every task."""
-        return {}
 
     def lr_scales(self) -> dict[str, float]:
         return {name: HEAD_RATE for name, _ in self.named_parameters() if name.partition(".")[0] in HEAD_NAMES}

@@ -21,7 +21,7 @@ from procap.classifier import cosine_logits
 from procap.errors import UsageError
 from procap.methods.coop import ContextMethod, ContextOptions
 from procap.methods.maple import MaPLe, MaPLeOptions
-from procap.methods.method import Method, MethodOptions, Noise
+from procap.methods.method import Method, MethodOptions, Noise, PublishedOptions
 from procap.parallel import gather_batch
 from procap.recipe import Recipe
 from procap.teacher import zero_shot_classifier
@@ -117,14 +117,10 @@ class KDPLMaPLe(Distilled, MaPLe):
 
     Options = KDPLMaPLeOptions
     summary: ClassVar[str] = "KDPL (Mistretta et al. 2024) on MaPLe: learns from a larger CLIP without labels"
+    published: ClassVar[PublishedOptions] = {}
     options: KDPLMaPLeOptions
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 0.0035, batch 4, 5 epochs, for every task and data set."""
         return Recipe(optimizer="sgd", lr=0.0035, epochs=5, batch_size=4)
-
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return no options: the prompts have the same depth in every task."""
-        return {}

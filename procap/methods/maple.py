@@ -17,7 +17,7 @@ from torch import nn
 
 from procap.clip import CLIP
 from procap.initialisation import linear, normal
-from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout
+from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout, PublishedOptions
 from procap.methods.prompts import ClassPrompts, check_blocks, deep_plans, phrase_context, phrase_prompts
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -50,6 +50,7 @@ class MaPLe(Method):
     Options: ClassVar[type[MethodOptions]] = MaPLeOptions
     summary: ClassVar[str] = "MaPLe (Khattak et al. 2023): deep text prompts projected to vision prompts"
     public_layout = PublicLayout("MultiModalPromptLearner", MAPLE_NAMES)
+    published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3}}
     options: MaPLeOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MaPLeOptions, generator: torch.Generator) -> None:
@@ -72,11 +73,6 @@ class MaPLe(Method):
         if task in TRANSFER_TASKS:
             return Recipe(optimizer="sgd", lr=0.0026, epochs=2, batch_size=4)
         return Recipe(optimizer="sgd", lr=0.0035, epochs=50 if task == "few-shot" else 5, batch_size=4)
-
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return depth 3 when transferring from ImageNet, else no options."""
-        return {"depth": 3} if task in TRANSFER_TASKS else {}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         return phrase_prompts(self.clip, space, self.options.ctx_init, self.options.n_ctx)

@@ -42,6 +42,9 @@ TASKS = ("base-to-novel", "cross-dataset", "domain-generalization", "few-shot")
 TRANSFER_TASKS = ("cross-dataset", "domain-generalization")
 """Tasks that train on ImageNet and test on other data sets."""
 
+PublishedOptions = Mapping[str, Mapping[str, object]]
+"""Options by task ("transfer" for both of `TRANSFER_TASKS`), by data set, and of "other" data sets."""
+
 Noise = tuple[Tensor, ...]
 """All random tensors of one training step, drawn before it; () for a deterministic method."""
 
@@ -92,6 +95,7 @@ class Method(nn.Module):
     measures_terms: `train.json` records the gradient norm of each loss term by epoch.
     combines_gradients: training descends what `combine_gradients` makes of the gradients of the loss terms.
     first_stage: a method with a subset of its options, whose trained tensors are its initial ones.
+    published: options of its published recipes that differ from the defaults.
     varying_rows: names of tensors whose first dimension depends on the training, such as on its number of images.
     training_images: the training images, None outside of training.
     teacher_classifier: that of the finished run that the option `teacher` names, in training.
@@ -112,6 +116,7 @@ class Method(nn.Module):
     measures_terms: ClassVar[bool] = False
     combines_gradients: ClassVar[bool] = False
     first_stage: ClassVar[str] = ""
+    published: ClassVar[PublishedOptions] = {}
     varying_rows: ClassVar[tuple[str, ...]] = ()
     class_ids: Tensor
     class_reference: Tensor | None
@@ -177,8 +182,10 @@ class Method(nn.Module):
 
     @classmethod
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return the options of the published recipe for `task` that differ from the defaults."""
-        return {}
+        """Return the options that are published for `task`, else for `dataset`, else for other data sets."""
+        name = "transfer" if task in TRANSFER_TASKS else task
+        keys = [key for key in (name, dataset.lower(), "other") if key in cls.published]
+        return dict(cls.published[keys[0]]) if keys else {}
 
     @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
@@ -372,3 +379,8 @@ class Method(nn.Module):
     def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
         """Make a classifier from the image plan and the class features [C, E] of `space`, under `torch.no_grad`."""
         return Classifier(self.clip, image_plan, text, self.scale(), self.image_adapter)
+
+
+def name_options(names: Sequence[str], table: Mapping[str, Sequence[object]]) -> PublishedOptions:
+    """Name the values of each row of a table of published options."""
+    return {key: dict(zip(names, row, strict=True)) for key, row in table.items()}

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from procap.classifier import Classifier, cosine_logits, unit
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise
+from procap.methods.method import Method, MethodOptions, Noise, PublishedOptions
 from procap.methods.prompts import ClassPrompts, check_blocks, context_prompts, deep_plans
 from procap.methods.promptsrc import teacher_templates
 from procap.parallel import gather_batch
@@ -48,6 +48,7 @@ class MMLoP(Method):
 
     Options = MMLoPOptions
     summary: ClassVar[str] = "MMLoP (2026), after the paper's text: low-rank prompts, drift correction"
+    published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3}}
     options: MMLoPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: MMLoPOptions, generator: torch.Generator) -> None:
@@ -67,11 +68,6 @@ class MMLoP(Method):
         """Return SGD 0.0025, 30 epochs (few-shot and domain generalisation 50); batch 4 and warm-up are PromptSRC's."""
         epochs = 50 if task in ("few-shot", "domain-generalization") else 30
         return Recipe(optimizer="sgd", lr=0.0025, epochs=epochs, batch_size=4)
-
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return depth 3 when transferring from ImageNet, else no options."""
-        return {"depth": 3} if task in TRANSFER_TASKS else {}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         return context_prompts(self.clip, space, self.options.n_ctx)

@@ -20,28 +20,13 @@ from torch import Tensor, nn
 from procap.classifier import Classifier, cosine_logits
 from procap.clip import CLIP
 from procap.initialisation import linear, normal
-from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout
+from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout, PublishedOptions
 from procap.methods.prompts import ClassPrompts, check_blocks
 from procap.parallel import gather_batch
 from procap.plan import Plan, TokenOp
 from procap.recipe import Recipe
 from procap.teacher import image_features, text_bank
 from procap.text import LabelSpace
-
-REGULARISATION = {
-    "stanford-cars": 7.0,
-    "fgvc-aircraft": 6.0,
-    "sun397": 6.0,
-    "dtd": 6.0,
-    "food101": 5.0,
-    "oxford-flowers": 4.0,
-    "ucf101": 3.0,
-    "imagenet": 0.5,
-    "caltech101": 0.5,
-    "oxford-pets": 0.2,
-    "eurosat": 0.01,
-}
-"""The published weight of both distances to the frozen features, by data set."""
 
 
 class MMRLOptions(MethodOptions):
@@ -76,6 +61,20 @@ class MMRL(Method):
             "to_text": "representation_learner.compound_rep_tokens_r2tproj.{}",
         },
     )
+    # The data set's weight of the distances.
+    published: ClassVar[PublishedOptions] = {
+        "transfer": {"reg_weight": 0.2},
+        "stanford-cars": {"reg_weight": 7.0},
+        "fgvc-aircraft": {"reg_weight": 6.0},
+        "sun397": {"reg_weight": 6.0},
+        "dtd": {"reg_weight": 6.0},
+        "food101": {"reg_weight": 5.0},
+        "oxford-flowers": {"reg_weight": 4.0},
+        "ucf101": {"reg_weight": 3.0},
+        "oxford-pets": {"reg_weight": 0.2},
+        "eurosat": {"reg_weight": 0.01, "width": 2048},
+        "other": {"reg_weight": 0.5},
+    }
     fresh = 1.0
     options: MMRLOptions
 
@@ -114,14 +113,6 @@ class MMRL(Method):
             crop_scale=(0.5, 1.0),
             test_batch_size=250,
         )
-
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return the data set's weight of the distances, and a width of 2,048 on EuroSAT; 0.2 for transfer."""
-        if task in TRANSFER_TASKS:
-            return {"reg_weight": 0.2}
-        options: dict[str, object] = {"reg_weight": REGULARISATION.get(dataset.lower(), 0.5)}
-        return options | {"width": 2048} if dataset.lower() == "eurosat" else options
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         """Insert the tokens behind the class token and the start token at `first_block`, then replace them."""

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from procap.initialisation import linear
-from procap.methods.method import TRANSFER_TASKS, PublicLayout
+from procap.methods.method import PublicLayout, name_options
 from procap.methods.mmrl import MMRL, MMRLOptions
 from procap.recipe import Recipe
 
@@ -23,6 +23,7 @@ PUBLISHED = {
     "imagenet": (0.9, 0.2), "fgvc-aircraft": (0.9, 2.0), "ucf101": (0.9, 3.0), "dtd": (0.9, 7.0),
     "oxford-pets": (0.7, 0.01), "stanford-cars": (0.7, 6.0), "caltech101": (0.6, 3.0), "sun397": (0.5, 3.0),
     "oxford-flowers": (0.4, 7.0), "eurosat": (0.2, 0.01), "food101": (0.1, 1.0),
+    "transfer": (0.9, 0.1), "other": (0.9, 0.2),
 }  # fmt: skip
 """Share of fresh tokens and weight of the distances, by data set."""
 
@@ -79,6 +80,7 @@ class MMRLPP(MMRL):
             "to_text.weight": "representation_learner.srra_r2tproj.weight",
         },
     )
+    published = name_options(("fresh", "reg_weight"), PUBLISHED)
     options: MMRLPPOptions
 
     def _add_projection(self, generator: torch.Generator) -> None:
@@ -96,15 +98,6 @@ class MMRLPP(MMRL):
         if task == "few-shot" and dataset.lower() != "imagenet":
             return recipe.model_copy(update={"lr": 0.002, "epochs": 100})
         return recipe
-
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return the data set's share of fresh tokens and weight of the distances; 0.9 and 0.1 for transfer.
-
-        The public code evaluates transfer with a share for each target data set; here it is that of the training.
-        """
-        fresh, weight = (0.9, 0.1) if task in TRANSFER_TASKS else PUBLISHED.get(dataset.lower(), (0.9, 0.2))
-        return {"fresh": fresh, "reg_weight": weight}
 
     @property
     def projection(self) -> Tensor:  # type: ignore[override]

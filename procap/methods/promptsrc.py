@@ -17,7 +17,7 @@ from torch import Tensor
 
 from procap.classifier import cosine_logits, unit
 from procap.methods.ivlp import IVLP, IVLP_NAMES, IVLPOptions
-from procap.methods.method import TRANSFER_TASKS, Noise, PublicLayout
+from procap.methods.method import Noise, PublicLayout, PublishedOptions
 from procap.parallel import gather_batch
 from procap.recipe import Recipe
 from procap.teacher import image_features, text_bank
@@ -54,6 +54,7 @@ class PromptSRC(IVLP):
     Options = PromptSRCOptions
     summary: ClassVar[str] = "PromptSRC (Khattak et al. 2023): deep prompts regularised by the frozen CLIP"
     public_layout = PublicLayout("VLPromptLearner", IVLP_NAMES, unused=("prompt_learner.ZS_image_encoder.",))
+    published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3, "vision_depth": 3}}
     options: PromptSRCOptions
 
     @classmethod
@@ -65,11 +66,6 @@ class PromptSRC(IVLP):
         elif task != "base-to-novel":
             average = (6.0, 10.0)
         return Recipe(optimizer="sgd", lr=0.0025, epochs=epochs, batch_size=4, average=average)
-
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return depth 3 when transferring from ImageNet, else no options."""
-        return {"depth": 3, "vision_depth": 3} if task in TRANSFER_TASKS else {}
 
     def teacher(self) -> Tensor:
         """Compute the text teacher [C, E]: the mean over the templates, normalised at the end."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
-from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout
+from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout, PublishedOptions
 from procap.methods.overrides import WeightOverrides, upper_names
 from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
 from procap.parallel import gather_batch
@@ -79,6 +79,7 @@ class SkipT(Method):
         {"vision": "image_encoder.{}", "text": "text_encoder.{}"},
         unused=("text_encoder.token_embedding.",),
     )
+    published: ClassVar[PublishedOptions] = {"other": {"keep_labels": False}}
     options: SkipTOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: SkipTOptions, generator: torch.Generator) -> None:
@@ -104,10 +105,6 @@ class SkipT(Method):
             warmup="none" if few_shot else "constant",
             warmup_lr=1e-8 if transfer else 1e-6,
         )
-
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        return {"keep_labels": False}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         return template_prompts(self.clip, space, template_of(space))

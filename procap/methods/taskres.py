@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.methods.features import FeatureMethod, Head
-from procap.methods.method import MethodOptions, PublicLayout
+from procap.methods.method import MethodOptions, PublicLayout, PublishedOptions
 from procap.recipe import Recipe
 from procap.teacher import text_features
 from procap.text import LabelSpace
@@ -42,6 +42,7 @@ class TaskRes(FeatureMethod):
         module="prompt_learner",
         unused=("base_text_features",),
     )
+    published: ClassVar[PublishedOptions] = {"oxford-flowers": {"alpha": 1.0}}
     options: TaskResOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TaskResOptions, generator: torch.Generator) -> None:
@@ -54,11 +55,6 @@ class TaskRes(FeatureMethod):
         epochs = 100 if 0 < shots <= 4 else 200
         lr = 2e-4 if dataset.lower() == "imagenet" else 2e-3
         return Recipe(optimizer="adam", lr=lr, epochs=epochs, batch_size=256)
-
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return the larger factor of the public code for Oxford Flowers."""
-        return {"alpha": 1.0} if dataset.lower() == "oxford-flowers" else {}
 
     def text(self, space: LabelSpace) -> Tensor:
         """Compute class features [C, E]: the mean over `templates`, not normalised.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from procap.classifier import unit
 from procap.clip import CLIP
 from procap.methods.features import FeatureBank, FeatureMethod, accuracy
-from procap.methods.method import MethodOptions
+from procap.methods.method import MethodOptions, name_options
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -70,6 +70,7 @@ class TipAdapter(FeatureMethod):
     varying_rows = ("keys", "key_labels", "best_keys")
     has_steps: ClassVar[bool] = False
     selection = "validation"
+    published = name_options(("alpha", "beta_end", "alpha_end"), PUBLISHED)
     options: TipAdapterOptions
     key_labels: Tensor
     alpha: Tensor
@@ -86,12 +87,6 @@ class TipAdapter(FeatureMethod):
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return the augmentation of the views, in one epoch without steps; the public code is for few-shot only."""
         return Recipe(lr=1e-3, epochs=1, batch_size=256, crop_scale=(0.5, 1.0), warmup="none", drop_last=False)
-
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return alpha, and the ends of the search, of the public code for `dataset`."""
-        values = PUBLISHED.get(dataset.lower())
-        return dict(zip(("alpha", "beta_end", "alpha_end"), values, strict=True)) if values else {}
 
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:
