@@ -20,6 +20,9 @@ from shards.names import NAME
 from shards.remote import download, read_file
 from shards.urls import cache_name, canonical, join, local_path, redact
 
+LIST_BYTES, MANIFEST_BYTES = 4096, 2**28
+"""Most bytes of an image's entry in the lists of a split, and of a manifest: servers can send without end."""
+
 
 def mirror_root(url: str, cache: Path) -> Path:
     """Return the folder that stands for the data root at `url`, created if needed; for file:// the folder itself."""
@@ -60,7 +63,7 @@ def refresh(root: Path, name: str) -> None:
     folder, url = root / name, join(mirrored_url(root), f"{name}/{FILE}")
     file = folder / FILE
     try:
-        content = read_file(url)
+        content = read_file(url, MANIFEST_BYTES)
     except Unreachable as error:
         if not file.is_file():
             raise
@@ -77,8 +80,8 @@ def refresh(root: Path, name: str) -> None:
 def fetch_lists(folder: Path, split: str, entry: SplitEntry) -> None:
     """Download index and paths of a split of a mirrored data set; does nothing elsewhere."""
     if is_mirror(folder.parent):
-        _fetch(folder, f"{split}/{INDEX_FILE}", entry.index_sha256)
-        _fetch(folder, f"{split}/{PATHS_FILE}", entry.paths_sha256)
+        _fetch(folder, f"{split}/{INDEX_FILE}", entry.index_sha256, LIST_BYTES * (entry.count + 1))
+        _fetch(folder, f"{split}/{PATHS_FILE}", entry.paths_sha256, LIST_BYTES * (entry.count + 1))
 
 
 def fetch_shards(folder: Path, entry: SplitEntry) -> None:
@@ -87,8 +90,9 @@ def fetch_shards(folder: Path, entry: SplitEntry) -> None:
         for shard in entry.shards:
             file = folder / shard.file
             if not (file.is_file() and file.stat().st_size == shard.size):
-                _fetch(folder, shard.file, shard.sha256)
+                _fetch(folder, shard.file, shard.sha256, shard.size)
 
 
-def _fetch(folder: Path, file: str, sha256: str) -> None:
-    download(join(mirrored_url(folder.parent), f"{folder.name}/{file}"), folder / file, sha256=sha256)
+def _fetch(folder: Path, file: str, sha256: str, limit: int) -> None:
+    url = join(mirrored_url(folder.parent), f"{folder.name}/{file}")
+    download(url, folder / file, sha256=sha256, limit=limit)

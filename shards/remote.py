@@ -52,18 +52,36 @@ def filesystem(location: str) -> tuple[Any, str]:
     return files, inner.rstrip("/")
 
 
-def read_file(location: str) -> bytes:
-    """Read a whole file; errors as `translate_errors`."""
+def read_file(location: str, limit: int | None = None) -> bytes:
+    """Read a whole file of at most `limit` bytes; errors as `read_blocks`."""
+    return b"".join(read_blocks(location, limit))
+
+
+def read_blocks(location: str, limit: int | None = None) -> Iterator[bytes]:
+    """Yield the content of a file in blocks; errors as `translate_errors`.
+
+    limit: raises UserError for more bytes, as a server can send without end.
+    """
+    size = 0
     with translate_errors(location):
         files, name = filesystem(location)
-        content: bytes = files.cat_file(name)
-        return content
+        # For HTTP: one streaming GET. Passing any size avoids a request for the size.
+        options = {"block_size": 0, "size": 1} if scheme(location) in ("http", "https") else {"block_size": BLOCK}
+        with files.open(name, "rb", **options) as stream:
+            while block := stream.read(BLOCK):
+                size += len(block)
+                if limit is not None and size > limit:
+                    raise UserError(f"{redact(location)} is not the expected file: it has more than {limit:,} bytes")
+                yield block
 
 
-def download(location: str, target: Path, *, sha256: str | None = None, replace: bool = False) -> None:
+def download(
+    location: str, target: Path, *, sha256: str | None = None, replace: bool = False, limit: int | None = None
+) -> None:
     """Download a file to `target`; it appears there whole and verified or not at all. A valid one is kept.
 
     Of several processes or threads of a machine one downloads and the others wait. replace: download again what exists.
+    limit: most bytes.
     Raises OSError if `target` cannot be written.
     """
     # Before the lock too: a copy on a read-only disk needs none.
@@ -73,9 +91,8 @@ def download(location: str, target: Path, *, sha256: str | None = None, replace:
         if not replace and _is_valid(target, sha256):
             return
         with replace_at_end(target) as temporary:
-            with translate_errors(location):
-                files, name = filesystem(location)
-                files.get_file(name, str(temporary))
+            with temporary.open("wb") as out:
+                out.writelines(read_blocks(location, limit))
             if not _is_valid(temporary, sha256):
                 raise UserError(f"{redact(location)} is not the expected file: its SHA-256 is not {sha256}")
 

@@ -99,7 +99,8 @@ def _open_verified(expected: dict[str, Shard], source: Iterator[dict[str, Any]])
     """Open shards as webdataset's own stage of the pipeline does, each after it was read and verified."""
     for item in source:
         url = item["url"]
-        shard, content = expected[url], read_file(url)
+        shard = expected[url]
+        content = read_file(url, shard.size)
         if len(content) != shard.size:
             raise UserError(f"{redact(url)} cannot be used: it has {len(content)} bytes instead of {shard.size}")
         if hashlib.sha256(content).hexdigest() != shard.sha256:

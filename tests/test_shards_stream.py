@@ -276,7 +276,7 @@ def test_workers_of_a_data_loader_share_the_shards(server):
 BREAK = {
     "without its end mark": (lambda data: data[:-1024], "bytes instead of"),
     "one image altered": (lambda data: data.replace(b"IDAT", b"IDAU", 1), "SHA-256 differs"),
-    "longer": (lambda data: data + bytes(10), "bytes instead of"),
+    "longer": (lambda data: data + bytes(10), "more than"),
 }
 
 
