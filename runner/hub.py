@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import model_validator
-
 from procap.errors import UsageError, UserError
 from procap.methods import method_class
 from runner.config import FrozenModel, RunConfig, RuntimeConfig, Target
@@ -44,12 +42,6 @@ class SharedRun(FrozenModel):
     config: RunConfig
     training: TrainResult
     classnames: tuple[str, ...]
-
-    @model_validator(mode="after")
-    def _is_one_run(self) -> SharedRun:
-        if self.config.hash != self.training.config_hash:
-            raise ValueError(f"config has the hash {self.config.hash}, and training {self.training.config_hash}")
-        return self
 
 
 def shared_files(config: RunConfig, runtime: RuntimeConfig, repository: str) -> dict[str, bytes]:
@@ -146,8 +138,9 @@ def fetch_run(location: str, runtime: RuntimeConfig) -> RunConfig:
     weights = read_regular(Path(files[1]))
     assert shared is not None
     training = shared.training
-    if hashlib.sha256(weights).hexdigest() != training.checkpoint_sha256:
-        raise UserError(f"{location}: {WEIGHTS_FILE} is not the file that {CONFIG_FILE} names (its SHA-256 differs)")
+    hashes = shared.config.hash, hashlib.sha256(weights).hexdigest()
+    if hashes != (training.config_hash, training.checkpoint_sha256):
+        raise UserError(f"{location}: configuration, result and {WEIGHTS_FILE} do not belong together")
     folder = RunFolder(runtime.results / shared.config.path)
     remote = RemoteResults.from_runtime(runtime)
     with folder.locked(), synchronized_run(remote, shared.config.path):

@@ -30,7 +30,8 @@ from runner.environment import num_decoders
 from runner.initial_run import InitialRun
 from runner.schedule import Schedule
 from runner.workbench import Workbench
-from shards.device.stream import DeviceTrainStream, augments_on_device
+from shards.device.images import augments_on_device
+from shards.device.stream import DeviceTrainStream
 from shards.fewshot import FewShot, check_classes, evaluation_labels, load_few_shot
 from shards.loader import TrainStream
 from shards.manifest import Manifest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from procap.errors import UsageError
 from shards.urls import is_url
 
 
@@ -24,7 +23,4 @@ def data_root(location: str = "") -> Path:
         from shards.mirror import mirror_root
 
         return mirror_root(text, cache_home())
-    folder = Path(text).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{'--data' if location else '$PROCAP_DATA ='} {folder} is a file; name a folder")
-    return folder
+    return Path(text).expanduser()

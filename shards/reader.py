@@ -190,18 +190,10 @@ class ShardSet:
         return make_pipeline(self.split(name, sequential=True)._files.locations(), distribute=True)
 
     def check_sizes(self, name: str) -> None:
-        """Raise UserError for a shard of a split that is missing or has a different size; a mirror may lack shards."""
-        self._check_name(name)
-        entry = self.manifest.splits[name]
-        problems = {}
-        for shard in entry.shards:
-            if not (is_mirror(self.folder.parent) and not (self.folder / shard.file).exists()):
-                problems[shard.file] = shard_problem(self.folder, shard)
-        broken = [file for file, problem in problems.items() if problem]
-        if broken:
-            readable = sum(shard.count for shard in entry.shards if shard.file not in broken)
-            images = f"{readable} of {entry.count} images readable"
-            raise UserError(f"'{self.name}' {name}: {problems[broken[0]]}; {images}; {repack_hint(self.folder)}")
+        """Raise UserError for a shard of a split that is missing or has a different size."""
+        for shard in self.manifest.splits[name].shards:
+            if problem := shard_problem(self.folder, shard):
+                raise UserError(f"'{self.name}' {name}: {problem}; {repack_hint(self.folder)}")
 
     def _check_name(self, name: str) -> None:
         if name not in self.manifest.splits:
@@ -228,8 +220,6 @@ def shard_problem(folder: Path, shard: Shard, *, hashed: bool = False) -> str:
             with file.open("rb") as stream:
                 if hashlib.file_digest(stream, "sha256").hexdigest() != shard.sha256:
                     return f"{file} is altered (SHA-256 differs from the manifest; {images})"
-    except FileNotFoundError:
-        return f"{file} is missing ({images})"
     except OSError as error:
         return f"{file} cannot be read ({error.strerror}; {images})"
     return ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal
 
-from procap.errors import NotFound, Unreachable, UsageError, UserError
+from procap.errors import NotFound, UsageError, UserError
 from shards.catalogue import CATALOGUE, Dataset, find, find_or_none
 from shards.manifest import FILE, is_mirror, read_manifest
 from shards.mirror import refresh
@@ -59,18 +59,13 @@ def _packed_dataset(folder: Path) -> Dataset:
 
 
 def is_packed(data_root: Path, name: str) -> bool:
-    """Whether `data_root`, or the server that it mirrors, holds a data set of that exact name; also a broken one."""
+    """Whether `data_root`, or the server that it mirrors, holds a data set of that exact name."""
     if not is_mirror(data_root):
         return (data_root / name / FILE).is_file()
     try:
         refresh(data_root, name)
     except (NotFound, UsageError):
         return False
-    except Unreachable:
-        raise
-    except UserError:
-        # A broken data set.
-        pass
     return True
 
 

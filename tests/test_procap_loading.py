@@ -229,8 +229,7 @@ def test_a_file_that_is_no_clip_is_refused_in_one_line_by_name(tiny_clip, tmp_pa
     ("ViT-B-61", None, "unknown backbone .ViT-B-61.: did you mean ViT-B-16 .*procap ls backbones"),
     ("ViT-B/16", "opnai", "did you mean openai"),
     ("ViT-B-16", "siglip", "unknown weights of ViT-B-16 .siglip"),
-    ("ViT-H-14", None, "no OpenAI weights: name one of laion2b_s32b_b79k"),
-    ("ViT-S-16", None, "no OpenAI weights: name one of random, or a checkpoint"),
+    ("ViT-H-14", None, "unknown weights of ViT-H-14 .openai.: known: laion2b_s32b_b79k"),
     ("mini", "openai", "weights of mini 'openai'"),
     ("weights.safetensors", "openai", "has weights already"),
 ])  # fmt: skip

@@ -92,22 +92,22 @@ def _architecture_source(architecture: str, pretrained: str | None) -> Source:
     import open_clip
 
     published = published_weights(architecture)
-    default = next((tag for tag in published if tag in ("openai", "embedded")), None)
-    known = ", ".join([*published, "random, or a checkpoint's path"])
+    default = "openai" if architecture != "mini" else "embedded"
     tag = pretrained or default
-    if tag is None:
-        raise UsageError(f"backbone '{architecture}' has no OpenAI weights: name one of {known}")
     # Random weights and files are prepared for as the usual weights of their architecture.
-    settings = published.get(tag) or published.get(str(default)) or next(iter(published.values()), {})
+    settings = published.get(tag) or published.get(default) or next(iter(published.values()), {})
     model = "" if architecture == "mini" else architecture
     config = open_clip.get_model_config(model) if model else model_configs()["mini"]
     if tag == "random":
         return Source(architecture, tag, None, model, config, settings)
     if tag in published:
-        repository, _, file = settings["hf_hub"].rpartition("/") if model else ("", "", "")
-        weights = _hub_file(repository, *([file] if file else WEIGHTS_FILES)) if model else EMBEDDED
+        if not model:
+            return Source(architecture, tag, EMBEDDED, model, config, settings)
+        repository, _, file = settings["hf_hub"].rpartition("/")
+        weights = _hub_file(repository, *([file] if file else WEIGHTS_FILES))
         return Source(architecture, tag, weights, model, config, settings)
     if not names_file(tag):
+        known = ", ".join([*published, "random, or a checkpoint's path"])
         raise unknown_name(f"weights of {architecture}", tag, [*published, "random"], listing=f"known: {known}")
     # The name of the architecture, or the file, decides the activation.
     return Source(architecture, tag, Path(tag).expanduser(), model, config, {**settings, "quick_gelu": False})

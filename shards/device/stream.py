@@ -26,8 +26,6 @@ from shards.reader import Split
 from shards.transfer import SideStream, upload
 from shards.transforms import TrainAugment, View
 
-__all__ = ["DeviceTrainStream", "augments_on_device"]
-
 
 @dataclass(frozen=True)
 class PreparedImage:
