@@ -53,6 +53,7 @@ MINI = Profile(
     changes={"epochs": 10, "batch_size": 16, "warmup_epochs": 1},
     rates={
         "coop": 4e-2,
+        "cocoop": 1e-2,
         "kgcoop": 4e-2,
         "vpt": 2.5e-3,
         "ivlp": 2.5e-3,
@@ -70,7 +71,7 @@ MINI = Profile(
         "kdpl-maple": 1e-2,
         "dpc": 1e-2,
         "aapl": 2.5e-3,
-        "rebapl": 1e-2,
+        "rebapl": 4e-2,
         "mmrlpp": 2.5e-3,
         "2sfs": 3e-3,
         "cliplora": 1e-2,
