@@ -89,28 +89,26 @@ def _source_with_config(name: str) -> Source:
 
 def _architecture_source(architecture: str, pretrained: str | None) -> Source:
     """Find the weights of an architecture."""
-    import open_clip
-
     published = published_weights(architecture)
-    default = "openai" if architecture != "mini" else "embedded"
+    default = "embedded" if architecture == "mini" else "openai"
     tag = pretrained or default
     # Random weights and files are prepared for as the usual weights of their architecture.
     settings = published.get(tag) or published.get(default) or next(iter(published.values()), {})
-    model = "" if architecture == "mini" else architecture
-    config = open_clip.get_model_config(model) if model else model_configs()["mini"]
-    if tag == "random":
-        return Source(architecture, tag, None, model, config, settings)
+    weights = None
     if tag in published:
-        if not model:
-            return Source(architecture, tag, EMBEDDED, model, config, settings)
-        repository, _, file = settings["hf_hub"].rpartition("/")
-        weights = _hub_file(repository, *([file] if file else WEIGHTS_FILES))
-        return Source(architecture, tag, weights, model, config, settings)
-    if not names_file(tag):
+        repository, _, file = settings.get("hf_hub", "").rpartition("/")
+        weights = _hub_file(repository, *([file] if file else WEIGHTS_FILES)) if repository else EMBEDDED
+    elif names_file(tag):
+        # The name of the architecture, or the file, decides the activation.
+        weights, settings = Path(tag).expanduser(), {**settings, "quick_gelu": False}
+    elif tag != "random":
         known = ", ".join([*published, "random, or a checkpoint's path"])
         raise unknown_name(f"weights of {architecture}", tag, [*published, "random"], listing=f"known: {known}")
-    # The name of the architecture, or the file, decides the activation.
-    return Source(architecture, tag, Path(tag).expanduser(), model, config, {**settings, "quick_gelu": False})
+    if architecture == "mini":
+        return Source(architecture, tag, weights, "", model_configs()["mini"], settings)
+    import open_clip
+
+    return Source(architecture, tag, weights, architecture, open_clip.get_model_config(architecture), settings)
 
 
 def published_weights(architecture: str) -> dict[str, dict[str, Any]]:
