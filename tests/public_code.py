@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from procap.clip import CLIP
 from procap.geometry import Geometry
+from shards.catalogue import CATALOGUE
 
 FIGURES = Path(__file__).with_name("public_code")
 CLASSNAMES = (
@@ -102,3 +103,28 @@ def load_public(method, tensors):
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
+
+
+def by_dataset(lines):
+    """Read lines such as "EuroSAT=a centered satellite photo of {}." to templates by our names of data sets."""
+    names = {name.replace("-", ""): name for name in CATALOGUE} | {"describabletextures": "dtd"}
+    pairs = (line.split("=", 1) for line in lines.tolist())
+    return {names[dataset.lower()]: template for dataset, template in pairs}
+
+
+def figures_of(name):
+    return np.load(FIGURES / f"{name}.npz")
+
+
+def near(ours, theirs, tolerance=2e-5, largest=None):
+    """Compare arrays, relative to their largest element, or to `largest` for parts of an array."""
+    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    assert ours.shape == theirs.shape
+    assert np.abs(ours - theirs).max() <= tolerance * (largest or np.abs(theirs).max())
+
+
+def near_condensed(tensor, theirs, tolerance=2e-5, like=None):
+    """Compare a tensor with its first elements and norm, relative to `like`, by default to itself."""
+    ours, largest = condense(tensor.detach().numpy()), float((tensor if like is None else like).detach().abs().max())
+    near(ours[:-1], theirs[:-1], tolerance, largest)
+    near(ours[-1:], theirs[-1:], tolerance)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import public_code
 import pytest
 import torch
-from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, load_public, small_clip, walk
+from public_code import CLASSNAMES, LABELS, draws, figures_of, images, near, near_condensed, small_clip, walk
 
 from procap import recipe, reference, text
 from procap.low_rank import Dropout
@@ -13,32 +14,20 @@ from procap.methods import build_method, method_class
 from procap.plan import Plan
 
 
-def figures():
-    return np.load(FIGURES / "cliplora.npz")
-
-
-def near(ours, theirs, largest=None):
-    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    assert ours.shape == theirs.shape
-    assert np.abs(ours - theirs).max() <= 2e-5 * (largest or np.abs(theirs).max())
-
-
 def built(**options):
     space = text.LabelSpace(CLASSNAMES)
     method = build_method("cliplora", small_clip(), space, options, torch.Generator().manual_seed(0))
     shapes = {name: tensor.shape for name, tensor in method.public_parameters().items()}
-    load_public(method, walk(shapes, lambda name: 0.05))
+    public_code.load_public(method, walk(shapes, lambda name: 0.05))
     return method
 
 
 def compare_gradients(method, start):
-    measured, public = figures(), method.public_parameters()
+    measured, public = figures_of("cliplora"), method.public_parameters()
     names = [key for key in measured.files if key.startswith(start)]
     assert len(names) == 48
     for key in names:
-        gradient = public[key.removeprefix(start)].grad
-        near(condense(gradient.numpy())[:HEAD], measured[key][:HEAD], float(gradient.abs().max()))
-        near(condense(gradient.numpy())[HEAD:], measured[key][HEAD:])
+        near_condensed(public[key.removeprefix(start)].grad, measured[key])
 
 
 @dataclass(frozen=True)
@@ -56,7 +45,7 @@ class DrawnDropout(Dropout):
 
 def drawn_masks():
     """Draw the masks in the recorded order; by tower and block, then by projection: [N, L, D]."""
-    measured, masks = figures(), {}
+    measured, masks = figures_of("cliplora"), {}
     source = draws(int(measured["dropout/seed"]))
     for line in measured["dropout/order"].tolist():
         name, shape = line.split("=")
@@ -89,7 +78,7 @@ def with_drawn_masks(method, monkeypatch):
 
 @pytest.mark.parametrize("encoders", ["fast", pytest.param("plain", marks=pytest.mark.slow)])
 def test_without_dropout_merged_weights_equal_the_public_code(encoders):
-    measured, method = figures(), built(dropout=0.0)
+    measured, method = figures_of("cliplora"), built(dropout=0.0)
     run = reference.with_plain_encoders(method) if encoders == "plain" else method
     loss = run.loss(images(), LABELS, method.draw(torch.Generator()))["ce"]
     near(loss.detach(), measured["loss/total"])
@@ -102,7 +91,7 @@ def test_without_dropout_merged_weights_equal_the_public_code(encoders):
 
 @pytest.mark.parametrize("encoders", ["fast", pytest.param("plain", marks=pytest.mark.slow)])
 def test_with_dropout_the_loss_and_its_gradients_equal_the_public_code(encoders, monkeypatch):
-    measured, method = figures(), built()
+    measured, method = figures_of("cliplora"), built()
     with_drawn_masks(method, monkeypatch)
     run = reference.with_plain_encoders(method) if encoders == "plain" else method
     loss = run.loss(images(), LABELS, (torch.zeros((), dtype=torch.int64),))["ce"]
@@ -112,7 +101,7 @@ def test_with_dropout_the_loss_and_its_gradients_equal_the_public_code(encoders,
 
 
 def test_recipe_and_sizes_are_those_of_the_public_code():
-    measured, cls = figures(), method_class("cliplora")
+    measured, cls = figures_of("cliplora"), method_class("cliplora")
     for shots, steps in measured["rule/iterations"].tolist():
         assert cls.recipe(shots=shots).iterations == steps
     rates = [recipe.step_rate(cls.recipe(shots=1), step, 500) for step in range(500)]

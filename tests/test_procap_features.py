@@ -4,9 +4,10 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import public_code
 import pytest
 import torch
-from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, small_clip, walk
+from public_code import CLASSNAMES, LABELS, draws, figures_of, images, near, near_condensed, small_clip, walk
 
 from procap import recipe, text
 from procap.classifier import unit
@@ -20,22 +21,6 @@ from runner.planning import plan_run
 from shards.catalogue import CATALOGUE
 
 PET, ACTION = "a photo of a {}, a type of pet.", "a photo of a person doing {}."
-
-
-def figures_of(name):
-    return np.load(FIGURES / f"{name}.npz")
-
-
-def near(ours, theirs, tolerance=2e-5):
-    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    assert ours.shape == theirs.shape
-    assert np.abs(ours - theirs).max() <= tolerance * np.abs(theirs).max()
-
-
-def near_condensed(tensor, theirs, tolerance=2e-5):
-    ours = condense(tensor.detach().numpy())
-    assert np.abs(ours[:HEAD] - theirs[:HEAD]).max() <= tolerance * float(tensor.detach().abs().max())
-    near(ours[HEAD:], theirs[HEAD:], tolerance)
 
 
 def built(name, template="a photo of a {}.", **options):
@@ -257,8 +242,6 @@ def test_a_method_without_a_rule_for_new_classes_refuses_them(name):
 
 
 def test_templates_of_the_catalogue_are_those_of_the_public_code():
-    names = {name.replace("-", ""): name for name in CATALOGUE} | {"describabletextures": "dtd"}
     for method in ("taskres", "clipadapter"):
-        for line in figures_of(method)["rule/templates"].tolist():
-            dataset, template = line.split("=", 1)
-            assert CATALOGUE[names[dataset.lower()]].template == template
+        for dataset, template in public_code.by_dataset(figures_of(method)["rule/templates"]).items():
+            assert CATALOGUE[dataset].template == template

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import public_code
 import pytest
 import torch
 from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, load_public, small_clip, walk
@@ -258,21 +259,11 @@ def test_skipt_has_the_odds_and_batches_of_the_public_code():
         assert one_class_order(labels, 4, random.Random(seed)) == figures[f"rule/batches_{name}"].ravel().tolist()
 
 
-CATALOGUED = {name.replace("-", ""): name for name in CATALOGUE} | {"describabletextures": "dtd"}
-"""Names of data sets here by those of public code, in lower case."""
-
-
-def by_dataset(lines: Any) -> dict[str, str]:
-    """Read lines such as "EuroSAT=a centered satellite photo of {}."."""
-    pairs = (line.split("=", 1) for line in lines.tolist())
-    return {CATALOGUED[dataset.lower()]: template for dataset, template in pairs}
-
-
 @pytest.mark.parametrize("name", ["kgcoop", "tcp", "mmrl", "skipt"])
 def test_prompts_and_references_of_every_data_set_are_those_of_the_public_code(short_clip, name):
     figures = np.load(FIGURES / f"{name}.npz")
     for kind in {"rule/templates", "rule/references"} & {*figures.files}:
-        templates = by_dataset(figures[kind])
+        templates = public_code.by_dataset(figures[kind])
         assert len(templates) == 15
         for dataset, template in templates.items():
             space = text.LabelSpace(("dog",), CATALOGUE[dataset].template, dataset=dataset)

@@ -5,9 +5,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import public_code
 import pytest
 import torch
-from public_code import CLASSNAMES, FIGURES, LABELS, condense, draws, images, load_public, small_clip, walk
+from public_code import CLASSNAMES, LABELS, draws, figures_of, images, near, near_condensed, small_clip, walk
 
 from procap import reference, text
 from procap.errors import UsageError
@@ -19,28 +20,11 @@ from runner.schedule import Schedule
 from shards.catalogue import CATALOGUE
 
 
-def figures_of(name):
-    return np.load(FIGURES / f"{name}.npz")
-
-
-def near(ours, theirs, largest=None):
-    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    assert ours.shape == theirs.shape
-    assert np.abs(ours - theirs).max() <= 2e-5 * (largest or np.abs(theirs).max())
-
-
-def near_condensed(tensor, theirs, like=None):
-    """Compare a tensor with its first elements and norm, relative to `like`, by default to itself."""
-    ours = condense(tensor.detach().numpy())
-    near(ours[:-1], theirs[:-1], float((tensor if like is None else like).detach().abs().max()))
-    near(ours[-1:], theirs[-1:])
-
-
 def built(name, std, dataset="", template="a photo of a {}.", **options):
     space = text.LabelSpace(CLASSNAMES, template, dataset=dataset)
     method = build_method(name, small_clip(), space, options, torch.Generator().manual_seed(0))
     shapes = {theirs: tensor.shape for theirs, tensor in method.public_parameters().items()}
-    load_public(method, {key: value for key, value in walk(shapes, std).items()})
+    public_code.load_public(method, {key: value for key, value in walk(shapes, std).items()})
     return method
 
 
@@ -78,10 +62,7 @@ def test_prograd_has_the_templates_the_start_and_the_logits_of_the_public_code()
     near(method.classifier(novel_space(method, figures))(images()), figures["novel_logits"])
     start = build_method("prograd", small_clip(), method.space, {"n_ctx": 8}, torch.Generator())
     near_condensed(start.context, figures["rule/init_ctx"])
-    names = {name.replace("-", ""): name for name in CATALOGUE} | {"describabletextures": "dtd"}
-    for line in figures["rule/templates"].tolist():
-        dataset, template = line.split("=", 1)
-        dataset = names[dataset.lower()]
+    for dataset, template in public_code.by_dataset(figures["rule/templates"]).items():
         space = text.LabelSpace(CLASSNAMES, CATALOGUE[dataset].template, dataset=dataset)
         assert build_method("prograd", small_clip(), space, {}, torch.Generator()).template == template
 
@@ -192,7 +173,7 @@ def test_kdpl_equals_the_public_code(base, most_classes, monkeypatch):
         if base == "coop":
             method.context.copy_(torch.from_numpy(0.1 * draws(13).standard_normal((4, 512), dtype=np.float32)))
         else:
-            load_public(method, maple_values(method))
+            torch.nn.utils.vector_to_parameters(maple_weights(method, 13), method.parameters())
     kind = "" if most_classes == 1000 else "agnostic/"
     logits = torch.from_numpy(figures[f"input/{kind}teacher_logits"])
     monkeypatch.setattr(type(method), "teacher_logits", lambda self, images: logits)
@@ -205,19 +186,6 @@ def test_kdpl_equals_the_public_code(base, most_classes, monkeypatch):
     if most_classes == 1000:
         near(method.classifier()(images()), figures[f"{prefix}eval_logits"])
         near(method.classifier(novel_space(method, figures))(images()), figures[f"{prefix}novel_logits"])
-
-
-def maple_values(method):
-    """Draw MaPLe's values in the order of its own figures."""
-    source, values = draws(13), {}
-    shapes = {name: tensor.shape for name, tensor in method.public_parameters().items()}
-    order = ["ctx", "proj.weight", "proj.bias", "compound_prompts_text.0"]
-    order += [f"compound_prompt_projections.0.{part}" for part in ("weight", "bias")]
-    for name in (f"prompt_learner.{part}" for part in order):
-        std = 0.1 if name.endswith("ctx") or "prompts_text" in name else 0.04
-        drawn = source.standard_normal(tuple(shapes[name]), dtype=np.float32) * np.float32(std)
-        values[name] = torch.from_numpy(drawn)
-    return values
 
 
 def test_the_teacher_of_kdpl_predicts_at_the_scale_of_the_student():

@@ -28,9 +28,6 @@ WORDS = ("token_prefix", "token_suffix", "token_midfix", "token_embedding", "tok
 """Buffers of the words of the class prompts, at the end of a name; the public loaders drop them."""
 
 
-MOST_EPOCHS = 10**6
-
-
 @dataclass(frozen=True)
 class PublicFile:
     """The tensors of a file under the names of the public code; epoch: how many were trained, None if not recorded."""
@@ -44,8 +41,6 @@ def read_public(path: Path) -> PublicFile:
     tensors, others = read_tensors(path)
     text = str(others.get("epoch"))
     epoch = int(text) if text.isdecimal() else None
-    if epoch is not None and epoch > MOST_EPOCHS:
-        raise UserError(f"{path} records {text[:40]} epochs, more than any training has")
     return PublicFile(tensors, epoch)
 
 
