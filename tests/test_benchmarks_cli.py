@@ -81,7 +81,6 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods maple --datasets digit", 2, "did you mean digits"),
     ("train --datasets digits", 2, "--methods is missing"),
     ("train --methods maple", 2, "--datasets is missing"),
-    ("train --methods maple --datasets shapes-v2", 2, "evaluate it with --targets shapes-v2:all"),
     ("train --methods maple --datasets digits --seeds 1,x", 2, "'x' is not a whole number"),
     ("train --methods maple --datasets digits --shots 5000", 2, "has 92 training images"),
     ("train --methods maple --datasets digits --option dept=3", 2, "did you mean depth?"),

@@ -104,7 +104,7 @@ WRONG = [
     (["pack", "caltech"], 2, "did you mean caltech101"),
     (["pack", "imagenet", "--raw", "RAW"], 1, "published"),
     (["pack", "shapes", "--data", "https://127.0.0.1:9/shards"], 2, "can only be read"),
-    (["pack", "missing.yaml"], 2, "missing.yaml"),
+    (["pack", "missing.yaml"], 1, "missing.yaml"),
     (["show", "caltech101"], 1, "no shards of 'caltech101'"),
 ]
 

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from benchmarks.cli.flags import HELP_NAMES, PLAIN, examples
 from benchmarks.console.errors import explain
-from benchmarks.console.output import is_distributed, is_first_local_rank, note, safe_output, write_error_file
+from benchmarks.console.output import is_distributed, note, safe_output, write_error_file
 from procap import __version__
 from procap.errors import UsageError, unknown_name
 from runner.stop_signals import sigterm_as_interrupt
@@ -180,7 +180,8 @@ def _run(arguments: list[str]) -> int:
         message, exit_code = explain(error, verbose=verbose)
         write_error_file(f"procap: {message}")
         # Wrong usage and signals have one message in all processes; torchrun prints the first other failure itself.
-        if is_first_local_rank() or (exit_code == 1 and "TORCHELASTIC_ERROR_FILE" not in os.environ):
+        is_first = not is_distributed() or os.environ["LOCAL_RANK"] == "0"
+        if is_first or (exit_code == 1 and "TORCHELASTIC_ERROR_FILE" not in os.environ):
             if verbose:
                 traceback.print_exc()
             print(f"procap: {message}", file=sys.stderr)

@@ -88,7 +88,10 @@ def report_note(text: str) -> None:
 def _resolve_name(name: str, raw: Path | None, data_root: Path) -> DatasetToPack:
     path = Path(name).expanduser()
     if is_user_folder(name):
-        return _from_user_folder(path)
+        # By the YAML file next to the folder, which is guessed if there is none.
+        file, text = find_description(path)
+        note(f"guessed for {file}:\n{indent(text.rstrip(), '  ')}" if text else f"{file} describes {path}")
+        return _from_file(file, text)
     if name.lower().endswith((".yaml", ".yml")):
         return _from_file(path)
     dataset = resolve_dataset(name, data_root)
@@ -97,17 +100,8 @@ def _resolve_name(name: str, raw: Path | None, data_root: Path) -> DatasetToPack
     return _from_raw_folder(dataset, raw) if dataset.source == "folder" else _from_builtin(dataset)
 
 
-def _from_user_folder(folder: Path) -> DatasetToPack:
-    """Take a folder by the YAML file next to it, which is guessed if there is none."""
-    file, text = find_description(folder)
-    note(f"guessed for {file}:\n{indent(text.rstrip(), '  ')}" if text else f"{file} describes {folder}")
-    return _from_file(file, text)
-
-
 def _from_file(file: Path, text: str = "") -> DatasetToPack:
     """Take the data set of a YAML file, or of its `text` if it is not written."""
-    if not text and not file.is_file():
-        raise UsageError(f"there is no file {file}; name the YAML file of a data set, or the folder of the images")
     description = parse_description(text, file) if text else read_description(file)
     return DatasetToPack(description.name, partial(user_source, file, text), str(file), text)
 

@@ -56,7 +56,7 @@ def selected_runs(
 
     task: see `plan_run`.
     """
-    datasets = parse_datasets(selection.datasets, data, test_only=selection.methods == "zeroshot")
+    datasets = parse_datasets(selection.datasets, data)
     is_users = all(resolve_dataset(name, data).source == "packed" for name in datasets)
     # `mini` knows few words: the default for a user's data needs none.
     default = "probe" if is_users and selection.backbone in ("", "mini") else ""

@@ -55,11 +55,6 @@ def is_distributed() -> bool:
     return is_launched() and os.environ.get("WORLD_SIZE", "1") not in ("", "1")
 
 
-def is_first_local_rank() -> bool:
-    """Whether this process prints start-up errors: local rank 0 of each machine, or a process without a launcher."""
-    return not is_distributed() or os.environ["LOCAL_RANK"] == "0"
-
-
 def write_error_file(message: str) -> None:
     """Write the reason of a failure to the file that torchrun prints when a process fails."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):

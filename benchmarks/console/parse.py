@@ -60,24 +60,18 @@ def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
     return chosen
 
 
-def parse_datasets(text: str, data: Path | None = None, *, test_only: bool = False) -> list[str]:
+def parse_datasets(text: str, data: Path | None = None) -> list[str]:
     """Parse the data sets to train on, without duplicates.
 
-    Names are those of `dataset_groups`, of the catalogue, and of what is packed in `data`.
-    Raises UsageError for an unknown name, and, unless `test_only`, for a set without training images.
+    Names are those of `dataset_groups`, the catalogue and what is packed in `data`. Raises UsageError for others.
     """
     from shards.resolve import resolve_dataset
 
     groups, parts = dataset_groups(), split_names(text)
-    able = groups["all"]
     if not parts:
-        raise UsageError(f"--datasets is missing; for example --datasets shapes; known: {', '.join(able)}")
-    chosen = [resolve_dataset(name, data) for part in parts for name in groups.get(part, [part])]
-    for dataset in chosen:
-        if dataset.test_only and not test_only:
-            what = f"'{dataset.name}' has test images only: train on another, such as {', '.join(able)}"
-            raise UsageError(f"{what}, and evaluate it with --targets {dataset.name}:all")
-    return list(dict.fromkeys(dataset.name for dataset in chosen))
+        raise UsageError(f"--datasets is missing; for example --datasets shapes; known: {', '.join(groups['all'])}")
+    names = (name for part in parts for name in groups.get(part, [part]))
+    return list(dict.fromkeys(resolve_dataset(name, data).name for name in names))
 
 
 def dataset_groups() -> dict[str, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.console.output import note, plural
+from benchmarks.console.output import note
 from procap.errors import UserError
 from procap.methods import METHODS
 from procap.recipe import warmup_warning
@@ -32,16 +32,11 @@ def check_weights_of(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> No
 
 
 def check_code(paths: Iterable[str], results: Path) -> None:
-    """Raise UserError once if different code of plug-ins than is installed trained some of these runs."""
-    changes: dict[str, str] = {}
+    """Raise UserError if different code of a plug-in than is installed trained one of these runs."""
     for path in (path for path in paths if path.split("/")[2] not in METHODS):
         folder = RunFolder(results / path)
         if (config := folder.config()) and (training := folder.train()) and (why := training.changed_code(config)):
-            changes[path] = why
-    if changes:
-        path, why = next(iter(changes.items()))
-        several = f"{plural(len(changes), 'finished run')} were"
-        raise UserError(why if len(changes) == 1 else f"{several}{why.removeprefix(f'{path} was')}")
+            raise UserError(why)
 
 
 def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:

@@ -59,7 +59,11 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
     rows: list[Row] = []
     for dataset in suite.options.datasets:
         printed = [row for row in published.runtime() if row.dataset == dataset and suite.in_paper]
-        rows += map(_published_row, printed)
+        for row in printed:
+            # It comes from another machine: none of its cells is marked the best.
+            cells = (row.train_seconds, None, row.images_per_second, row.accuracy, None, None)
+            labels, group = (display_name(dataset), published_title(row.method), "-"), f"{dataset} {row.method}"
+            rows.append(Row(labels, tuple(map(_metric, cells)), "published", group))
         is_comparable = not reason and report["settings"]["pretrained"] is None
         rows += _measured_rows(report, dataset, {row.key: row.accuracy for row in printed if is_comparable})
     # Columns without a number, such as memory on a CPU, are left out.
@@ -82,13 +86,6 @@ def find_newest(suite: SuiteResults) -> Report | None:
         if settings == expected and datasets >= {*suite.options.datasets} and methods >= {*suite.options.methods}:
             reports.append(report)
     return max(reports, key=lambda report: report["written"], default=None)
-
-
-def _published_row(row: Any) -> Row:
-    """Make a published row; it comes from another machine, so none of its cells is marked the best."""
-    name, cells = display_name(row.dataset), (row.train_seconds, None, row.images_per_second, row.accuracy, None, None)
-    labels = (name, published_title(row.method), "-")
-    return Row(labels, tuple(map(_metric, cells)), "published", f"{name} {row.method}")
 
 
 def _measured_rows(report: Report, dataset: str, printed: Mapping[str, float] | None = None) -> Iterator[Row]:
