@@ -80,6 +80,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("trian", 2, "unknown command 'trian': did you mean train"),
     ("train --methods maple --datasets digit", 2, "did you mean digits"),
     ("train --datasets digits", 2, "--methods is missing"),
+    ("train --launcher ray", 2, "No such option: --launcher (see"),
     ("train --methods maple", 2, "--datasets is missing"),
     ("train --methods maple --datasets digits --seeds 1,x", 2, "'x' is not a whole number"),
     ("train --methods maple --datasets digits --shots 5000", 2, "has 92 training images"),

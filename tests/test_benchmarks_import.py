@@ -263,3 +263,4 @@ def test_every_unreadable_image_is_named_and_the_others_are_classified(run, phot
     assert {Path(name).name for name in failed} == {"0000a.png", "zz.jpg", "zz-thin.png", "broken.tar"}
     assert all(f"{name} {reason}" in printed.err for name, reason in failed.items())
     assert [Path(row["path"]).name for row in csv.DictReader(out.open())] == readable
+    assert "1 file skipped, no images" in printed.err

@@ -108,21 +108,16 @@ class SuiteOptions:
         """How the suite's runs are evaluated."""
         return EvalSettings.model_validate(self.evaluation)
 
-    def recipe_of(self, variant: Variant) -> str:
-        """Return whose recipe a variant is trained in, "published" or "procap".
-
-        The profile's is for the built-in methods, for which rates were chosen; plug-ins, and methods that learn from
-        features in seconds, have their own.
-        """
-        has_own_recipe = variant.method not in METHODS or learns_from_features(variant.method)
-        return variant.recipe or self.recipe or ("published" if has_own_recipe else self.profile.recipe)
-
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
         """Configure the run of a variant on a data set; the profile's changes apply to the profile's recipe only."""
         from procap.methods import method_class
 
         profile, method = self.profile, variant.method
-        recipe, has_views = self.recipe_of(variant), "views" in method_class(method).Options.model_fields
+        # The profile's recipe is for the built-in methods, for which rates were chosen; plug-ins, and methods that
+        # learn from features in seconds, have their own.
+        has_own_recipe = method not in METHODS or learns_from_features(method)
+        recipe = variant.recipe or self.recipe or ("published" if has_own_recipe else profile.recipe)
+        has_views = "views" in method_class(method).Options.model_fields
         changes: dict[str, Any] = {}
         if recipe == profile.recipe and not learns_from_features(method):
             changes = {**profile.changes, **({"lr": profile.rates[method]} if method in profile.rates else {})}

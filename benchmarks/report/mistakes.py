@@ -66,7 +66,11 @@ def _describe_target(frame: pd.DataFrame, data: Path | None, reference: str) -> 
     target = Target.parse_unchecked(frame.target.iloc[0])
     by_title = {str(title): rows for title, rows in frame.groupby("title", sort=False)}
     means = {title: float(rows.correct.sum() / rows.total.sum()) for title, rows in by_title.items()}
-    compared = choose_compared(means, {title: rows.method.iloc[0] for title, rows in by_title.items()}, reference)
+    methods = {title: rows.method.iloc[0] for title, rows in by_title.items()}
+    first = next(title for title in methods if methods[title] == choose_reference(methods.values(), reference))
+    others = sorted((title for title in means if title != first), key=lambda title: -means[title])
+    # The reference, then zero-shot CLIP and the best of the others.
+    compared = list(dict.fromkeys([first, *(title for title in others if methods[title] == "zeroshot"), *others[:1]]))
     titles = list(dict.fromkeys([*compared, *by_title]))[:MAX_METHODS]
     test_set, counts = _describe_test_set(frame, target), frame.per_class.iloc[0]
     names = [name.replace("_", " ") for name in counts.names or map(str, range(len(counts.total)))]
@@ -92,14 +96,6 @@ def _describe_test_set(frame: pd.DataFrame, target: Target) -> str:
     if (first.dataset, first.classes) != (target.dataset, "base" if target.classes == "novel" else target.classes):
         text += f", trained on {display_name(first.dataset)}, {first.classes} classes"
     return text
-
-
-def choose_compared(means: Mapping[str, float], methods: Mapping[str, str], chosen: str) -> list[str]:
-    """Choose the reference, then zero-shot CLIP and the best of the others. means, methods: by title."""
-    method = choose_reference(methods.values(), chosen)
-    reference = next(title for title in methods if methods[title] == method)
-    others = sorted((title for title in means if title != reference), key=lambda title: -means[title])
-    return list(dict.fromkeys([reference, *(title for title in others if methods[title] == "zeroshot"), *others[:1]]))
 
 
 def _list_wrong(frame: pd.DataFrame) -> pd.DataFrame:
