@@ -195,7 +195,7 @@ def test_runs_are_listed_with_what_they_are_and_selected(capsys):
     assert listed(*selecting) == listed()
     put_run(results, "vpt", "tiles", backbone="ViT-B-16")
     assert (
-        listed("--backbone", "vit-b/16", "--pretrained", "openai")[0][0]
+        listed("--backbone", "ViT-B-16", "--pretrained", "openai")[0][0]
         == "vpt"
         == listed("--backbone", "ViT-B/16")[0][0]
     )
