@@ -20,7 +20,6 @@ Domain = list[Any] | dict[str, list[float]]
 DISTRIBUTIONS: Mapping[str, tuple[str, Callable[..., bool]]] = {
     "uniform": ("low, high) with low < high", lambda low, high: low < high),
     "loguniform": ("low, high) with 0 < low < high", lambda low, high: 0 < low < high),
-    "quniform": ("low, high, step) with step <= high - low", lambda low, high, step: 0 < step <= high - low),
     "randint": ("low, high) with whole low < high", lambda low, high: low < high and low % 1 == high % 1 == 0),
 }
 """The arguments of each distribution. The upper bound of `randint` is exclusive, as in Ray Tune."""
@@ -47,7 +46,7 @@ def parse_param(text: str, methods: Sequence[str]) -> tuple[str, Domain]:
         raise unknown_name("distribution", call[1], list(DISTRIBUTIONS))
     distribution, (rule, is_valid) = call[1], DISTRIBUTIONS[call[1]]
     numbers = [number for number in values if type(number) in (int, float) and math.isfinite(number)]
-    if len(numbers) != len(values) or len(numbers) != rule.count(",") + 1 or not is_valid(*numbers):
+    if len(numbers) != len(values) or len(numbers) != 2 or not is_valid(*numbers):
         raise UsageError(f"{field}: {distribution}({', '.join(map(str, values))}) is not {distribution}({rule}")
     return field, {distribution: [int(number) if distribution == "randint" else float(number) for number in numbers]}
 
@@ -84,9 +83,7 @@ def to_tune(domain: Domain, *, grid: bool = False) -> Any:
 
 def value_between(domain: dict[str, list[float]]) -> Any:
     """Return a value of a distribution between its bounds."""
-    ((distribution, (low, high, *_)),) = domain.items()
-    if distribution == "quniform":
-        return low
+    ((distribution, (low, high)),) = domain.items()
     return int(low + high) // 2 if distribution == "randint" else (low + high) / 2
 
 
@@ -94,7 +91,7 @@ def round_value(domain: Domain, value: Any) -> Any:
     """Round a drawn number to `DIGITS` significant digits inside its bounds; other values only become plain Python."""
     # Tune's samplers return numpy scalars.
     value = value.item() if hasattr(value, "item") else value
-    if isinstance(domain, list) or not isinstance(value, float) or "quniform" in domain:
+    if isinstance(domain, list) or not isinstance(value, float):
         return value
     ((low, high),) = domain.values()
     return min(max(float(f"{value:.{DIGITS}g}"), low), high)

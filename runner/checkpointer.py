@@ -45,8 +45,6 @@ class Checkpointer:
             identity[f"source of {self.config.method}"] = str(source)
         self.files = StateFiles(self.folder.state, identity)
         self.state = TrainState()
-        self.saved_at: tuple[int, int] | None = None
-        """Step and epoch of the newest state on disk."""
         self._saved_time = time.monotonic()
 
     @property
@@ -67,7 +65,6 @@ class Checkpointer:
                 self.average.load_state_dict(parts["average"])
             self.engine.load(parts)
             self.state.resumed += 1
-            self.saved_at = self._position
             self.meter.resume(self.state.meter)
         self.write_progress("running")
         return self.state
@@ -100,7 +97,7 @@ class Checkpointer:
         if self.group.ranks.is_first:
             with self.meter.phase("tracking", rated=False):
                 self.store.try_push_all(self.config.path)
-        self._saved_time, self.saved_at = time.monotonic(), self._position
+        self._saved_time = time.monotonic()
 
     def stop(self, signum: int) -> NoReturn:
         """Save and raise `Interrupted`, because all ranks have agreed on a stop signal."""
@@ -111,21 +108,13 @@ class Checkpointer:
         raise Interrupted(signum, f"stopped {self.config.path} at {position}; repeat the command to resume")
 
     def finish(self, status: RunStatus) -> Progress:
-        """Save unless this state is on disk already, and return the progress."""
-        if self.saved_at == self._position:
-            self.write_progress(status)
-        else:
-            self.save(status)
+        """Save, and return the progress."""
+        self.save(status)
         return self.group.broadcast_object(self._progress(status))
 
     def write_progress(self, status: RunStatus) -> None:
         if self.group.ranks.is_first:
             write_json(self.folder.progress_file, self._progress(status))
-
-    @property
-    def _position(self) -> tuple[int, int]:
-        # Step and epoch, because the state can be saved after the last step of an epoch and before the epoch is closed.
-        return self.state.step, self.state.epoch
 
     def _progress(self, status: RunStatus) -> Progress:
         return Progress(

@@ -318,12 +318,10 @@ class TrainLoop:
         """Make the error for a loss that is not finite."""
         self.checkpointer.write_progress("failed")
         shown = ", ".join(f"{name} = {value:g}" for name, value in terms.items())
-        saved = self.checkpointer.saved_at
-        start = f"resumes after step {saved[0]}" if saved else "starts over"
         return UserError(
             f"{self.config.path}: the loss of step {self.state.step + 1} of {self.checkpointer.steps} "
-            f"(epoch {self.state.epoch + 1}) is not finite: {shown}; the same command {start} and fails again: "
-            f"train another run with {self.config.stability_hint}"
+            f"(epoch {self.state.epoch + 1}) is not finite: {shown}; the same command fails again: train "
+            f"another run with {self.config.stability_hint}"
         )
 
     def _close_epoch(self, epoch: int) -> None:

@@ -218,7 +218,7 @@ def test_a_loss_that_is_not_finite_is_reported_once_and_ends_all(command, tmp_pa
     ends = run_ranks(2, procap, command(tmp_path, lr="1e30"), 0.0)
     assert codes(ends) == [1, 1]
     (line,) = last_lines(ends)
-    assert "is not finite" in line and line.endswith("and fails again: train another run with a lower lr")
+    assert "is not finite" in line and line.endswith("fails again: train another run with a lower lr")
     folder = only_run(tmp_path)
     progress = folder.progress()
     assert progress is not None and progress.status == "failed" and folder.train() is None

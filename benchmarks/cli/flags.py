@@ -173,7 +173,7 @@ class SweepFlags:
         flag(
             "FIELD=DOMAIN",
             "n_ctx=2,4,8; lr=loguniform(1e-5,1e-2); weight_decay=uniform(0,0.1); depth=randint(1,10): 1 to 9; "
-            "dropout=quniform(0,0.5,0.1); repeatable",
+            "repeatable",
         ),
     ] = None
     search: Annotated[str, flag("grid|random|tpe", "search algorithm [default: grid of lists, else random]")] = ""
