@@ -205,8 +205,7 @@ def fit(
     except Interrupted:
         raise
     except Exception as error:
-        # The error of a callback ends a training whose state is saved already: it is interrupted.
-        if checkpointer.group.ranks.is_first and not validator.callback_failed:
+        if checkpointer.group.ranks.is_first:
             _record_failure(checkpointer.folder, error)
         raise
 

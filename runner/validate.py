@@ -48,8 +48,6 @@ class Validator:
     def __init__(
         self, callbacks: Callbacks | None, checkpointer: Checkpointer, runtime: RuntimeConfig, stop: StopRequest
     ) -> None:
-        self.callback_failed = False
-        """Whether `on_epoch_end` has raised an error."""
         self.callbacks = callbacks or Callbacks()
         self.method = checkpointer.setup.method
         self.checkpointer = checkpointer
@@ -117,7 +115,6 @@ class Validator:
             with self.checkpointer.meter.phase("tracking", rated=False):
                 self.callbacks.on_epoch_end(self.checkpointer.state.epochs[-1])
         except BaseException:
-            self.callback_failed = True
             # With several ranks the others do not save: they lose the connection to this one.
             if not finished and self.group.size == 1:
                 self.checkpointer.finish("interrupted")

@@ -146,11 +146,7 @@ def test_validation_does_not_count_in_seconds_and_rates_of_a_training(config, ru
     assert sum(log.seconds for log in result.epochs) == pytest.approx(steps)
 
 
-class Stop(Exception):
-    """What a caller may raise."""
-
-
-@pytest.mark.parametrize("error", [Stop, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_a_callback_that_raises_leaves_the_state_of_that_epoch_and_no_lock(config, straight, runtime, error):
     folder = folder_of(config, runtime)
 
