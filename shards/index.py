@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from procap.errors import UserError
 from shards.manifest import Manifest, repack_hint
-from shards.names import unsafe_path
 
 INDEX_FILE = "index.npy"
 PATHS_FILE = "paths.txt"
@@ -59,14 +58,3 @@ def list_digest(paths: bytes, labels: NDArray[np.int64], classnames: Sequence[st
     ends = [f"\t{label}\t{name}".encode() for label, name in enumerate(classnames)]
     lines = (path + ends[label] for path, label in zip(paths.split(b"\n"), labels.tolist(), strict=False))
     return hashlib.sha256(b"\n".join(lines)).hexdigest()[:16]
-
-
-def path_problem(paths: bytes) -> str | None:
-    """Describe the first path of a list (one per line) that is no plain path, or there twice."""
-    earlier: set[bytes] = set()
-    for number, path in enumerate(paths.split(b"\n")[:-1], 1):
-        reason = "is listed twice" if path in earlier else unsafe_path(path.decode())
-        if reason:
-            return f"image {number} of {PATHS_FILE}, {path.decode()!r:.200}, {reason}"
-        earlier.add(path)
-    return None

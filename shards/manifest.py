@@ -62,8 +62,7 @@ class Manifest(BaseModel):
     @model_validator(mode="after")
     def _check_names(self) -> Manifest:
         """Refuse texts that break a line or a terminal."""
-        texts = (self.template, *self.templates), (self.source,)
-        if reason := next(unfit_texts(self.classnames, *texts), ""):
+        if reason := next(unfit_texts(self.classnames, (self.template, *self.templates)), ""):
             raise ValueError(reason)
         return self
 

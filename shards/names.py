@@ -31,8 +31,8 @@ def unsafe_path(path: str) -> str:
     return ""
 
 
-def unfit_texts(classnames: Iterable[str], templates: Iterable[str], others: Iterable[str] = ()) -> Iterator[str]:
-    """Explain why class names, templates or other texts cannot be stored as lines; equal names are allowed."""
+def unfit_texts(classnames: Iterable[str], templates: Iterable[str]) -> Iterator[str]:
+    """Explain why class names or templates cannot be stored as lines; equal names are allowed."""
     for label, name in enumerate(classnames):
         if has_control(name) or name != name.strip() or not name.replace("_", " ").strip():
             yield f"class name {label} is {name!r:.200}"
@@ -41,8 +41,6 @@ def unfit_texts(classnames: Iterable[str], templates: Iterable[str], others: Ite
             yield f"the template is {template!r:.200}"
         elif template.count("{}") != 1 or "{" in template.replace("{}", "") or "}" in template.replace("{}", ""):
             yield f"the template {template!r:.200} must hold one {{}} and no other brace"
-    for text in filter(has_control, others):
-        yield f"{text!r:.200} holds control characters"
 
 
 def first_few(names: Sequence[str]) -> str:

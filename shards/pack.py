@@ -13,6 +13,7 @@ import errno
 import hashlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,10 +35,10 @@ from shards.check import (
 )
 from shards.files import file_lock, file_sha256, write_file
 from shards.images import ImageError, decode_pixels
-from shards.index import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest, path_problem
+from shards.index import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest
 from shards.manifest import FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror
 from shards.mirror import refuse_packing
-from shards.names import unfit_texts
+from shards.names import first_few, unfit_texts
 from shards.pools import map_in_order
 from shards.reader import open_dataset
 from shards.records import Part, Source
@@ -227,10 +228,11 @@ def _finish_split(source: Source, folder: Path, split: str, shards: Sequence[Pac
     """Write the index and the paths of a split from what is in its shards."""
     images = [(number, image) for number, (_, images) in enumerate(shards) for image in images]
     rows = np.array([(number, image.size, image.offset, image.label) for number, image in images], INDEX)
-    text = "".join(f"{image.path}\n" for _, image in images).encode()
+    paths = [image.path for _, image in images]
     # Few-shot samples and results name images by their paths.
-    if problem := path_problem(text):
-        raise UserError(f"'{source.name}' {split}: {problem}")
+    if repeated := [path for path, count in Counter(paths).items() if count > 1]:
+        raise UserError(f"'{source.name}' {split}: {first_few(repeated)} is listed twice")
+    text = "".join(f"{path}\n" for path in paths).encode()
     index = index_bytes(rows)
     write_file(folder / split / INDEX_FILE, index)
     write_file(folder / split / PATHS_FILE, text)

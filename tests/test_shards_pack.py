@@ -220,7 +220,7 @@ def test_an_image_that_is_listed_twice_in_a_split_is_refused(tmp_path):
         records = list(toy_records(split))
         yield from (*records[:-1], records[4])
 
-    with pytest.raises(errors.UserError, match=r"image 23 of paths.txt, 'train/.*/4\.png', is listed twice"):
+    with pytest.raises(errors.UserError, match=r"'toy' train: 'train/.*/4\.png' is listed twice"):
         pack_source(toy_source(twice), tmp_path, per_shard=5)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -152,7 +151,6 @@ def _read_split_file(location: RawLocation) -> Listing:
         splits = {split: [(path, label) for path, label, _ in document[split]] for split in SPLITS}
         names = {label: name for rows in document.values() for _, label, name in rows}
         classnames = tuple(names[label] for label in range(len(names)))
-        _check_paths(splits)
     except FileNotFoundError:
         raise UserError(f"the official split file {file} is missing; get {location.raw.get}") from None
     except (OSError, LookupError, ValueError) as error:
@@ -170,20 +168,11 @@ def _read_variant_lists(location: RawLocation) -> Listing:
         for split in SPLITS:
             lines = (line.partition(" ") for line in _read_lines(location, f"images_variant_{split}.txt"))
             splits[split] = [(f"{image}.jpg", labels[name]) for image, _, name in lines]
-        _check_paths(splits)
     except FileNotFoundError as error:
         raise UserError(f"{error.filename} is missing; put it there: get {location.raw.get}") from None
     except (OSError, KeyError, ValueError) as error:
         raise UserError(f"the lists next to {location.images} are damaged ({error}); {UNCHANGED}") from error
     return Listing(location.images, classnames, splits, "official variant lists")
-
-
-def _check_paths(splits: Mapping[str, Images]) -> None:
-    """Raise ValueError for a path that leaves the folder of the images."""
-    for split, images in splits.items():
-        for path, _ in images:
-            if reason := unsafe_path(path):
-                raise ValueError(f"{split}: {path[:80]!a} {reason}")
 
 
 def _read_lines(location: RawLocation, name: str) -> list[str]:
