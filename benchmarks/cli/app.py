@@ -63,7 +63,7 @@ DATA_COMMANDS: Commands = {
     "pack": ("benchmarks.cli.data_pack:pack", "Pack data sets into WebDataset shards."),
     "check": ("benchmarks.cli.data_check:check", "Check packed shards: hashes and images."),
     "show": ("benchmarks.cli.data_show:show", "Show the classes and images of a packed data set."),
-    "few-shot": ("benchmarks.cli.data_few_shot:few_shot", "List or write the few-shot training images."),
+    "few-shot": ("benchmarks.cli.data_few_shot:few_shot", "List the few-shot training images."),
 }
 COMMANDS: Commands = {
     "demo": ("benchmarks.cli.demo:demo", "Run a small benchmark end to end, offline, on a CPU."),
