@@ -206,7 +206,7 @@ def test_test_images_that_are_not_there_are_found_before_the_training(few_digits
     shutil.copytree(few_digits / "digits", tmp_path / "data" / "digits")
     shutil.rmtree(tmp_path / "data" / "digits" / "test")
     place = make_runtime(tmp_path / "data", tmp_path / "results")
-    with pytest.raises(UserError, match=r"'digits' test: .*0\.tar is missing"):
+    with pytest.raises(UserError, match=r"'digits' test: .*0\.tar cannot be read"):
         executor.RunExecutor([spec(run())], place, lambda report: None).execute()
     assert not (tmp_path / "results").exists()
 
