@@ -60,11 +60,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     except Exception as error:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise UserError(f"{path} is refused: no readable checkpoint, perhaps cut short: {reason}") from error
-    others = content if isinstance(content, dict) else {}
-    state = content.tensors if isinstance(content, Inert) else others.get("state_dict", content)
+    metadata = content if isinstance(content, dict) else {}
+    state = content.tensors if isinstance(content, Inert) else metadata.get("state_dict", content)
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path} holds no state dict of tensors")
-    return dict(state), others
+    return dict(state), metadata
 
 
 def _read_pickle(path: Path) -> Any:
@@ -98,9 +98,9 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     That is all of it as JSON in the metadata of safetensors, QuickGELU for files of OpenAI, and nothing for others.
     Raises UserError, one line, for a file that holds no state dict of tensors.
     """
-    state, others = read_tensors(path)
+    state, metadata = read_tensors(path)
     is_openai = any(key in state for key in OPENAI_KEYS)
-    config = json.loads(others["config"]) if path.suffix == ".safetensors" and "config" in others else {}
+    config = json.loads(metadata["config"]) if path.suffix == ".safetensors" and "config" in metadata else {}
     return _custom_text_names(state), {"quick_gelu": True} if is_openai else config
 
 

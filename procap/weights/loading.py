@@ -151,7 +151,7 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
     config = declared if "vision_cfg" in declared and not source.model else source.config
     if not config:
         raise UsageError(f"{source.file} has no configuration of its model: name the architecture next to it")
-    quick_gelu = any(each.get("quick_gelu") for each in (config, declared, source.settings))
+    quick_gelu = any(values.get("quick_gelu") for values in (config, declared, source.settings))
     geometry, plain = geometry_from_config(config, quick_gelu), plain_towers(config)
     names = {"mean": "image_mean", "std": "image_std", "interpolation": "interpolation"}
     about: dict[str, Any] = {ours: source.settings[key] for key, ours in names.items() if key in source.settings}

@@ -95,8 +95,8 @@ def scan_folders(root: Path) -> tuple[list[ListedImage], list[str], list[str]]:
     if not folders:
         raise UserError(f"folder: {root} has no class folders: it needs one folder of images per class")
     splits = find_split_folders(root) or {"": ""}
-    if "" not in splits and (others := [name for name in folders if name not in splits.values()]):
-        both = f"{', '.join(splits.values())} with classes inside and also {first_few(others)}"
+    if "" not in splits and (class_folders := [name for name in folders if name not in splits.values()]):
+        both = f"{', '.join(splits.values())} with classes inside and also {first_few(class_folders)}"
         raise UserError(f"folder: {root} holds {both}: only folders of splits may lie there")
     images: list[ListedImage] = []
     problems: list[str] = []
