@@ -10,6 +10,7 @@ import functools
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from procap.errors import UserError
@@ -53,9 +54,12 @@ class Exporter:
         if record := read_document(self.store.results / path / TRACKING_FILE, TrackingRecord):
             from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-            monitor = SystemMetricsMonitor(record.run_id, resume_logging=True, tracking_uri=self.store.uri)
-            self._monitors[path] = monitor
-            monitor.start()
+            self._monitors[path] = None
+            # The store may be lost since the export.
+            with suppress(Exception):
+                monitor = SystemMetricsMonitor(record.run_id, resume_logging=True, tracking_uri=self.store.uri)
+                monitor.start()
+                self._monitors[path] = monitor
 
     def post_end(self, path: str) -> None:
         """Post a run whose training has ended or was interrupted."""
