@@ -17,6 +17,7 @@ from benchmarks.console.output import note, plural, show, show_json
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
 from runner.environment import library_defaults
+from shards.raw.folders import is_image_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,8 +50,7 @@ def predict(
     """Classify new images with a trained run.
 
     Writes a row for each image: its path, the most probable class as the data set names it (of class folders, the name
-    of the folder) and as prompts do (`label`), and the probability. Images are classified as in `procap eval`. Images
-    that cannot be read are left out and named at the end; the exit code is then 1.
+    of the folder) and as prompts do (`label`), and the probability. Images that cannot be read are named at the end.
     """
     library_defaults(run)
     if out and (out.is_dir() or not out.parent.is_dir()):
@@ -67,7 +67,6 @@ def predict(
     from runner.evaluate import load_trained
     from runner.predict import ImageClassifier
     from shards.image_files import find_images
-    from shards.raw.folders import is_image_name
 
     failed: dict[str, str] = {}
 

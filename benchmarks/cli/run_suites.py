@@ -59,8 +59,7 @@ def bench(
         # Raises before anything is written.
         read_state(run, runtime)
     title = plural(len(plans), "suite") if len(plans) > 1 else plans[0].suite.title
-    done_count = f"{plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already"
-    note(f"{title}, profile {plans[0].options.profile.name}: {done_count}")
+    note(f"{title}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already")
     trackers = CollectionTrackers([CollectionTracker(runtime, plan.collection) for plan in plans])
     failed: dict[str, str] = {}
     try:
