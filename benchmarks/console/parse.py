@@ -102,9 +102,9 @@ def parse_assignments(texts: Iterable[str], flag: str) -> dict[str, Any]:
 def parse_options(texts: Iterable[str], methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Parse options per method from `key=value`, for every chosen method that has it, and `method.key=value`.
 
-    Raises UsageError for a method that is not chosen, an option that no chosen method has, and a wrong value.
+    Raises UsageError for a method that is not chosen, and an option that no chosen method has.
     """
-    from procap.methods import check_options, method_class
+    from procap.methods import method_class
 
     options: dict[str, dict[str, Any]] = {method: {} for method in methods}
     for key, value in parse_assignments(texts, "--option").items():
@@ -118,6 +118,4 @@ def parse_options(texts: Iterable[str], methods: Iterable[str]) -> dict[str, dic
             raise unknown_name(f"option of {', '.join(fields)}", name, known)
         for owner in owners:
             options[owner][name] = value
-    for method, values in options.items():
-        check_options(method, values)
     return options

@@ -156,17 +156,6 @@ def method_options(name: str, options: Mapping[str, Any]) -> BaseModel:
         raise explain_invalid(error, name, method_class(name).Options.model_fields, "option") from error
 
 
-def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raise UsageError for an option that is wrong whatever the values of the others are."""
-    from pydantic import ValidationError
-
-    try:
-        method_class(name).Options(**options)
-    except ValidationError as error:
-        if error.errors()[0]["loc"]:
-            raise explain_invalid(error, name, method_class(name).Options.model_fields, "option") from error
-
-
 def build_method(
     name: str, clip: CLIP, space: LabelSpace, options: Mapping[str, Any], seed_generator: torch.Generator
 ) -> Method:
