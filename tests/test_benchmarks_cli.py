@@ -150,7 +150,7 @@ def test_a_broken_shard_is_named(capsys, tmp_path, shards):
 def test_an_unexpected_error_or_a_signal_is_one_line_with_its_code(capsys, monkeypatch, error, code, message):
     import benchmarks.cli.ls
 
-    def fail() -> None:
+    def fail(details: bool) -> None:
         raise error
 
     monkeypatch.setattr(benchmarks.cli.ls, "_methods", fail)

@@ -1,5 +1,7 @@
 """Each method equals its published definition: parameters, their start, their rows, gradients, options, plug-ins."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -271,6 +273,16 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
             method_class(name)
     assert describe_method("theirs")["summary"] == "their own method"
     assert describe_method("quiet")["recipe"] == "the method's own"
+
+
+def test_methods_are_described_as_their_classes_say_without_importing_torch():
+    for name in METHODS:
+        cls = method_class(name)
+        texts = describe_method(name)
+        assert (texts["summary"], texts["selection"]) == (cls.summary, cls.selection)
+        assert cls.recipe.__doc__.startswith(f"Return {texts['recipe']}")
+    program = "import sys; from benchmarks.cli import main; main(['ls', 'methods']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_the_code_of_a_plug_in_is_its_file_and_the_version_of_its_package(tmp_path, monkeypatch):

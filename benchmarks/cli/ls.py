@@ -41,7 +41,7 @@ def ls(
 ) -> int:
     """List methods, data sets, backbones, words that `mini` knows, suites or runs; --methods and so on select runs."""
     listings: dict[str, Callable[[], Listing]] = {
-        "methods": _methods,
+        "methods": lambda: _methods(output.json),
         "datasets": lambda: _datasets(data_root(data)),
         "backbones": _backbones,
         "words": _words,
@@ -60,8 +60,8 @@ def ls(
     return 0
 
 
-def _methods() -> Listing:
-    """List the methods, with their options and recipes."""
+def _methods(details: bool) -> Listing:
+    """List the methods. details: also their options and recipes as numbers, which needs torch."""
     rows: list[dict[str, Any]] = []
     shown = []
     for name in method_paths():
@@ -71,12 +71,13 @@ def _methods() -> Listing:
             texts = describe_method(name)
             recipe = texts["recipe"]
             row |= {"summary": texts["summary"], "selection": texts["selection"]}
-            method = method_class(name)
-            row["recipe"] = method.recipe().model_dump(mode="json")
-            row["options"] = {
-                option: {"default": field.get_default(call_default_factory=True), "description": field.description}
-                for option, field in method.Options.model_fields.items()
-            }
+            if details or name not in METHODS:
+                method = method_class(name)
+                row["recipe"] = method.recipe().model_dump(mode="json")
+                row["options"] = {
+                    option: {"default": field.get_default(call_default_factory=True), "description": field.description}
+                    for option, field in method.Options.model_fields.items()
+                }
         except UsageError as error:
             row["summary"] = str(error)
         except Exception as error:

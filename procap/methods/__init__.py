@@ -5,9 +5,12 @@ Other packages add methods through the entry-point group "procap.methods": a nam
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError, explain_invalid, unknown_name
@@ -138,12 +141,54 @@ def title_and_colour(name: str) -> tuple[str, str]:
 
 
 def describe_method(name: str) -> dict[str, str]:
-    """Return the summary, recipe (a sentence) and selection of a method. UsageError for one that cannot be loaded."""
-    cls = method_class(name)
-    # Not `inspect.getdoc`, which returns the text of the abstract `Method.recipe` if there is none.
-    recipe = (cls.recipe.__doc__ or "the method's own").partition("\n")[0].removeprefix("Return ").removesuffix(".")
-    summary = cls.summary or f"no summary: give {method_paths()[name]} one"
-    return {"summary": summary, "recipe": recipe, "selection": cls.selection}
+    """Return the summary, recipe (a sentence) and selection of a method.
+
+    Those of a built-in method are read from its source: importing it would import torch, which takes seconds. Raises
+    UsageError for a plug-in that cannot be loaded.
+    """
+    if name in METHODS:
+        module, _, class_name = METHODS[name].partition(":")
+        texts = _class_texts(module, class_name)
+    else:
+        cls = method_class(name)
+        texts = {"summary": cls.summary or f"no summary: give {method_paths()[name]} one", "selection": cls.selection}
+        # Not `inspect.getdoc`, which returns the text of the abstract `Method.recipe` if there is none.
+        texts["recipe"] = cls.recipe.__doc__ or "the method's own"
+    texts["recipe"] = texts["recipe"].partition("\n")[0].removeprefix("Return ").removesuffix(".")
+    return texts
+
+
+def _class_texts(module: str, class_name: str) -> dict[str, str]:
+    """Read string attributes of a class, and the docstring of `recipe`, from its source and that of its bases."""
+    tree = _syntax_tree(module)
+    imports = {
+        alias.name: node.module
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("procap.methods")
+        for alias in node.names
+    }
+    cls = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name), None)
+    texts: dict[str, str] = {}
+    if cls is not None:
+        for base in reversed([base.id for base in cls.bases if isinstance(base, ast.Name)]):
+            texts |= _class_texts(imports.get(base, module), base)
+        texts |= dict(_string_members(cls))
+    return texts
+
+
+def _string_members(cls: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for node in cls.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "recipe":
+            yield "recipe", ast.get_docstring(node) or ""
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            if isinstance(node.value.value, str):
+                yield ast.unparse(target), node.value.value
+
+
+@cache
+def _syntax_tree(module: str) -> ast.Module:
+    return ast.parse(Path(__file__).with_name(f"{module.rpartition('.')[2]}.py").read_text(encoding="utf-8"))
 
 
 def method_options(name: str, options: Mapping[str, Any]) -> BaseModel:
