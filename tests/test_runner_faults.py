@@ -238,7 +238,7 @@ def test_a_shard_that_one_rank_lacks_ends_all_with_its_name(command, own_data, t
     ends = run_ranks(2, procap, command(tmp_path, f"{own_data}/{{rank}}"))
     assert codes(ends) == [1, 1]
     (line,) = last_lines(ends)
-    assert "'digits' train: " in line and f"{shard} is missing" in line
+    assert "'digits' train: " in line and f"{shard} cannot be read (No such file or directory" in line
 
 
 SHARD = "/digits/train/0.tar"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -81,4 +82,6 @@ def _fetch_and_pack(plan: FetchPlan, root: Path, force: bool, workers: int) -> M
         except UserError as error:
             raise UserError(f"{error} (from {plan.origin}; its files are in {folder})") from error
         shutil.rmtree(folder)
+    with suppress(OSError):
+        folder.parent.rmdir()
     return manifest
