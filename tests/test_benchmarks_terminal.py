@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_credentials_are_masked_in_all_output(monkeypatch, capsys):
     import benchmarks.cli.ls
 
-    def fail() -> None:
+    def fail(details: bool) -> None:
         print("listed http://me:hush@host/x")
         print("logged torch bearer relay", file=sys.stderr)
         raise RuntimeError("no answer from https://host/x?token=hush")
