@@ -24,6 +24,7 @@ from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
+from benchmarks.console.output import plural
 from benchmarks.runtime.measure import time_interleaved
 from benchmarks.tables.render import markdown_grid
 from procap.clip import OPENAI_MEAN, OPENAI_STD
@@ -61,7 +62,7 @@ def list_rows(images: list[bytes], folder: Path, workers: int) -> list[Row]:
     test = open_dataset(pack_photographs(DATASET, folder), DATASET).split("test")
     rows: list[Row] = [(name, 1, len(images), partial(loop, work)) for name, work in loops.items()]
     for count in sorted({0, 1, workers}):
-        described = f"{count} decoding threads" if count else "decoding in the main thread"
+        described = plural(count, "decoding thread") if count else "decoding in the main thread"
         rows.append((f"evaluation, {described}", max(1, count), len(test), partial(_evaluate, test, count)))
     return rows
 
