@@ -27,9 +27,11 @@ class AttentionPattern:
 
     groups: 1: queries attend to all rows under `mask` or `causal`. More: the rows behind the first `prefix` ones are
         that many groups of equal size, each attends to the prefix and to itself under `mask`.
-    mask: added to the scores: [Q, L] or [N, 1, Q, L] for one group, [G, 1, Q, P + L / G] for several.
+    mask: added to the scores: [Q, L] or [N, 1, Q, L] for one group, [G, 1, Q, P + L / G + padding] for several.
     causal: rows attend to themselves and earlier ones; the prefix of several groups always does.
     prefix_queries: the queries include the prefix rows.
+    padding: keys behind each of several groups that `mask` excludes, so that it has the number of columns that fused
+        kernels take.
     """
 
     causal: bool = False
@@ -37,6 +39,7 @@ class AttentionPattern:
     groups: int = 1
     prefix: int = 0
     prefix_queries: bool = True
+    padding: int = 0
 
     def apply(self, q: Tensor, kv: Tensor, heads: int) -> Tensor:
         """Compute attention of queries [N, Q, D] to keys and values [N, L, 2 D]; returns [N, Q, D].
@@ -52,9 +55,10 @@ class AttentionPattern:
         prefix_kv, group_kv = kv.split([self.prefix, kv.shape[1] - self.prefix], dim=1)
         prefix_q, group_q = q.split([prefix_queries, q.shape[1] - prefix_queries], dim=1)
         group_kv = group_kv.unflatten(1, (self.groups, -1))
-        if self.prefix:
+        if self.prefix or self.padding:
             # Fused kernels need contiguous keys per sequence; the copy costs about 1 % of a linear layer.
-            group_kv = torch.cat([prefix_kv[:, None].expand(-1, self.groups, -1, -1), group_kv], dim=2)
+            padding = kv.new_zeros(items, self.groups, self.padding, kv.shape[-1])
+            group_kv = torch.cat([prefix_kv[:, None].expand(-1, self.groups, -1, -1), group_kv, padding], dim=2)
         mask = self.mask if items == 1 else self.mask.repeat(items, 1, 1, 1)
         group_q = group_q.unflatten(1, (self.groups, -1)).flatten(0, 1)
         mixed = attend(group_q, group_kv.flatten(0, 1), heads, mask).reshape(items, -1, q.shape[-1])

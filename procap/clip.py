@@ -32,6 +32,8 @@ class CLIP(nn.Module):
     visual, text: towers of `procap.towers`, or open_clip's own modules (`FrozenTower`), which no method changes.
     optimized: whether encoding takes the exact shortcuts of `procap.towers`.
     weights_in_use: makes a context for encoding, in which weights may be replaced by equal ones.
+    text_stream: the stream of a GPU on which training encodes classes, so that it works on images meanwhile; None: the
+        current one.
     """
 
     logit_bias: Tensor | None
@@ -58,6 +60,7 @@ class CLIP(nn.Module):
         self.squash = squash
         self.optimized = True
         self.weights_in_use: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.text_stream: torch.cuda.Stream | None = None
         # Methods are checked against `plain_towers` before they use a tower, so that the types hold for them.
         self.visual = cast(VisionTower, visual or VisionTower(geometry))
         self.text = cast(TextTower, text or TextTower(geometry))
@@ -124,6 +127,13 @@ class CLIP(nn.Module):
             features, states = self.visual(images, plan, self.optimized)
         assert states is not None
         return features, states
+
+    def encode_image_with_frozen(self, images: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `encode_image_rows` returns, and the features [B, E] without a plan."""
+        with self.weights_in_use():
+            features, states, frozen = self.visual.encode_with_frozen(images, plan, self.optimized)
+        assert states is not None
+        return features, states, frozen
 
     def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode token ids [C, T] to features [C, E], not normalised; [S, C, E] under a plan with S token sets.

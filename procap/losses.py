@@ -1,6 +1,6 @@
-"""ProCAP's three auxiliary losses, as plain functions of tensors; everything is computed in float32.
+"""Loss terms as plain functions of tensors: ProCAP's three auxiliary ones, in float32, and a distance of distributions.
 
-Shapes: B images, C classes, H InfoNCE width, P prompt tokens, D width.
+Shapes: B images, C classes, H InfoNCE width, P prompt tokens, D width, K rows, E joint embedding.
 """
 
 from __future__ import annotations
@@ -47,3 +47,10 @@ def l2(mu: Tensor) -> Tensor:
     """Sum the squared norm of `mu` [..., P, D] over all tokens; a scalar."""
     with torch.autocast(mu.device.type, enabled=False):
         return mu.float().square().sum()
+
+
+def mmd(now: Tensor, past: Tensor) -> Tensor:
+    """Compute the squared maximum mean discrepancy of rows [K, E] under a Gaussian kernel of bandwidth 1."""
+    pairs = ((now, now), (past, past), (now, past))
+    same, other, cross = ((-(a[:, None] - b).square().sum(dim=2) / 2).exp().mean() for a, b in pairs)
+    return same + other - 2 * cross

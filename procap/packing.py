@@ -136,14 +136,17 @@ class PromptSet:
                 self._parts[start, stop] = PromptSet(self.ids[start:stop], self.columns)
         return self._parts[start, stop]
 
-    def layout(self, plan: Plan, layers: int, context: int) -> Layout | None:
-        """Return how the prompts are packed under `plan`, or None for a plan that packing does not cover."""
+    def layout(self, plan: Plan, layers: int, context: int, key_multiple: int = 1) -> Layout | None:
+        """Return how the prompts are packed under `plan`, or None for a plan that packing does not cover.
+
+        key_multiple: the keys of each group are padded to a multiple of it.
+        """
         form = tuple((op.layer, op.mode, op.start, op.tokens.dim(), op.tokens.shape[-2]) for op in plan.tokens)
-        key = (form, layers, context)
+        key = (form, layers, context, key_multiple)
         if key not in self._layouts:
             # The layout is reused in training, where tensors created in inference mode cannot be used.
             with torch.inference_mode(False):
-                self._layouts[key] = _lay_out(self, plan, layers, context)
+                self._layouts[key] = _lay_out(self, plan, layers, context, key_multiple)
         return self._layouts[key]
 
     def constant(self, key: object, compute: Callable[[], Tensor]) -> Tensor:
@@ -187,7 +190,7 @@ class Rows:
         return len(self.groups) * self.size
 
 
-def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int) -> Layout | None:
+def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int, key_multiple: int) -> Layout | None:
     """Lay out prompts for a plan over `layers` blocks; None for a plan that packing does not cover."""
     # The picture at the top of this file shows a layout: the prefix, then groups of whole prompts.
     added = sum(op.tokens.shape[-2] for op in plan.tokens if op.mode == "insert" and op.layer == INPUT)
@@ -202,14 +205,13 @@ def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int) -> Layou
     placements, prefixes = placed
     owners, is_grouped = _owners(rows), len(rows.groups) > 1
     masks = {prefix: _mask(owners, prefix) for prefix in set(prefixes.values())}
-    patterns = [
-        AttentionPattern(
-            mask=masks[prefixes[layer]].to(device),
-            groups=len(rows.groups),
-            prefix=prefixes[layer] if is_grouped else 0,
-        )
-        for layer in range(layers)
-    ]
+
+    def pattern(mask: Tensor, prefix: int, **more: bool) -> AttentionPattern:
+        padding = -mask.shape[-1] % key_multiple if is_grouped else 0
+        mask = torch.nn.functional.pad(mask, (0, padding), value=-torch.inf).to(device)
+        prefix = prefix if is_grouped else 0
+        return AttentionPattern(mask=mask, groups=len(rows.groups), prefix=prefix, padding=padding, **more)
+
     ends, end_index = _end_rows(rows)
     # In the last block only the end rows are queries, so its mask has their rows of the whole mask.
     last = prefixes[layers - 1] if layers else prefixes[INPUT]
@@ -218,16 +220,13 @@ def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int) -> Layou
         ends_mask = masks[last].gather(2, within.expand(-1, 1, -1, last + rows.size))
     else:
         ends_mask = masks[last][ends[0] + last]
-    ends_pattern = AttentionPattern(
-        mask=ends_mask.to(device), groups=len(rows.groups), prefix=last if is_grouped else 0, prefix_queries=False
-    )
     ids, positions = _ids_and_positions(prompts, rows, shared, prefixes[INPUT])
     return Layout(
         ids=ids.to(device),
         positions=positions.to(device),
         placements=placements,
-        patterns=tuple(patterns),
-        ends_pattern=ends_pattern,
+        patterns=tuple(pattern(masks[prefixes[layer]], prefixes[layer]) for layer in range(layers)),
+        ends_pattern=pattern(ends_mask, last, prefix_queries=False),
         ends=(ends + last).flatten().to(device),
         end_index=end_index.to(device),
         num_rows=last + rows.total,

@@ -92,6 +92,9 @@ class PlainCLIP:
     def encode_image_rows(self, images: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         return encode_image(self._clip, images, plan), read_image_rows(self._clip, images, plan)
 
+    def encode_image_with_frozen(self, images: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+        return *self.encode_image_rows(images, plan), self.encode_image(images)
+
     def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode the whole context, one token set after another."""
         ids = prompts if isinstance(prompts, Tensor) else prompts.ids

@@ -58,7 +58,7 @@ class Transformer(nn.Module):
         every_row: give the states of every row, not only of those that are read out.
         """
         last = len(self.resblocks) - 1
-        for layer in blocks or range(last + 1):
+        for layer in range(last + 1) if blocks is None else blocks:
             block = self.resblocks[layer]
             # First the tokens enter, then the block attends over them: layer l of a plan is the input of block l.
             sequence = sequence.apply(plan, layer)
@@ -101,8 +101,31 @@ class VisionTower(nn.Module):
         Returns features [B, E], not normalised, and the final states [B, P, D] of the rows of the operation
         `plan.read_op`, after `ln_post`; None without one.
         """
+        sequence = self._embed(images, plan, optimized)
+        sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimized, not optimized)
+        return self._read_out(sequence, plan, optimized)
+
+    def encode_with_frozen(self, images: Tensor, plan: Plan, optimized: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return what `forward` returns under `plan`, and features [B, E] without it.
+
+        The blocks below the first one that the plan changes are computed once.
+        """
+        layers = len(self.transformer.resblocks)
+        first = plan.first_change(layers)
+        if first == INPUT or not optimized:
+            return *self(images, plan, optimized), self(images, NO_CHANGE, optimized)[0]
+        below, above = range(first), range(first, layers)
+        with torch.no_grad():
+            sequence = self.transformer(self._embed(images, plan, True), NO_CHANGE, True, False, below)
+            frozen = self.transformer(sequence, NO_CHANGE, True, False, above)
+            features = self._read_out(frozen, NO_CHANGE, True)[0]
+        sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, True, False, above)
+        return *self._read_out(sequence, plan, True), features
+
+    def _embed(self, images: Tensor, plan: Plan, optimized: bool) -> TokenSequence:
+        """Make the input [B, L, D] of the first block."""
         check_plan(plan, len(self.transformer.resblocks), ("ln_pre", "ln_post", "proj"))
-        patches = self.embed(images, folded=optimized)
+        patches = self.embed_patches(images, folded=optimized)
         cls = self.class_embedding.to(patches.dtype).expand(patches.shape[0], 1, -1)
         x = torch.cat([cls, patches], dim=1) + self.positional_embedding
         sequence = TokenSequence(x, read_out=0, causal=False).apply(plan, INPUT)
@@ -110,8 +133,9 @@ class VisionTower(nn.Module):
         changed = any(name.startswith("ln_pre.") for name in plan.weights)
         live = sequence.live if optimized and not changed else None
         ln_pre = partial(call_with, self.ln_pre, "ln_pre", plan.weights)
-        sequence = sequence.with_states(on_live_rows(ln_pre, sequence.x, live), live)
-        sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimized, not optimized)
+        return sequence.with_states(on_live_rows(ln_pre, sequence.x, live), live)
+
+    def _read_out(self, sequence: TokenSequence, plan: Plan, optimized: bool) -> tuple[Tensor, Tensor | None]:
         # Optimized, the last block gives only the rows that are read out: the class token, then those of `read_op`.
         cls = sequence.x[:, 0 if optimized else sequence.read_out]
         cls, states = call_with(self.ln_post, "ln_post", plan.weights, cls), None
@@ -120,7 +144,7 @@ class VisionTower(nn.Module):
             states = call_with(self.ln_post, "ln_post", plan.weights, sequence.x[:, rows])
         return project(cls, plan.weights.get("proj", self.proj)), states
 
-    def embed(self, images: Tensor, folded: bool = True) -> Tensor:
+    def embed_patches(self, images: Tensor, folded: bool = True) -> Tensor:
         """Embed the patches of images [B, 3, H, W] as rows [B, L, D]: a convolution whose windows do not overlap.
 
         folded: compute it as one matrix product, which is faster and gives the rows without a transposition.
@@ -139,7 +163,7 @@ class TextTower(nn.Module):
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
-        self.chunk_rows = CHUNK_ROWS
+        self.chunk_rows, self.key_multiple = CHUNK_ROWS, 1
         g, width = geometry, geometry.text_width
         # nn.Embedding's constructor would draw random weights, which takes seconds on the meta device.
         self.token_embedding = nn.Embedding.from_pretrained(torch.empty(g.vocab_size, width))
@@ -186,7 +210,8 @@ class TextTower(nn.Module):
         if plan.branches:
             # The rows that prompts share differ under dropout.
             return None
-        return prompts.layout(plan, len(self.transformer.resblocks), self.positional_embedding.shape[0])
+        context = self.positional_embedding.shape[0]
+        return prompts.layout(plan, len(self.transformer.resblocks), context, self.key_multiple)
 
     def _encode_chunks(self, prompts: PromptSet, plan: Plan) -> Tensor:
         """Encode in chunks of at most `chunk_rows` rows: [C, E], or [S, C, E] if the plan holds token sets."""

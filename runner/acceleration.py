@@ -1,10 +1,11 @@
-"""Choose accelerations for GPUs, each with its own switch; none changes a number beyond rounding."""
+"""Choose accelerations for GPUs and switch them on; none changes a number beyond rounding."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,13 @@ from shards.default_paths import cache_home
 if TYPE_CHECKING:
     import torch
 
+    from procap.clip import CLIP
+
 NAMES = ("compile", "graphs", "images")
-OPTIONAL = ("weights",)
+OPTIONAL = ("weights", "streams", "padding", "ranks")
 """Accelerations that `auto` leaves out, because no GPU has measured them."""
+KEY_MULTIPLE = 16
+"""Keys per row of a mask that fused attention takes as it is; it copies and pads other masks."""
 
 
 def acceleration_names(text: str) -> list[str]:
@@ -37,12 +42,19 @@ class Acceleration:
     images: training images decoded once, kept on the device, cropped and resized there; on a GPU evaluation images
         are resized there too.
     weights: under bf16 and fp16 frozen weights are kept in that type instead of cast in each step.
+    streams: classes are encoded on a second stream of the GPU while images are encoded.
+    padding: keys of text are padded to a multiple of `KEY_MULTIPLE`, as fused attention would do in each block.
+    ranks: several ranks average all gradients in one message after the backward pass, instead of by DDP, so that
+        CUDA graphs can hold their steps.
     """
 
     compile: bool = False
     graphs: bool = False
     images: bool = False
     weights: bool = False
+    streams: bool = False
+    padding: bool = False
+    ranks: bool = False
 
     @classmethod
     def parse(cls, text: str, device: torch.device) -> Acceleration:
@@ -55,10 +67,24 @@ class Acceleration:
             raise UsageError(f"--accelerate compile needs {missing}, which is not installed: use images without it")
         return cls(**dict.fromkeys(names, True))
 
+    def prepare(self, clip: CLIP) -> None:
+        """Switch on what concerns the towers, and off what an earlier call switched on; compiled blocks stay so."""
+        if self.compile:
+            from procap.kernels.compiled import compile_blocks
 
-def set_compile_cache() -> None:
-    """Put the cache of torch.compile below this program's cache, unless the user named another folder."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "compiled"))
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "compiled"))
+            compile_blocks(clip)
+        clip.weights_in_use = nullcontext
+        if self.weights:
+            from procap.kernels.frozen_casts import FrozenCasts
+
+            clip.weights_in_use = FrozenCasts(clip).applied
+        clip.text.key_multiple = KEY_MULTIPLE if self.padding else 1
+        clip.text_stream = None
+        if self.streams and clip.device.type == "cuda":
+            from torch.cuda import Stream
+
+            clip.text_stream = Stream(clip.device)
 
 
 def _missing_tool(device: torch.device) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -154,7 +154,10 @@ class Engine:
 
     name = "ddp"
 
-    def __init__(self, method: Method, config: RunConfig, group: ProcessGroup | None = None) -> None:
+    def __init__(
+        self, method: Method, config: RunConfig, group: ProcessGroup | None = None, *, one_message: bool = False
+    ) -> None:
+        """one_message: average all gradients at once after the backward pass, which a CUDA graph can hold."""
         self.method = method
         self.objective = Objective(method, config)
         self.optimizer = make_optimizer(method, config.recipe)
@@ -164,7 +167,10 @@ class Engine:
             self.optimizer.register_step_post_hook(partial(_record_overflow, self.skipped))
         self.module: nn.Module = self.objective
         self.group = group or ProcessGroup()
-        if self.group.size > 1 and not method.combines_gradients:
+        self._gradients: Tensor | None = None
+        if self.group.size > 1 and one_message and not method.combines_gradients:
+            self._gradients = _flatten_gradients(learned_parameters(method).values())
+        elif self.group.size > 1 and not method.combines_gradients:
             device = method.clip.device
             # The argument that broadcasts buffers before every step has two names in the supported versions of torch.
             arguments = inspect.signature(nn.parallel.DistributedDataParallel).parameters
@@ -198,6 +204,11 @@ class Engine:
 
     def backward(self, terms: Tensor) -> None:
         """Compute the gradients of the sum of `terms` [T], or the method's combination, averaged over the ranks."""
+        if self._gradients is not None:
+            self._gradients.zero_()
+            self.scaler.scale(terms.sum()).backward()
+            self.group.average(self._gradients)
+            return
         self.optimizer.zero_grad(set_to_none=True)
         if not self.method.combines_gradients:
             self.scaler.scale(terms.sum()).backward()
@@ -247,6 +258,15 @@ class Engine:
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
         self.scaler.load_state_dict(state["scaler"])
+
+
+def _flatten_gradients(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Make the gradients of `parameters` views of one vector, into which the backward pass adds; returns it."""
+    parameters = [*parameters]
+    flat = torch.zeros(sum(parameter.numel() for parameter in parameters), device=parameters[0].device)
+    for parameter, part in zip(parameters, flat.split([parameter.numel() for parameter in parameters]), strict=True):
+        parameter.grad = part.view_as(parameter)
+    return flat
 
 
 def _record_overflow(skipped: Tensor, optimizer: torch.optim.Optimizer, *_: object) -> None:

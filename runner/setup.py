@@ -79,8 +79,8 @@ def set_up(
     initial: the run whose learned tensors the training starts from. teacher: the run that the method learns from.
     """
     acceleration = Acceleration.parse(runtime.accelerate, device)
-    if group.size > 1:
-        # Collectives are not captured, so steps of several ranks run eagerly.
+    if group.size > 1 and not acceleration.ranks:
+        # A CUDA graph cannot hold DDP's messages.
         acceleration = replace(acceleration, graphs=False)
     # Few-shot samples lie anywhere in the shards, so only training on all images reads them from start to end.
     shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache and not config.shots)
@@ -106,7 +106,7 @@ def set_up(
             group.check_same(f"the code of {config.method}", str(source))
         group.check_same(f"the content of {config.dataset}", card.manifest_digest)
         group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
-    make = partial(make_engine, method, config, runtime, group)
+    make = partial(make_engine, method, config, runtime, group, one_message=acceleration.ranks)
     if stream:
         schedule = Schedule(config.recipe, stream, method)
         method.training_images = stream
@@ -185,10 +185,12 @@ def check_class_sizes(fewshot: FewShot, batch: int) -> None:
             )
 
 
-def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> Engine:
+def make_engine(
+    method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup, *, one_message: bool
+) -> Engine:
     """Make the engine that `runtime` names, DDP or DeepSpeed; the caller closes it."""
     if runtime.engine == "ddp":
-        return Engine(method, config, group)
+        return Engine(method, config, group, one_message=one_message)
     from runner.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(method, config, group, runtime.zero_stage or 1)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext, suppress
+from contextlib import suppress
+from dataclasses import replace
 
 import torch
 
 from procap.clip import CLIP
 from procap.errors import UserError
-from procap.kernels.frozen_casts import FrozenCasts
 from procap.weights.loading import WeightsKey, load_clip, weights_key
-from runner.acceleration import Acceleration, set_compile_cache
+from runner.acceleration import Acceleration
 from runner.config import RunConfig
 from runner.results import TrainResult
 
@@ -41,13 +41,8 @@ class Workbench:
         if self._is_compiled and not acceleration.compile:
             self._key = None
         clip = self._load(config).to(device)
-        if acceleration.compile and not self._is_compiled:
-            from procap.kernels.compiled import compile_blocks
-
-            set_compile_cache()
-            compile_blocks(clip)
-            self._is_compiled = True
-        clip.weights_in_use = FrozenCasts(clip).applied if acceleration.weights else nullcontext
+        replace(acceleration, compile=acceleration.compile and not self._is_compiled).prepare(clip)
+        self._is_compiled = acceleration.compile
         return clip
 
     def digest(self, config: RunConfig) -> str:

@@ -27,7 +27,7 @@ from procap.text import LabelSpace
 TOLERANCE = 1e-4
 """Relative to the largest entry, in float32: the order of sums differs, nothing else."""
 
-CHOICES = ("optimized", "plain", "chunked")
+CHOICES = ("optimized", "plain", "chunked", "padded")
 
 GEOMETRIES = {
     "quickgelu": Geometry(24, 8, 96, 3, 3, 64, 4, 2, 77, 49408, 40, quick_gelu=True),
@@ -44,8 +44,14 @@ def models() -> dict[str, CLIP]:
 
 @contextmanager
 def chosen(clip, choice):
-    """`clip` with all optimizations, without any, or with chunks that hold a few prompts."""
-    with patch.object(clip.text, "chunk_rows", 16 if choice == "chunked" else towers.CHUNK_ROWS):
+    """`clip` with all optimizations, without any, with chunks of a few prompts, or with small groups of padded keys."""
+    rows = 16 if choice == "chunked" else towers.CHUNK_ROWS
+    multiple, group = (16, 8) if choice == "padded" else (1, packing.GROUP_ROWS)
+    with (
+        patch.object(clip.text, "chunk_rows", rows),
+        patch.object(clip.text, "key_multiple", multiple),
+        patch.object(packing, "GROUP_ROWS", group),
+    ):
         yield clip.without_optimizations() if choice == "plain" else clip
 
 
@@ -349,9 +355,9 @@ def test_the_mlp_is_its_three_layers(quick, shape):
 def test_patches_are_those_of_the_convolution(size, patch):
     geometry = Geometry(size, patch, 40, 1, 1, 32, 1, 1, 77, 49408, 16, quick_gelu=True)
     tower, images = CLIP.random(geometry, seed=2).visual, torch.randn(2, 3, size, size, generator=seeded(3))
-    plain = tower.embed(images, folded=False)
-    assert_near(tower.embed(images), plain, "rows")
-    assert_near(tower.embed(images.contiguous(memory_format=torch.channels_last)), plain, "channels last")
+    plain = tower.embed_patches(images, folded=False)
+    assert_near(tower.embed_patches(images), plain, "rows")
+    assert_near(tower.embed_patches(images.contiguous(memory_format=torch.channels_last)), plain, "channels last")
 
 
 def test_chunks_bound_what_is_kept_for_the_backward_pass(models):
@@ -407,7 +413,7 @@ class HostWaits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name, options", METHODS[1:])
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", CHOICES[:3])
 def test_no_step_waits_for_the_device(short_clip, tiny_space, name, options, choice):
     method = short_method(name, short_clip, tiny_space, options)
     with chosen(short_clip, choice) as clip:

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from benchmarks.runtime.measure import count_flops, peak_bytes, timed, without_fused_kernels
 from procap.clip import CLIP
-from procap.kernels.frozen_casts import FrozenCasts
 from procap.methods.method import Method
-from runner.acceleration import Acceleration, set_compile_cache
+from runner.acceleration import Acceleration
 from runner.config import RunConfig
 from runner.cuda_graphs import CudaGraphs, GraphedFunction
 from runner.engine import Batch, Engine, autocast
@@ -54,14 +53,8 @@ class Preparation:
 def models_by_mode(clip: CLIP, accelerations: Acceleration) -> Models:
     """Return `clip` for each mode; if fast mode compiles it, reference mode gets a copy of the weights."""
     plain = copy.deepcopy(clip) if accelerations.compile else clip
-    if accelerations.compile:
-        from procap.kernels.compiled import compile_blocks
-
-        set_compile_cache()
-        compile_blocks(clip)
     reference = plain.without_optimizations()
-    if accelerations.weights:
-        clip.weights_in_use = FrozenCasts(clip).applied
+    accelerations.prepare(clip)
     return {"reference": reference, "fast": clip}
 
 

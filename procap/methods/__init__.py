@@ -30,7 +30,7 @@ METHODS: dict[str, str] = {
     "probe": "procap.methods.probe:LinearProbe",
     "ncm": "procap.methods.probe:NearestMean",
     "tipadapter": "procap.methods.tipadapter:TipAdapter",
-    "tipadapterf": "procap.methods.tipadapter:TipAdapterF",
+    "tipadapterf": "procap.methods.tipadapterf:TipAdapterF",
     "clipadapter": "procap.methods.clipadapter:ClipAdapter",
     "taskres": "procap.methods.taskres:TaskRes",
     "lppp": "procap.methods.lppp:LPPP",

@@ -24,7 +24,7 @@ from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.methods.prompts import ClassPrompts, template_prompts
 from procap.packing import PromptSet
-from procap.parallel import ClassShares, Communicator, gather_batch
+from procap.parallel import ClassShares, Communicator, gather_batch, overlapped
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -99,6 +99,7 @@ class Method(nn.Module):
     varying_rows: names of tensors whose first dimension depends on the training, such as on its number of images.
     training_images: the training images, None outside of training.
     teacher_classifier: that of the finished run that the option `teacher` names, in training.
+    cycles: equal parts of a training, in each of which the learning rate per epoch falls.
     """
 
     Options: ClassVar[type[MethodOptions]] = MethodOptions
@@ -120,6 +121,7 @@ class Method(nn.Module):
     varying_rows: ClassVar[tuple[str, ...]] = ()
     class_ids: Tensor
     class_reference: Tensor | None
+    cycles: int = 1
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
         """Initialise the parameters from `generator` (on the CPU) alone.
@@ -236,11 +238,6 @@ class Method(nn.Module):
         A new method is in the last stage, so that loading the weights of a finished training is enough.
         """
 
-    @property
-    def cycles(self) -> int:
-        """How many equal parts a training has, in each of which the learning rate per epoch falls."""
-        return 1
-
     def begin_epoch(self, epoch: int, rate: float, recipe: Recipe) -> bool:
         """Prepare the steps of `epoch` (0-based), also in a resumed run; returns whether their work has changed."""
         return False
@@ -266,8 +263,9 @@ class Method(nn.Module):
         return ""
 
     def initial_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the learned tensors that a training starts from, made from those of a finished run."""
-        return dict(tensors)
+        """Return the learned tensors that a training starts from: a finished run's, and its own in `varying_rows`."""
+        state = self.state_dict()
+        return {**tensors, **{name: state[name] for name in self.varying_rows if name in state}}
 
     def extend_batch(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Add training images to a batch before a step; all ranks call this with equal generators.
@@ -309,8 +307,11 @@ class Method(nn.Module):
         """
         prompts = self.prompts
         image_plan, text_plan = self.plans(prompts, noise)
-        image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
-        text = self._encode_classes(prompts.tokenized, text_plan)
+        image, text = overlapped(
+            self.clip.text_stream,
+            lambda: gather_batch(self.group, self.clip.encode_image(images, image_plan)),
+            lambda: self._encode_classes(prompts.tokenized, text_plan),
+        )
         return self.image_adapter(image), self.text_adapter(text)
 
     def _encode_classes(self, prompts: PromptSet, plan: Plan) -> Tensor:

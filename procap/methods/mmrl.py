@@ -25,7 +25,7 @@ from procap.methods.prompts import ClassPrompts, check_blocks
 from procap.parallel import gather_batch
 from procap.plan import Plan, TokenOp
 from procap.recipe import Recipe
-from procap.teacher import image_features, text_bank
+from procap.teacher import text_bank
 from procap.text import LabelSpace
 
 
@@ -133,11 +133,10 @@ class MMRL(Method):
         """Compute both branches' cross-entropies and the distances of both modalities to the frozen features."""
         o, prompts, scale = self.options, self.prompts, self.scale()
         image_plan, text_plan = self.plans(prompts, noise)
-        features, rows = self.clip.encode_image_rows(images, image_plan)
-        image = gather_batch(self.group, features)
+        features, rows, frozen = self.clip.encode_image_with_frozen(images, image_plan)
+        image, frozen = gather_batch(self.group, features), gather_batch(self.group, frozen).float()
         represented = gather_batch(self.group, represent(rows, self.projection))
         text = self._encode_classes(prompts.tokenized, text_plan)
-        frozen = gather_batch(self.group, image_features(self.clip, images))
         frozen_text = self.constant("text", lambda: text_bank(self.clip, self.space, [self.space.template]))
         return {
             "ce": o.alpha * F.cross_entropy(cosine_logits(image, text, scale), labels),

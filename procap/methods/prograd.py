@@ -21,9 +21,8 @@ from procap.errors import UsageError
 from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
 from procap.methods.method import Noise, PublicLayout
 from procap.methods.prompts import phrase_tokens
-from procap.parallel import gather_batch
 from procap.recipe import Recipe
-from procap.teacher import image_features, text_bank
+from procap.teacher import text_bank
 
 TEMPLATES = {
     "oxford-pets": "a type of pet, a photo of a {}.", "oxford-flowers": "a type of flower, a photo of a {}.",
@@ -97,8 +96,8 @@ class ProGrad(ContextMethod):
         """Compute the cross-entropies with the labels and with the predictions of zero-shot CLIP."""
         image, text = self.features(images, noise)
         logits, t = cosine_logits(image, text, self.scale()), self.options.temperature
-        teacher_image = gather_batch(self.group, image_features(self.clip, images))
-        teacher = cosine_logits(teacher_image, self.constant("teacher", self.teacher), self.scale())
+        # The image tower is CLIP's own in both.
+        teacher = cosine_logits(image, self.constant("teacher", self.teacher), self.scale())
         return {
             "ce": F.cross_entropy(logits, labels),
             "kl": F.cross_entropy(logits / t, (teacher / t).softmax(dim=1)) * t**2,

@@ -9,7 +9,6 @@ Shapes: B images, C classes, R reference images, N parameters, M samples, E join
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -20,10 +19,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from procap.classifier import AveragedClassifier, Classifier, cosine_logits, unit
 from procap.clip import CLIP
+from procap.losses import mmd
 from procap.methods.maple import MaPLe, MaPLeOptions
 from procap.methods.method import Noise
-from procap.parallel import gather_batch
-from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -53,32 +51,25 @@ class ReBaPL(MaPLe):
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ReBaPLOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
+        self.cycles = options.samples
         # Until `build_method` moves them all, some parameters are on the device of `clip` and others on the CPU.
         self.register_buffer("samples", torch.zeros(0, sum(parameter.numel() for parameter in self.parameters())))
         self._seed = int(torch.randint(2**62, (), generator=generator))
         self._noise, self._images, self._past = 0.0, torch.empty(0), torch.empty(0)
-
-    @property
-    def cycles(self) -> int:
-        return self.options.samples
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 0.002, one image per step, 15 epochs, for every task and data set."""
         return Recipe(optimizer="sgd", lr=0.002, epochs=15, batch_size=1)
 
-    def initial_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {**tensors, "samples": self.samples}
-
     def begin_epoch(self, epoch: int, rate: float, recipe: Recipe) -> bool:
         """Set the noise of the epoch, which only SGD has, and compute the features of the sample before."""
-        pool, o = self.training_images, self.options
+        pool, o, cycle = self.training_images, self.options, max(1, recipe.epochs // self.cycles)
         assert pool is not None
-        cycle, before = max(1, recipe.epochs // o.samples), (self._noise > 0, len(self._past))
-        is_noisy = recipe.optimizer == "sgd" and epoch % cycle >= cycle - o.noisy_epochs
+        position, first_noisy = epoch % cycle, max(0, cycle - o.noisy_epochs)
+        is_noisy = recipe.optimizer == "sgd" and position >= first_noisy
         self._noise = o.temperature * (2 * rate * recipe.momentum) ** 0.5 / len(pool.labels) if is_noisy else 0.0
-        is_new = len(self.samples) > 0 and (epoch % cycle == 0 or not len(self._past))
-        if is_new:
+        if len(self.samples) and (not position or not len(self._past)):
             draws = torch.Generator().manual_seed(self._seed)
             chosen = torch.randperm(len(pool.labels), generator=draws)[: o.references].tolist()
             self._images = torch.stack([pool.image(i, draws) for i in chosen]).to(self.clip.device)
@@ -86,12 +77,11 @@ class ReBaPL(MaPLe):
                 image_plan, text_plan = self._sampled(self.samples[-1]).plans(self.prompts)
                 text = self.clip.encode_text(self.prompts.tokenized, text_plan)
                 self._past = torch.cat([unit(self.clip.encode_image(self._images, image_plan)), unit(text)])
-        return is_new or before != (self._noise > 0, len(self._past))
+        return position in (0, first_noisy)
 
     def end_epoch(self, epoch: int, recipe: Recipe) -> None:
         """Keep the weights at the end of a cycle."""
-        most = self.options.samples
-        if (epoch + 1) % max(1, recipe.epochs // most) == 0 and len(self.samples) < most:
+        if (epoch + 1) % max(1, recipe.epochs // self.cycles) == 0 and len(self.samples) < self.cycles:
             self.samples = torch.cat([self.samples, parameters_to_vector(self.parameters()).detach()[None]])
 
     def draw(self, generator: torch.Generator) -> Noise:
@@ -104,9 +94,7 @@ class ReBaPL(MaPLe):
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy and, from the second cycle on, the repulsion from the sample before."""
-        image_plan, text_plan = self.plans(self.prompts)
-        image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
-        text = self._encode_classes(self.prompts.tokenized, text_plan)
+        o, (image, text) = self.options, self.features(images, noise)
         terms = {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
         for drawn in noise:
             if drawn.is_floating_point():
@@ -115,15 +103,14 @@ class ReBaPL(MaPLe):
                 terms["ce"] = terms["ce"] + (shift - shift.detach())
             else:
                 # A cycle starts at the sample: float32 would round away a distance near 0, which is divided by.
-                now, past = self._features(drawn, text, image_plan).double(), self._past[drawn].double()
-                is_mmd = self.options.distance == "mmd"
-                distance = mmd(now, past) if is_mmd else F.mse_loss(now, past, reduction="sum") / len(now)
-                terms["repulsion"] = (self.options.repulsion / (distance + 1e-6)).float()
+                now, past = self._features(drawn, text).double(), self._past[drawn].double()
+                distance = mmd(now, past) if o.distance == "mmd" else (now - past).square().sum(dim=1).mean()
+                terms["repulsion"] = (o.repulsion / (distance + 1e-6)).float()
         return terms
 
-    def _features(self, rows: Tensor, text: Tensor, image_plan: Plan) -> Tensor:
+    def _features(self, rows: Tensor, text: Tensor) -> Tensor:
         """Return `rows` [K] of the features [R + C, E] of the reference images and of the classes, normalised."""
-        references = len(self._images)
+        references, image_plan = len(self._images), self.plans(self.prompts)[0]
         # K images in every step, however many of the rows are classes, so that the step can be captured as a graph.
         image = self.clip.encode_image(self._images[rows.clamp(max=references - 1)], image_plan)
         return torch.where((rows < references)[:, None], unit(image), unit(text[(rows - references).clamp(min=0)]))
@@ -138,10 +125,3 @@ class ReBaPL(MaPLe):
         twin._parameters, twin._modules = copy.deepcopy((self._parameters, self._modules))
         vector_to_parameters(sample, twin.parameters())
         return twin
-
-
-def mmd(now: Tensor, past: Tensor) -> Tensor:
-    """Compute the squared maximum mean discrepancy of rows [K, E] under a Gaussian kernel of bandwidth 1."""
-    pairs = ((now, now), (past, past), (now, past))
-    same, other, cross = ((-(a[:, None] - b).square().sum(dim=2) / 2).exp().mean() for a, b in pairs)
-    return same + other - 2 * cross

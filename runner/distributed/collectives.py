@@ -81,6 +81,12 @@ class ProcessGroup:
         parts = self.gather(padded).split(most)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
+    def average(self, values: Tensor) -> None:
+        """Replace `values` by their mean over the ranks."""
+        if self.size > 1:
+            # Divided first, as DDP does, so that both give the same bits.
+            dist.all_reduce(values.div_(self.size))
+
     def all_gather_object(self, value: T) -> list[T]:
         """Gather `value` of every rank to every rank, in order of the ranks."""
         if self.size == 1:

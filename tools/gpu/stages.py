@@ -195,11 +195,11 @@ def list_runs(study: Study) -> Iterator[Part]:
 
 def list_accelerations(study: Study) -> Iterator[Part]:
     """A training step with each acceleration alone, without any, and with optional ones on top of all."""
-    ways = ["off"]
+    ways, alone = ["off"], [name for name in OPTIONAL if name != "ranks"]
     if study.on_gpu:
-        ways += ["compile", "graphs", "compile,graphs", *(f"compile,graphs,{name}" for name in OPTIONAL)]
+        ways += ["compile", "graphs", "compile,graphs", *(f"compile,graphs,{name}" for name in alone)]
     else:
-        ways += OPTIONAL
+        ways += alone
     sizes = ((5, 4),) if study.quick else ((51, 4), (102, 32))
     for method, (classes, batch), way in product(("procap", "maple"), sizes, ways):
         size = Size("train", classes, batch, "bf16")
