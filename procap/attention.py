@@ -59,6 +59,7 @@ class AttentionPattern:
             # Fused kernels need contiguous keys per sequence; the copy costs about 1 % of a linear layer.
             padding = kv.new_zeros(items, self.groups, self.padding, kv.shape[-1])
             group_kv = torch.cat([prefix_kv[:, None].expand(-1, self.groups, -1, -1), group_kv, padding], dim=2)
+        # The batch of attention is item by item, each with its G groups, so the masks of the groups repeat per item.
         mask = self.mask if items == 1 else self.mask.repeat(items, 1, 1, 1)
         group_q = group_q.unflatten(1, (self.groups, -1)).flatten(0, 1)
         mixed = attend(group_q, group_kv.flatten(0, 1), heads, mask).reshape(items, -1, q.shape[-1])
@@ -77,6 +78,7 @@ CAUSAL = AttentionPattern(causal=True)
 def attend(q: Tensor, kv: Tensor, heads: int, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """Compute multi-head attention of q [N, Q, D] to kv [N, L, 2 D]; returns [N, Q, D]."""
     k, v = kv.chunk(2, dim=-1)
+    # Each [N, H, rows, D / H].
     q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
     mask = None if mask is None else mask.to(q.dtype)
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal).transpose(1, 2).flatten(2)
@@ -91,6 +93,7 @@ def on_live_rows(function: RowMap, x: Tensor, live: slice | None) -> Tensor:
         return function(x)
     with torch.no_grad():
         constant = function(x)
+    # The live rows are computed twice: `constant` has them without a graph, and they replace it.
     return constant.slice_scatter(function(x[:, live]), 1, live.start, live.stop)
 
 
@@ -146,6 +149,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = heads
         self.width = width
+        # The rows are those of queries, then of keys, then of values, `width` of each.
         self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
         self.in_proj_bias = nn.Parameter(torch.empty(3 * width))
         self.out_proj = nn.Linear(width, width)
@@ -208,9 +212,11 @@ class Block(nn.Module):
         rows = self.ln_1(x)
         qkv = self.attn.queries_keys_values(rows) + branch.queries_keys_values(rows)
         q, kv = qkv.split([self.attn.width, 2 * self.attn.width], dim=-1)
+        # Rows are selected after the projections, because dropout numbers the rows of the whole sequence.
         if read is not None:
             q, x = read(q), read(x)
         mixed = pattern.apply(q, kv, self.attn.heads)
+        # `after_attention` adds the output projection to x before the MLP, so the branch of that projection joins x.
         return self.after_attention(x + branch.output(mixed, rows, read), mixed, folded)
 
     def before_attention(self, x: Tensor) -> Tensor:

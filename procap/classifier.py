@@ -79,6 +79,7 @@ class HeadClassifier(Classifier):
     ) -> None:
         """head: maps features [B, E], not normalised, to logits [B, C] in float32; a copy is kept."""
         self.clip, self.image_plan, self.num_classes = clip, image_plan.snapshot(), num_classes
+        # A partial is copied with its tensors; callers disable gradients, because a tensor with a graph has no copy.
         self.head = copy.deepcopy(head)
         if isinstance(self.head, nn.Module):
             self.head.eval()
@@ -96,9 +97,11 @@ class AveragedClassifier(Classifier):
 
     def __init__(self, members: Sequence[Classifier], *, probabilities: bool) -> None:
         self.members, self.probabilities = members, probabilities
+        # Pictures and exports read `image_plan`, which is one tower's only: the last member's, ReBaPL's newest sample.
         self.clip, self.image_plan, self.num_classes = members[0].clip, members[-1].image_plan, members[0].num_classes
 
     def encode(self, images: Tensor) -> Tensor:
+        # [B, S, E] for S members: the images stay in front.
         return torch.stack([member.encode(images) for member in self.members], dim=1)
 
     def logits(self, features: Tensor) -> Tensor:

@@ -65,6 +65,7 @@ class CLIP(nn.Module):
         self.visual = cast(VisionTower, visual or VisionTower(geometry))
         self.text = cast(TextTower, text or TextTower(geometry))
         self.logit_scale = nn.Parameter(torch.empty(()))
+        # A buffer that is None is not in the state dict; `from_state` adds it for models trained with a sigmoid.
         self.register_buffer("logit_bias", None)
         self._digest = ""
 
@@ -79,6 +80,7 @@ class CLIP(nn.Module):
             clip = cls(geometry, **about)  # type: ignore[arg-type]
             if "logit_bias" in state:
                 clip.logit_bias = torch.empty(())
+        # Frozen towers of open_clip have their weights already: only what is still on the meta device is missing.
         expected = {name: weight for name, weight in clip.state_dict().items() if weight.is_meta}
         if problems := describe_differences(expected, state):
             raise ValueError("; ".join(problems))
@@ -119,6 +121,7 @@ class CLIP(nn.Module):
         """Encode images [B, 3, H, W] to features [B, E], not normalised."""
         with self.weights_in_use():
             features = self.visual(images, plan, self.optimized)
+        # A `FrozenTower` returns features alone, a `VisionTower` also the rows of `read_op`.
         return features if isinstance(features, Tensor) else features[0]
 
     def encode_image_rows(self, images: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -168,6 +171,7 @@ class CLIP(nn.Module):
         """
         if isinstance(self.text, FrozenTower):
             return []
+        # Without the start token, padding (0), and the end token, which has the largest id.
         spelled = [set(row) - {0, max(row)} for row in self.tokenize(names)[:, 1:].tolist()]
         # Add ten rare tokens: all unknown tokens share one embedding, so even a single one has an equal.
         used = torch.tensor(sorted(set(range(47000, 47010)).union(*spelled)), device=self.device)
@@ -180,6 +184,7 @@ class CLIP(nn.Module):
         """Return sixteen hexadecimal digits of a SHA-256 over the geometry and every weight, computed once."""
         if self._digest:
             return self._digest
+        # A new field of `Geometry` changes every digest, by which finished runs recognise their backbone.
         sha = hashlib.sha256(repr(self.geometry).encode())
         for name, weight in sorted(self.state_dict().items()):
             sha.update(name.encode())
@@ -218,6 +223,7 @@ def _initial(name: str, like: Tensor, geometry: Geometry, generator: torch.Gener
     layers = geometry.vision_layers if vision else geometry.text_layers
     if name.endswith("token_embedding.weight"):
         std = 0.02
+    # Smaller by the root of the number of residual additions, two per block.
     elif name.endswith(("out_proj.weight", "c_proj.weight")):
         std = (2 * layers * width) ** -0.5
     elif name.endswith("c_fc.weight"):

@@ -40,6 +40,8 @@ class CrossAttention(nn.Module):
         self.key = linear(other, inner, generator, bias=False)
         self.value = linear(other, inner, generator)
         self.output = linear(inner, width, generator)
+        # Drawn before it becomes zero, so that this option changes no other initial value. While it is zero, queries,
+        # keys and values get no gradient: in the first step only the output projection learns.
         if zero_output:
             nn.init.zeros_(self.output.weight)
             nn.init.zeros_(self.output.bias)
@@ -50,6 +52,8 @@ class CrossAttention(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Update rows x [P, Dq] from rows y [P, Dk]; returns [P, Dq]."""
+        # Section 3.2 has a residual update "with normalization", Algorithm 1 (lines 12 and 13) has no norm.
+        # In the direction of the text y is W_p V, so `norm_other` acts after W_p.
         if self.norm == "pre":
             return x + self.attend(self.norm_query(x), self.norm_other(y))
         updated = x + self.attend(x, y)
@@ -62,4 +66,5 @@ class CrossAttention(nn.Module):
             projected.unflatten(-1, (self.heads, -1)).transpose(0, 1)[None]
             for projected in (self.query(x), self.key(y), self.value(y))
         )
+        # From [1, H, P, inner / H] back to [P, inner].
         return self.output(F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1))

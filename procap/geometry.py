@@ -21,6 +21,7 @@ class Geometry:
     vocab_size: int
     embed_dim: int
     quick_gelu: bool
+    # 0 stands for four times the width, CLIP's own ratio.
     vision_mlp: int = 0
     text_mlp: int = 0
 

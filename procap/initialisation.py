@@ -18,6 +18,7 @@ def linear(inputs: int, outputs: int, generator: torch.Generator, bias: bool = T
     # A layer on the meta device draws nothing, as with `nn.utils.skip_init`, which takes 0.4 s to import sympy.
     layer = nn.Linear(inputs, outputs, bias=bias, device="meta")
     for name, parameter in layer.named_parameters():
+        # This is the bound of kaiming_uniform_ with a = sqrt(5), torch's default for weights, and that of biases.
         values = torch.empty(parameter.shape).uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
         setattr(layer, name, nn.Parameter(values))
     return layer

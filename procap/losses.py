@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def info_nce(image: Tensor, text: Tensor, labels: Tensor, log_temperature: Tensor) -> Tensor:
-    """Compute the symmetric supervised InfoNCE term of ProCAP (its section on the loss), a scalar.
+    """Compute the symmetric supervised InfoNCE term of ProCAP (section 3.4, equations 7 to 9), a scalar.
 
     image: [B, H] and text: [C, H], both of unit length; labels: [B] int64 in 0..C-1; log_temperature: log of tau_p.
 
@@ -28,6 +28,7 @@ def info_nce(image: Tensor, text: Tensor, labels: Tensor, log_temperature: Tenso
         # The fill is finite because -inf would make the gradient of absent classes NaN instead of zero. Their columns
         # are kept so that shapes are fixed and the host does not wait for the device.
         positives = similarity.masked_fill(~is_label, torch.finfo(similarity.dtype).min)
+        # For each class over the images (dim 0): all positives of a class are in one logarithm.
         deficit = similarity.logsumexp(dim=0) - positives.logsumexp(dim=0)
         class_to_image = torch.where(present, deficit, 0.0).sum() / present.sum()
         return (image_to_class + class_to_image) / 2
@@ -36,15 +37,16 @@ def info_nce(image: Tensor, text: Tensor, labels: Tensor, log_temperature: Tenso
 def kl_to_standard_normal(mu: Tensor, logvar: Tensor) -> Tensor:
     """Sum KL(N(mu, exp(logvar)) || N(0, 1)) over every element of `mu` and `logvar` (same shape); a scalar.
 
-    Pass the log-variance that is sampled from, that is, after clamping.
+    ProCAP's equation 3. Pass the log-variance that is sampled from, that is, after clamping.
     """
     with torch.autocast(mu.device.type, enabled=False):
         mu, logvar = mu.float(), logvar.float()
+        # Half the squared mean is part of it: at the paper's weights this outweighs `l2` five to one.
         return 0.5 * (logvar.exp() + mu.square() - 1 - logvar).sum()
 
 
 def l2(mu: Tensor) -> Tensor:
-    """Sum the squared norm of `mu` [..., P, D] over all tokens; a scalar."""
+    """Sum the squared norm of `mu` [..., P, D] over all tokens, ProCAP's equation 4; a scalar."""
     with torch.autocast(mu.device.type, enabled=False):
         return mu.float().square().sum()
 
@@ -52,5 +54,6 @@ def l2(mu: Tensor) -> Tensor:
 def mmd(now: Tensor, past: Tensor) -> Tensor:
     """Compute the squared maximum mean discrepancy of rows [K, E] under a Gaussian kernel of bandwidth 1."""
     pairs = ((now, now), (past, past), (now, past))
+    # The means include the diagonals, and no root is taken, as in ReBaPL's public code; memory is K x K x E.
     same, other, cross = ((-(a[:, None] - b).square().sum(dim=2) / 2).exp().mean() for a, b in pairs)
     return same + other - 2 * cross

@@ -43,10 +43,12 @@ class Dropout:
         # Rows are numbered up to 2^10 and columns up to 2^12; two rounds mix the item with the seed first.
         keys = _mix(_mix(numbers.int() + self.seed.int()) ^ (self.seed >> 31).int())
         cells = torch.arange(rows, device=x.device)[:, None] * 4096 + torch.arange(width, device=x.device)
+        # 0x9E3779B9, 2^32 over the golden ratio, spreads neighbouring cells; products of int32 wrap around.
         return _mix(cells.int() * -1640531527 ^ keys)
 
     def factors(self, words: Tensor, projection: str) -> Tensor:
         """Return what the input of a projection is multiplied by, [N, L, D]: 0 or 1 / (1 - rate)."""
+        # The shift fills negative words with ones from above, which the mask removes.
         byte = words >> 8 * PROJECTIONS.index(projection) & STEPS - 1
         return (byte >= round(self.rate * STEPS)).float() / (1 - round(self.rate * STEPS) / STEPS)
 
@@ -82,6 +84,7 @@ class LowRank:
 
         like: any tensor [N, L, D].
         """
+        # Masks depend on the row's number in the sequence, so they are made for all L rows before some are read.
         factors = self.dropout_factors(like, ("o",)).get("o")
         return self._branch("o", mixed, factors if read is None or factors is None else read(factors))
 

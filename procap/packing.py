@@ -88,6 +88,7 @@ class PackedSequence(SequenceStates):
         placement = self.layout.placements[index]
         x, sets, width = self.x, len(self.x), self.x.shape[-1]
         tokens = op.tokens.to(x.dtype)
+        # [S, P, D] for token sets, else [1, P, D], or [1, C P, D] with one set per prompt.
         tokens = tokens.squeeze(1) if tokens.dim() == 4 else tokens.reshape(1, -1, width)
         shared = tokens[:, : placement.shared].expand(sets, -1, -1)
         if placement.insert:
@@ -141,6 +142,7 @@ class PromptSet:
 
         key_multiple: the keys of each group are padded to a multiple of it.
         """
+        # The form of the operations alone, no values: a training step with new tokens reuses the layout.
         form = tuple((op.layer, op.mode, op.start, op.tokens.dim(), op.tokens.shape[-2]) for op in plan.tokens)
         key = (form, layers, context, key_multiple)
         if key not in self._layouts:
@@ -176,6 +178,7 @@ class Rows:
     @classmethod
     def deal(cls, counts: list[int]) -> Rows:
         """Deal prompts of `counts` rows to groups."""
+        # Attention costs about L x GROUP_ROWS scores instead of L x L.
         groups = fill_groups(counts, max(1, -(-sum(counts) // GROUP_ROWS)))
         size = max(sum(counts[prompt] for prompt in group) for group in groups)
         offsets = [0] * len(counts)
@@ -194,7 +197,9 @@ def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int, key_mult
     """Lay out prompts for a plan over `layers` blocks; None for a plan that packing does not cover."""
     # The picture at the top of this file shows a layout: the prefix, then groups of whole prompts.
     added = sum(op.tokens.shape[-2] for op in plan.tokens if op.mode == "insert" and op.layer == INPUT)
+    # The sort is stable, so operations of one layer keep the order of the plan.
     shared = _shared_columns(prompts, sorted(plan.tokens, key=lambda op: op.layer))
+    # A prompt that may be too long is left to `TextTower._fit`, which raises UserError.
     if shared is None or max(prompts.lengths) + added > context:
         return None
     # Each prompt keeps the rows behind the shared ones, up to its end token: later rows are read by no other row.
@@ -242,6 +247,7 @@ def _place_operations(
         for index, op in enumerate(plan.tokens):
             if op.layer != layer:
                 continue
+            # An insertion behind the prefix would move rows of single prompts, whose offsets stay in all layers.
             if op.mode == "insert" and (op.start > prefix or op.tokens.dim() == 3):
                 return None
             placements[index] = _place(op, prefix, rows, device)
@@ -349,6 +355,7 @@ def _owners(rows: Rows) -> Tensor:
 def _mask(owners: Tensor, prefix: int) -> Tensor:
     """Return the mask of a pattern with `prefix` rows before the groups: zero to attend, minus infinity not to."""
     # Rows of one prompt follow each other, so within a prompt the lower triangle is its causal order.
+    # Padding (-1) attends to itself, because a row that attends to nothing would be NaN.
     allowed = (owners[:, :, None] == owners[:, None, :]).tril()
     allowed = torch.nn.functional.pad(allowed, (prefix, 0), value=True)
     if len(owners) == 1:

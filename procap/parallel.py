@@ -61,6 +61,7 @@ def gather_batch(group: Communicator | None, rows: Tensor) -> Tensor:
 
 def overlapped(stream: torch.cuda.Stream | None, images: Compute, classes: Compute) -> tuple[Tensor, Tensor]:
     """Compute both, the second on `stream` if there is one; autograd does the same in the backward pass."""
+    # Both may gather over the processes, and the branches do so in opposite orders: all must take the same one.
     if stream is None:
         return images(), classes()
     current = torch.cuda.current_stream(stream.device)
@@ -83,6 +84,7 @@ class ClassShares:
     @staticmethod
     def are_worthwhile(classes: int, group: Communicator | None) -> bool:
         """Whether sharing the classes saves more than the message costs."""
+        # An empty share of prompts cannot be laid out, so every process needs a class.
         return group is not None and classes >= max(SHARED_FROM, group.size)
 
     def select(self, prompts: PromptSet, plan: Plan) -> tuple[PromptSet, Plan]:

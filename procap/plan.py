@@ -99,6 +99,7 @@ class Plan:
 
     def part(self, items: slice, sets: slice = slice(None)) -> Plan:
         """Restrict the plan to some of the images or prompts of the tower's batch, and to some token sets."""
+        # By the dimensions of an operation's tokens: for all items, one set per item, or token sets.
         chosen = {2: slice(None), 3: items, 4: sets}
         branches = {layer: branch.part(items.start) for layer, branch in self.branches.items()}
         return replace(self, branches=branches).with_tokens(op.tokens[chosen[op.tokens.dim()]] for op in self.tokens)
@@ -115,6 +116,7 @@ class Plan:
 
     def snapshot(self) -> Plan:
         """Return a copy for inference that training does not change."""
+        # Without branches: they are for training, and in inference `weights` contain them.
         return Plan(
             tuple(replace(op, tokens=op.tokens.detach().clone()) for op in self.tokens),
             {layer: copy.deepcopy(adapter).requires_grad_(False) for layer, adapter in self.adapters.items()},
@@ -139,6 +141,7 @@ def apply_op(x: Tensor, op: TokenOp) -> Tensor:
     end = start + count if op.mode == "replace" else start
     if not 0 <= start <= end <= x.shape[1]:
         raise ValueError(f"{op.mode} of {count} tokens at row {op.start} does not fit a sequence of {x.shape[1]} rows")
+    # Out of place, because `x` can be states of the frozen tower that other passes read as well.
     if op.mode == "replace":
         return x.slice_scatter(blend(tokens, x[:, start:end], op.share), 1, start, end)
     return torch.cat([x[:, :start], tokens, x[:, end:]], dim=1)
@@ -237,6 +240,7 @@ class TokenSequence(SequenceStates):
         earlier = torch.arange(self.x.shape[1], device=row.device) <= row[:, None]
         mask = torch.zeros_like(earlier, dtype=torch.float32).masked_fill(~earlier, float("-inf"))
         batch = torch.arange(len(row), device=row.device)
+        # [N, 1, 1, L]: the single query of an item has one mask for all heads.
         return AttentionPattern(mask=mask[:, None, None]), lambda x: x[batch, row][:, None]
 
     def _apply(self, index: int, op: TokenOp) -> Self:
@@ -245,6 +249,7 @@ class TokenSequence(SequenceStates):
         grown = x.shape[1] - self.x.shape[1]
         rows = slice(start, start + op.tokens.shape[-2])
         op_rows = {other: shift_rows(each, start, grown) for other, each in self.op_rows.items()} | {index: rows}
+        # A number or a tensor [N]: the comparison counts as 0 or 1 in both.
         read_out = self.read_out + grown * (self.read_out >= start)
         live = live_rows(self.x, self.live, op, rows, grown)
         return replace(self, x=x, read_out=read_out, op_rows=op_rows, live=live)
@@ -253,6 +258,7 @@ class TokenSequence(SequenceStates):
 def call_with(module: nn.Module, name: str, weights: Mapping[str, Tensor], *arguments: Any) -> Any:
     """Call `module`, the part `name` of a tower, with those of `weights` that belong to it in place of its own."""
     replaced = {key.removeprefix(f"{name}."): weight for key, weight in weights.items() if key.startswith(f"{name}.")}
+    # Weights are replaced for this call alone, because all methods share the tower.
     return functional_call(module, replaced, arguments) if replaced else module(*arguments)
 
 

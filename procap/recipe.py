@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 MOST_DEVIATIONS = 30
-"""Farther from the mean, the weight of an epoch in a Gaussian average is zero in float64."""
+"""Most deviations between the mean of a Gaussian average and the nearest epoch: from 39 on weights are 0 in float64."""
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -103,9 +103,11 @@ def epoch_rate(recipe: Recipe, epoch: int, cycles: int = 1) -> float:
     """
     warm = 0 if recipe.warmup == "none" else recipe.warmup_epochs
     if epoch < warm:
+        # Dassl's linear warm-up starts at `warmup_lr` as well; the first epoch after it has the full rate.
         if recipe.warmup == "constant" or epoch == 0:
             return recipe.warmup_lr
         return recipe.lr * epoch / warm
+    # The warm-up delays restarts, as in ReBaPL's public code: a later cycle begins with an epoch at the lowest rate.
     cycle = max(1, recipe.epochs // cycles)
     return 0.5 * recipe.lr * (1 + math.cos(math.pi * ((epoch - warm) % cycle) / cycle))
 
@@ -129,6 +131,7 @@ def step_rate(recipe: Recipe, step: int, steps: int, warm: int = 0) -> float:
     """
     if step < warm:
         return recipe.lr * (step + 1) / warm
+    # As by torch's CosineAnnealingLR, the last step is still one step short of `min_lr`.
     return recipe.min_lr + 0.5 * (recipe.lr - recipe.min_lr) * (1 + math.cos(math.pi * (step - warm) / (steps - warm)))
 
 

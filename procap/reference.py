@@ -60,9 +60,11 @@ def encode_text(clip: CLIP, ids: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
     weights = dict(tower.named_parameters()) | dict(plan.weights)
     ids = F.pad(ids, (0, context - ids.shape[1]))
     rows = list(enumerate(tower.token_embedding.weight[ids].unbind(dim=1)))
+    # Insertions push padding beyond the context, where there are no positions.
     rows = _splice(rows, plan, INPUT)[:context]
     rows = [(label, state + tower.positional_embedding[index]) for index, (label, state) in enumerate(rows)]
     rows = _transformer(rows, tower.transformer, weights, clip.geometry.text_heads, plan, causal=True)
+    # Labels are the indices before any operation, so the end token is found where it has moved.
     by_label = dict(rows)
     ends = torch.stack([by_label[int(end)][prompt] for prompt, end in enumerate(ids.argmax(dim=1))])
     return _layer_norm(ends, weights, "ln_final") @ weights["text_projection"]
@@ -158,9 +160,7 @@ def _transformer(
     return rows
 
 
-def _attention(
-    x: Tensor, all_weights: Weights, name: str, heads: int, causal: bool, branch: LowRank | None
-) -> Tensor:
+def _attention(x: Tensor, all_weights: Weights, name: str, heads: int, causal: bool, branch: LowRank | None) -> Tensor:
     weights = all_weights[f"{name}in_proj_weight"].chunk(3)
     biases = all_weights[f"{name}in_proj_bias"].chunk(3)
     q, k, v = (

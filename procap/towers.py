@@ -72,9 +72,7 @@ class Transformer(nn.Module):
             # Only the rows of the last block that are read out are needed: all rows are keys, few are queries.
             if layer == last and not every_row:
                 pattern, select = sequence.read_out_rows(plan.read_op)
-            x = block(
-                sequence.x, pattern, live, select, optimized, plan.adapters.get(layer), plan.branches.get(layer)
-            )
+            x = block(sequence.x, pattern, live, select, optimized, plan.adapters.get(layer), plan.branches.get(layer))
             # Attention has mixed the rows, so from here on all of them may depend on something learned.
             sequence = sequence.with_states(x)
         return sequence
@@ -116,6 +114,7 @@ class VisionTower(nn.Module):
             return *self(images, plan, optimized), self(images, NO_CHANGE, optimized)[0]
         below, above = range(first), range(first, layers)
         with torch.no_grad():
+            # No operation of the plan acts below `first`, so both passes share these states.
             sequence = self.transformer(self._embed(images, plan, True), NO_CHANGE, True, False, below)
             frozen = self.transformer(sequence, NO_CHANGE, True, False, above)
             features = self._read_out(frozen, NO_CHANGE, True)[0]
@@ -153,8 +152,10 @@ class VisionTower(nn.Module):
         images = images.to(weight.dtype)
         if not folded:
             return self.conv1(images).flatten(2).transpose(1, 2)
+        # Pixels beyond the last whole patch are left out, as by the convolution.
         high, wide = (length // size * size for length in images.shape[-2:])
         cells = images[..., :high, :wide].unflatten(3, (-1, size)).unflatten(2, (-1, size))
+        # [B, 3, rows, S, columns, S] to [B, rows x columns, 3 S S] for patches of size S, in the order of the weight.
         return F.linear(cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2), weight.flatten(1))
 
 
@@ -197,9 +198,11 @@ class TextTower(nn.Module):
         def compute() -> Tensor:
             with torch.no_grad():
                 x = self.token_embedding(ids) + self.positional_embedding[: ids.shape[1]]
+                # Nothing is read out below the last block, so that any row will do.
                 sequence = TokenSequence(x, read_out=0, causal=True)
                 return self.transformer(sequence, NO_CHANGE, optimized, False, range(block)).x if block else x
 
+        # The precision is part of the key, because a run can be evaluated at another one than it is trained at.
         states = prompts.constant((self, block, optimized, _cast_type(ids.device.type)), compute)
         sequence = TokenSequence(states[chosen], read_out=ids.argmax(dim=-1)[chosen], causal=True)
         blocks = range(block, len(self.transformer.resblocks))
@@ -232,12 +235,14 @@ class TextTower(nn.Module):
 
         features = []
         for first in range(0, max(sets, 1), sets_at_once):
+            # The tower draws nothing (dropout follows from a seed), so recomputing needs no saved random state.
             chunks = [
                 checkpoint(encode, first, *cut, use_reentrant=False, preserve_rng_state=False)
                 if recompute
                 else encode(first, *cut)
                 for cut in pairwise(cuts)
             ]
+            # Prompts are the last dimension but one, with and without token sets.
             features.append(torch.cat(chunks, dim=-2))
         return torch.cat(features) if sets else features[0]
 
@@ -251,6 +256,7 @@ class TextTower(nn.Module):
         layers = len(self.transformer.resblocks)
         # The last block is never constant: it gives other rows than it gets.
         first = min(plan.first_change(layers), layers - 1)
+        # Inference encodes a set of prompts once, so that kept states would only take memory.
         is_training = torch.is_grad_enabled() and plan.learns and not self.positional_embedding.requires_grad
         if first > 0 and is_training:
             x = self._constant_states(prompts, layout, first).expand(max(sets, 1), -1, -1)
@@ -276,9 +282,11 @@ class TextTower(nn.Module):
             with torch.no_grad():
                 return self.transformer(self._embed(layout, NO_CHANGE), NO_CHANGE, True, False, range(first)).x
 
+        # `prompts` keeps the layout, so its id is not used again.
         return prompts.constant((self, id(layout), first, dtype), compute)
 
     def _encode_padded(self, prompts: PromptSet, plan: Plan, optimized: bool) -> Tensor:
+        # Causal rows do not see later ones, so the columns behind the last end token are left out.
         ids = prompts.ids[:, : prompts.columns] if optimized else prompts.ids
         sequence = TokenSequence(self.token_embedding(ids), read_out=ids.argmax(dim=-1), causal=True).apply(plan, INPUT)
         x = self._fit(sequence) + self.positional_embedding[: sequence.x.shape[1]]
@@ -323,6 +331,7 @@ class FrozenTower(nn.Module):
         if plan:
             raise ValueError("a frozen tower takes no plan")
         ids = inputs.ids if isinstance(inputs, PromptSet) else inputs
+        # `shape[1]` is T for prompts; for images it is 3, the channels, so that a part has 2,730 of them.
         outputs = [self.module(part) for part in ids.split(max(1, CHUNK_ROWS // ids.shape[1]))]
         # CoCa's towers also return the states of all rows.
         return torch.cat([output[0] if isinstance(output, tuple) else output for output in outputs])

@@ -25,4 +25,5 @@ def compile_blocks(clip: CLIP, backend: str = "inductor") -> None:
     torch._dynamo.config.recompile_limit = max(MAX_PROGRAMS, torch._dynamo.config.recompile_limit)
     for block in (module for module in clip.modules() if isinstance(module, Block)):
         for part in ("before_attention", "after_attention"):
+            # Set on the block, not on its class: other models in the process stay plain.
             setattr(block, part, torch.compile(getattr(block, part), dynamic=True, backend=backend))

@@ -38,10 +38,12 @@ class FrozenCasts:
                 module._parameters[name] = cast  # type: ignore[assignment]
             yield
         finally:
+            # Also after an error, because all methods of the process share these modules.
             for module, name, weight, _ in self._casts:
                 module._parameters[name] = weight  # type: ignore[assignment]
 
     def _cast(self, dtype: torch.dtype) -> Iterator[tuple[nn.Module, str, Tensor, Tensor]]:
+        # The first use can be an evaluation, and training cannot use tensors made in inference mode.
         with torch.inference_mode(False):
             for block in (module for module in self._clip.modules() if isinstance(module, Block)):
                 attention, mlp = block.attn, block.mlp

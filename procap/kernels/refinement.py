@@ -58,6 +58,7 @@ def uses_kernels(v: Tensor, t: Tensor, projection: nn.Linear, vision: nn.Module,
 def eager_level(
     v: Tensor, t: Tensor, projection: nn.Linear, vision: CrossAttention, text: CrossAttention
 ) -> tuple[Tensor, Tensor]:
+    # Lines 11 to 13 of Algorithm 1: both directions read v and t of the level below.
     return vision(v, t), text(t, projection(v))
 
 
@@ -65,6 +66,7 @@ def fused_level(
     v: Tensor, t: Tensor, projection: nn.Linear, vision: CrossAttention, text: CrossAttention
 ) -> tuple[Tensor, Tensor]:
     """Compute a level with the kernels; a LayerNorm after the residual runs in torch, one kernel per direction."""
+    # Without norms of the inputs the kernels do not read `eps`.
     eps = vision.norm_query.eps if vision.norm == "pre" else 0.0
     weights = projection.weight, projection.bias, *parameters(vision), *parameters(text)
     new_v, new_t = FusedLevel.apply(vision.heads, eps, v.contiguous(), t.contiguous(), *weights)
@@ -110,5 +112,6 @@ def _group(weights: Sequence[Tensor]) -> tuple[Sequence[Tensor], Direction, Dire
     """Divide the tensors of a level into those of the projection, and of either direction."""
     from procap.kernels.launch import Direction
 
+    # Two tensors of W_p, then equally many of either direction.
     middle = 1 + len(weights) // 2
     return weights[:2], Direction(*weights[2:middle]), Direction(*weights[middle:])

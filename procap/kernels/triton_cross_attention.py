@@ -16,8 +16,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# --- rows and their norm ----------------------------------------------------------------------------------------------
-
 
 @triton.jit
 def _load(x, i, k, P: tl.constexpr, K: tl.constexpr):
@@ -78,14 +76,12 @@ def _norm_backward(ga, gb, x, scale, i, c, P: tl.constexpr, K: tl.constexpr, K2:
         if gb is not None:
             inner += _load(gb, i, k, P, K)
         inner *= _load_vector(scale, k, K)[None, :]
+        # dx = (g s - mean(g s) - hat mean(g s hat)) / deviation, where s is the scale and hat the normalised row.
         mean_g = tl.sum(inner, axis=1) / K
         mean_gx = tl.sum(inner * (rows - mean[:, None]), axis=1) * rstd / K
         hat = (_load(x, i, c, P, K) - mean[:, None]) * rstd[:, None]
         dx = g * _load_vector(scale, c, K)[None, :] - mean_g[:, None] - hat * mean_gx[:, None]
         return dx * rstd[:, None], g * hat, g
-
-
-# --- forward ----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -148,9 +144,6 @@ def attend(
                 y = tl.sum(tl.sum(o[:, None, :, :] * w[None, :, :, :], axis=3), axis=2)
                 y += _load_vector(bias, n, D)[None, :] + _load(x, i, n, P, D)
                 _store(out, i, n, y, P, D)
-
-
-# --- backward ---------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -216,6 +209,7 @@ def project_backward(
                 if dx is not None:
                     _store(dx, i, c, tl.sum(g[:, :, None] * w[None, :, :], axis=1), P, K)
             _store(dweight, n, c, dw, N, K)
+            # All programs of a job have the same sum over the rows; the first one stores it.
             if dbias is not None and tl.program_id(0) == 0:
                 _store_vector(dbias, n, db, N)
 
