@@ -207,8 +207,7 @@ def build_method(
     """Build a method at its initial values, on the device of `clip`, from `seed_generator` (CPU) alone.
 
     Raises UsageError for an unknown name or option, or one that does not fit the towers, and for a method that changes
-    a tower that is no plain transformer; UserError for a class name
-    whose prompt is too long.
+    a tower that is no plain transformer; UserError for a class name whose prompt is too long.
     """
     filled = method_options(name, options)
     check_towers(name, method_class(name).changes, clip.name, clip.plain_towers)

@@ -53,6 +53,8 @@ class AAPL(CoCoOp):
         rank, size = (self.group.rank, self.group.size) if self.group else (0, 1)
         seeds = torch.randint(2**62, (len(labels),), generator=generator).tolist()
         sets = []
+        # Images are this rank's, labels and seeds the global batch's: image i of rank r has number i W + r.
+        # What is drawn for an image so depends on this number alone, whichever rank draws it.
         for image, label, seed in zip(images.cpu(), labels.tolist()[rank::size], seeds[rank::size], strict=True):
             draws = torch.Generator().manual_seed(seed)
             others = pool.labels.unique()
@@ -67,6 +69,7 @@ class AAPL(CoCoOp):
         if images.dim() == 4:
             return {"ce": self.options.ce_weight * super().loss(images, labels, noise)["ce"]}
         features = self.clip.encode_image(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+        # Only the first image classifies; the triplets see the network's shifts, not the context or the classes.
         logits = conditional_logits(
             self.clip, features[:, 0], self.prompts.tokenized, self.context, self.meta_net, self.scale()
         )

@@ -18,6 +18,7 @@ class FeatureAdapter(nn.Sequential):
         """width: E. share: of the bottleneck in the result."""
         hidden = max(1, width // 4)
         down, up = linear(width, hidden, generator, bias=False), linear(hidden, width, generator, bias=False)
+        # A ReLU behind the second layer as well, as in the public code, so the bottleneck subtracts nothing.
         super().__init__(down, nn.ReLU(), up, nn.ReLU())
         self.share = share
 

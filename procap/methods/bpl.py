@@ -58,9 +58,11 @@ class BPL(ContextMethod):
         super().__init__(clip, space, options, generator)
         width = clip.geometry.text_width
         self.mean = nn.Parameter(torch.zeros(1, width))
+        # As in the public code: sigma starts between 1 and 1.65, far above the size of word embeddings.
         self.logvar = nn.Parameter(torch.rand(1, width, generator=generator))
         # Drawn once: the public code draws for every batch, so that its accuracy depends on the batch size.
         noise = torch.randn(options.samples, 1, width, generator=generator)
+        # Not saved, because a loaded run is built from its seed, which draws it again.
         self.register_buffer("inference_noise", noise, persistent=False)
 
     @classmethod
@@ -77,6 +79,7 @@ class BPL(ContextMethod):
         """Add each sampled shift to every context token: one token set for each sample."""
         standard = noise[0] if noise else self.inference_noise
         shifts = self.mean + standard * (self.logvar / 2).exp()
+        # [P, D] and [S, 1, D] make [S, P, D]; the second dimension of [S, 1, P, D] is that of prompts.
         return NO_CHANGE, Plan((TokenOp(INPUT, "replace", (self.context + shifts)[:, None], start=1),))
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
@@ -86,6 +89,7 @@ class BPL(ContextMethod):
         likelihood = logs.gather(2, labels.expand(len(logs), -1)[..., None])[..., 0]
         divergence = (self.logvar.exp() + self.mean.square() - 1 - self.logvar).mean() / 2
         return {
+            # The logarithm of the mean probability, not the mean of logarithms as in the usual bound (public code).
             "ce": (math.log(len(logs)) - likelihood.logsumexp(dim=0)).mean(),
             "kl": self.options.kl_weight * divergence,
         }

@@ -56,6 +56,7 @@ class Factors(nn.ParameterDict):
 
     def branches(self, seed: Tensor | None = None, first: int = 0, step: int = 1) -> dict[int, LowRank]:
         """Return the branches of every block, with dropout if `seed` is given."""
+        # The public code divides by the root of the rank, LoRA by the rank.
         factor, rate = self.options.alpha / self.options.rank**0.5, self.options.dropout
         branches = {}
         for block in self.blocks:
@@ -120,6 +121,7 @@ class CLIPLoRA(Method):
         if not noise:
             return Plan(weights=self.vision.merged(self.clip.visual)), Plan(weights=self.text.merged(self.clip.text))
         [seed] = noise
+        # Image i of this rank has number i * size + rank in the global batch; `Plan.part` numbers prompts.
         rank, size = (self.group.rank, self.group.size) if self.group else (0, 1)
         return (
             Plan(branches=self.vision.branches(seed, rank, size)),

@@ -55,6 +55,7 @@ class CoCoOp(ContextMethod):
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         image = self.clip.encode_image(images)
         logits = conditional_logits(self.clip, image, self.prompts.tokenized, self.context, self.meta_net, self.scale())
+        # Logits are gathered, not features, because the class features belong to single images.
         return {"ce": F.cross_entropy(gather_batch(self.group, logits), labels)}
 
     def classifier(self, space: LabelSpace | None = None) -> CoCoOpClassifier:
@@ -82,6 +83,7 @@ def conditional_logits(
 ) -> Tensor:
     """Compute logits [B, C] of image features [B, E] against `prompts` under each image's own context."""
     image = unit(image)
+    # [B, P, D], one token set per image: B x C prompts pass the text tower.
     shifted = context + meta_net(image)[:, None]
     text = unit(clip.encode_text(prompts, Plan((TokenOp(INPUT, "replace", shifted[:, None], start=1),))))
     with torch.autocast(image.device.type, enabled=False):

@@ -60,6 +60,7 @@ class ContextMethod(Method):
         if not words:
             return normal((n_ctx, self.clip.geometry.text_width), generator)
         tokens = phrase_tokens(self.clip, " ".join(words))
+        # The public code assumes one token per word, and would cut the rest without a message.
         if len(tokens) != n_ctx:
             raise UsageError(
                 f"ctx_init '{self.options.ctx_init}' is {len(tokens)} tokens, not {n_ctx}: use words of one token each"

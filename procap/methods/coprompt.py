@@ -122,6 +122,7 @@ class CoPrompt(MaPLe):
         first, second = images.unbind(dim=1) if images.dim() == 5 else (images, images)
         image, text = self.features(first, noise)
         teacher_image = gather_batch(self.group, image_features(self.clip, second))
+        # The number [1] of the sentence broadcasts over the classes: [C, E].
         teacher_text = self.bank()[noise[0], torch.arange(text.shape[0], device=text.device)]
         return {
             "ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels),

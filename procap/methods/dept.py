@@ -42,6 +42,7 @@ class Decoupled(Method):
     For training classes inference adds both heads' logits; other classes have those of the similarities alone.
     """
 
+    # In place of MaPLe's options for transfer: DePT's scripts have depth 9 for every task.
     published: ClassVar[PublishedOptions] = {}
     options: DePTOptions | DePTMaPLeOptions
 
@@ -63,6 +64,7 @@ class Decoupled(Method):
         """Compute both cross-entropies; the linear head's is over the images and the text features of their classes."""
         image, text = self.features(images, noise)
         with torch.autocast(image.device.type, enabled=False):
+            # Features that are not normalised: first those of the texts [B, E], then those of the images, [2 B, E].
             films = (self.text_film, text.float()[labels]), (self.image_film, image.float())
             rows = torch.cat([film["scale"] * features + film["bias"] for film, features in films])
             linear_loss = F.cross_entropy(self.head(rows), labels.repeat(2))

@@ -56,6 +56,7 @@ class DPC(ContextMethod):
     def __init__(self, clip: CLIP, space: LabelSpace, options: DPCOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
         self.register_buffer("tuned", self.context.detach().clone())
+        # Below 1 only for new classes, in a copy that `classifier` makes.
         self._share = 1.0
 
     @classmethod
@@ -81,6 +82,7 @@ class DPC(ContextMethod):
             tuned = Plan((TokenOp(INPUT, "replace", self.tuned, start=1),))
             text = self.constant("tuned", lambda: self.clip.encode_text(self.prompts.tokenized, tuned))
             similarity = cosine_logits(self.clip.encode_image(images), text, self.scale())
+        # Python's generator, because `choose_negatives` repeats the draws of the public code.
         draws = random.Random(int(torch.randint(2**62, (), generator=generator)))
         chosen = choose_negatives(similarity, labels.tolist(), pool.labels.tolist(), self.options.similar, draws)
         if not chosen:
@@ -90,8 +92,10 @@ class DPC(ContextMethod):
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute both halves of the symmetric cross-entropy between the M images and the texts of their labels."""
+        # `extend_batch` has gathered the images, so that every rank encodes all M.
         image = self.clip.encode_image(images)
         text = self._encode_classes(self.prompts.tokenized, self.plans(self.prompts)[1])
+        # Images of one class have equal texts and are each other's negatives, as in the public code.
         logits = cosine_logits(image, text[labels], self.scale())
         targets = torch.arange(len(labels), device=labels.device)
         halves = {"ce": F.cross_entropy(logits, targets) / 2, "ce_text": F.cross_entropy(logits.t(), targets) / 2}

@@ -24,6 +24,7 @@ from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
+# The public code calls deep tokens of the text tower VPT as well.
 IVLP_NAMES = {
     "tokens.text": "text_encoder.transformer.resblocks.{}.VPT_shallow",
     "tokens.vision": "image_encoder.transformer.resblocks.{}.VPT_shallow",

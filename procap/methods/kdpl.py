@@ -77,9 +77,11 @@ class Distilled(Method):
         teacher = self.teacher_logits(images)
         kept = min(self.options.most_classes, teacher.shape[1])
         chosen = teacher.softmax(dim=1).mean(dim=0).topk(kept).indices
+        # The softmax is over the chosen classes alone, so their probabilities sum to one.
         student = cosine_logits(image, text[chosen], self.scale()).log_softmax(dim=1)
         target = teacher[:, chosen].log_softmax(dim=1)
         return {
+            # KL(teacher || student), then KL(student || teacher); only the student has a gradient.
             "kl_forward": F.kl_div(student, target, reduction="batchmean", log_target=True) / 2,
             "kl_reverse": F.kl_div(target, student, reduction="batchmean", log_target=True) / 2,
         }
@@ -117,6 +119,7 @@ class KDPLMaPLe(Distilled, MaPLe):
 
     Options = KDPLMaPLeOptions
     summary: ClassVar[str] = "KDPL (Mistretta et al. 2024) on MaPLe: learns from a larger CLIP without labels"
+    # In place of MaPLe's options for transfer: KDPL trains MaPLe at depth 9 for every task.
     published: ClassVar[PublishedOptions] = {}
     options: KDPLMaPLeOptions
 

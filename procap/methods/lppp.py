@@ -80,6 +80,7 @@ class LPPP(FeatureMethod):
         image, text = unit(bank.features[:, 0]), self.text(self.space)
         one_hot = F.one_hot(bank.labels, len(text)).float()
         cosines = image @ text.t()
+        # Sums of each class's features, not means, as in the public code.
         self.rows.copy_(one_hot.t() @ image)
         self.alpha.fill_(ALPHA_START * (cosines * one_hot).sum(dim=1).mean())
         lr, lr_alpha = step_sizes(image, cosines)
@@ -100,6 +101,7 @@ class LPPP(FeatureMethod):
                 score = accuracy(self.head(self.space)(bank.val_features), bank.val_labels)
                 if score >= best:
                     best, kept = score, [value.clone() for value in (self.rows, self.bias, self.alpha)]
+        # Without validation images nothing is kept, and the last step counts.
         for parameter, value in zip((self.rows, self.bias, self.alpha), kept, strict=False):
             parameter.copy_(value)
 

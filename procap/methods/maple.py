@@ -81,6 +81,7 @@ class MaPLe(Method):
         deep = list(self.deep_context)
         vision = [self.projection(self.context)]
         vision += [project(tokens) for project, tokens in zip(self.deep_projection, deep, strict=True)]
+        # Not the context of the input: the public code casts all other prompts where it inserts them.
         if self.options.fp16_rounding:
             vision, deep = ([tokens.half().to(tokens.dtype) for tokens in levels] for levels in (vision, deep))
         return deep_plans(self.clip, vision, [self.context, *deep])

@@ -147,6 +147,7 @@ class Method(nn.Module):
     def missing_members(cls) -> list[str]:
         """List what a subclass does not define and cannot do without."""
         needed = ("recipe", "plans")
+        # A static look-up returns the function itself, where `getattr` would bind a class method anew each time.
         return [f"{name}()" for name in needed if getattr_static(cls, name) is vars(Method)[name]]
 
     @property
@@ -162,6 +163,7 @@ class Method(nn.Module):
     @property
     def prompts(self) -> ClassPrompts:
         """The tokenized prompts of the classes trained on, laid out once for all steps."""
+        # `Module.to` replaces buffers: on another device the prompts are laid out again.
         if self._prompts.ids is not self.class_ids:
             self._prompts = replace(self._prompts, ids=self.class_ids, reference=self.class_reference)
         return self._prompts
@@ -173,13 +175,14 @@ class Method(nn.Module):
     def constant(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """Return a tensor that training needs and that never changes; it is computed at the first use."""
         if name not in self._constants:
+            # The first use can be in inference mode, whose tensors no backward pass may keep.
             with torch.inference_mode(False):
                 self._constants[name] = compute()
         return self._constants[name]
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """Return the method's own published recipe for one of `TASKS`."""
+        """Return the method's own published recipe for one of `TASKS`; shots 0 stands for all images."""
         raise NotImplementedError
 
     @classmethod
@@ -312,6 +315,7 @@ class Method(nn.Module):
             lambda: gather_batch(self.group, self.clip.encode_image(images, image_plan)),
             lambda: self._encode_classes(prompts.tokenized, text_plan),
         )
+        # The adapters come behind the gather: all ranks compute the same gradient of them, which their average keeps.
         return self.image_adapter(image), self.text_adapter(text)
 
     def _encode_classes(self, prompts: PromptSet, plan: Plan) -> Tensor:
@@ -346,6 +350,7 @@ class Method(nn.Module):
         known = dict(self.public_layout.names) if self.public_layout else {}
         names = {}
         for name in self.state_dict() if known else ():
+            # With a point at the end, so that "text" does not fit "text_mu".
             ours = max((start for start in known if f"{name}.".startswith(f"{start}.")), key=len)
             rest = name.removeprefix(ours).lstrip(".").replace("/", ".")
             names[name] = known[ours].format(rest, *rest.split("."))

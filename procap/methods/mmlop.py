@@ -91,6 +91,7 @@ class MMLoP(Method):
 
         With g the frozen and p the prompted features, g + (p - g) - mean(p - g) is p - mean(p) + mean(g).
         """
+        # The means are over the classes of the list, so the correction of a class depends on which others are in it.
         text = unit(text)
         if self.options.drift_correction:
             text = unit(text - text.mean(dim=0) + teacher.mean(dim=0))
@@ -105,6 +106,7 @@ class MMLoP(Method):
         teacher_image = gather_batch(self.group, image_features(self.clip, images))
         logits, teacher_logits = cosine_logits(image, text, scale), cosine_logits(teacher_image, teacher, scale)
         log_p, log_q = logits.log_softmax(-1), teacher_logits.log_softmax(-1)
+        # Half of KL(p || q) + KL(q || p).
         kl = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum() / 2
         return {
             "ce": F.cross_entropy(logits, labels),

@@ -123,6 +123,7 @@ class MMRL(Method):
         first, operations = self.options.first_block, []
         for block, tokens in enumerate(later, first + 1):
             operations.append(TokenOp(block, "replace", tokens, start=1, share=self.fresh))
+        # Behind the start token they see no word of a prompt, so that all classes share their rows (`procap.packing`).
         return Plan((TokenOp(first, "insert", inserted, start=1), *operations))
 
     def scale(self) -> Tensor:
@@ -165,6 +166,7 @@ class FusedClassifier(Classifier):
         return torch.stack([features, represent(rows, self.projection)], dim=1)
 
     def logits(self, features: Tensor) -> Tensor:
+        # [B, 2, C]: both branches are compared with the same class features.
         classes, represented = super().logits(features).unbind(dim=1)
         return self.alpha * classes + (1 - self.alpha) * represented
 
@@ -172,4 +174,5 @@ class FusedClassifier(Classifier):
 def represent(rows: Tensor, projection: Tensor) -> Tensor:
     """Project the mean of the tokens' final states [B, P, Dv] to features [B, E]."""
     with torch.autocast(rows.device.type, enabled=False):
+        # `ln_post` has normalised every token, and the mean comes after it, as in the public code.
         return rows.float().mean(dim=1) @ projection

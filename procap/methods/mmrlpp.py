@@ -50,6 +50,7 @@ class SharedProjection(nn.Module):
         self.weight = shared.weight
 
         def draw_down() -> Tensor:
+            # As in the public code, the bound depends on the rank and not on the width.
             return torch.empty(tower_width, rank).uniform_(-(rank**-0.5), rank**-0.5, generator=generator)
 
         self.A = nn.ParameterList(draw_down() for _ in range(blocks))
@@ -58,6 +59,7 @@ class SharedProjection(nn.Module):
 
     def forward(self, tokens: Tensor) -> list[Tensor]:
         factors = zip(self.A, self.B, self.bias, strict=True)
+        # A [D, Q] and B [Q, R] have the names of the public code, the reverse of LoRA's.
         return [tokens @ (self.weight + down @ up).t() + bias for down, up, bias in factors]
 
 

@@ -94,6 +94,7 @@ def regress(features: Tensor, labels: Tensor, classes: int, strength: float) -> 
     """
     from sklearn.linear_model import LogisticRegression
 
+    # Its objective sums over images, so that the penalty weighs less the more images there are.
     model = LogisticRegression(C=strength, max_iter=ITERATIONS)
     model.fit(features.cpu().double().numpy(), labels.cpu().numpy())
     rows, bias = (torch.from_numpy(values).to(features) for values in (model.coef_, model.intercept_))

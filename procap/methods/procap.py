@@ -120,6 +120,7 @@ class ProCAPOptions(MethodOptions):
     @model_validator(mode="before")
     @classmethod
     def _apply_reading(cls, options: Mapping[str, object]) -> Mapping[str, object]:
+        # Options that are given take precedence, so a single one of the letter can be left out.
         return {**LETTER, **options} if options.get("reading") == "letter" else options
 
     @model_validator(mode="after")
@@ -163,6 +164,7 @@ class ProCAP(Method):
         tokens, attention, heads = (torch.Generator().manual_seed(seed) for seed in seeds)
 
         sets = o.depth if o.deep_tokens == "independent" else 1
+        # The order of draws is part of a seed's meaning: text before vision here; W_p, MHA_v, then MHA_t below.
         text = [self._template_tokens(tokens), *(self._text_normal(tokens) for _ in range(sets - 1))]
         self.text_mu = nn.Parameter(torch.stack(text))
         self.vision_mu = nn.Parameter(normal((sets, o.n_ctx, g.vision_width), tokens))
@@ -171,6 +173,7 @@ class ProCAP(Method):
             self.vision_logvar = nn.Parameter(torch.full_like(self.vision_mu, o.logvar_init))
         if o.cross_attention:
             self.vision_to_text = linear(g.vision_width, g.text_width, attention)
+            # Dq and Dk: MHA_v attends to text tokens as they are, MHA_t to W_p V, which has the width of the text.
             widths = (g.vision_width, g.text_width), (g.text_width, g.text_width)
             self.vision_attention, self.text_attention = (
                 nn.ModuleList(
@@ -184,6 +187,7 @@ class ProCAP(Method):
         if o.infonce:
             self.image_head = contrastive_head(g.embed_dim, o.nce_width, heads)
             self.text_head = contrastive_head(g.embed_dim, o.nce_width, heads)
+            # As a logarithm, so that no step makes tau_p negative.
             self.log_temperature = nn.Parameter(torch.tensor(math.log(o.nce_temperature)))
         if o.learn_logit_scale:
             self.logit_scale = nn.Parameter(clip.logit_scale.detach().clone())
@@ -222,6 +226,7 @@ class ProCAP(Method):
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         """Put the tokens of level l, [P, Dv] and [P, Dt], into layer l, or those of level K at the input."""
         vision, text = self.refine(*self.tokens(noise))
+        # Line 15 of Algorithm 1 to the letter: E_I(x; V_D) and E_T(k; T_D).
         if self.options.inject == "final":
             vision, text = vision[-1:], text[-1:]
         return deep_plans(self.clip, vision, text)
@@ -230,6 +235,7 @@ class ProCAP(Method):
         """Return vision and text token sets [S, P, D]: samples made with `noise`, or the means if it is None."""
         if noise is None or not self.options.gaussian:
             return self.vision_mu, self.text_mu
+        # Equation 2; lines 6 to 8 of Algorithm 1.
         vision, text = noise
         return (
             sample(self.vision_mu, self._clamped(self.vision_logvar), vision),
@@ -239,6 +245,7 @@ class ProCAP(Method):
     def refine(self, vision: Tensor, text: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Compute the tokens [P, Dv] and [P, Dt] of each of the K prompted layers from the token sets [S, P, D]."""
         independent = self.options.deep_tokens == "independent"
+        # V_0 and T_0 enter no layer: Algorithm 1 counts D levels after them, and D layers are prompted.
         v, t = vision[0], text[0]
         levels = []
         for level in range(self.options.depth):
@@ -268,10 +275,13 @@ class ProCAP(Method):
         o = self.options
         # One sample of the tokens for all images of a batch: the text is encoded once.
         image, text = self.features(images, noise)
+        # Equation 1, line 16 of Algorithm 1: the scale is 1 / tau.
         terms = {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
         if o.infonce:
+            # Equations 5 and 6, line 17: the heads read features that are not normalised.
             z, c = unit(self.image_head(image)), unit(self.text_head(text))
             terms["nce"] = o.nce_weight * info_nce(z, c, labels, self.log_temperature)
+        # Equations 3 and 4: every rank computes them whole and gradients are averaged, so that they count once.
         if o.gaussian and o.kl:
             kl = kl_to_standard_normal(self.vision_mu, self._clamped(self.vision_logvar))
             terms["kl"] = o.kl_weight * (kl + kl_to_standard_normal(self.text_mu, self._clamped(self.text_logvar)))
@@ -327,12 +337,14 @@ class ProCAP(Method):
         return {"vision_logvar": self.vision_logvar, "text_logvar": self.text_logvar} if self.options.gaussian else {}
 
     def _clamped(self, logvar: Tensor) -> Tensor:
+        # Line 7 of Algorithm 1 without its assignment: beyond the bounds a parameter has no gradient, but decays.
         return logvar.clamp(self.options.logvar_min, self.options.logvar_max)
 
     def _prefix(self, template: str) -> str:
         """Return the words before a class name: n_ctx tokens, which learned ones replace, and then the fixed words."""
         words = template.partition("{}")[0].strip()
         if self.options.class_prompt == "phrase":
+            # Negative, and so without effect, for more words than learned tokens: the later ones stay as fixed words.
             missing = self.options.n_ctx - len(phrase_tokens(self.clip, words))
             return " ".join([words, *[PLACEHOLDER] * missing])
         free = " ".join([PLACEHOLDER] * self.options.n_ctx)
@@ -342,6 +354,7 @@ class ProCAP(Method):
         """Initialise text tokens [P, Dt] from the words before the class name; further positions are random."""
         starts = []
         for template in self.space.templates:
+            # Every position is drawn, so that later draws do not depend on the length of a template.
             start = self._text_normal(generator)
             words = phrase_tokens(self.clip, template.partition("{}")[0]).cpu()[: len(start)]
             start[: len(words)] = words

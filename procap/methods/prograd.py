@@ -100,6 +100,7 @@ class ProGrad(ContextMethod):
         teacher = cosine_logits(image, self.constant("teacher", self.teacher), self.scale())
         return {
             "ce": F.cross_entropy(logits, labels),
+            # The entropy of the teacher, which the divergence subtracts, has no gradient.
             "kl": F.cross_entropy(logits / t, (teacher / t).softmax(dim=1)) * t**2,
         }
 
@@ -108,6 +109,7 @@ class ProGrad(ContextMethod):
         combined = {}
         for name, gradient in gradients["ce"].items():
             general = gradients["kl"][name]
+            # The loss scale of fp16 cancels here, and is a factor of everything else.
             direction = general / general.norm()
             along = (gradient * direction).sum()
             # A gradient of zero has no direction: the comparison with NaN is false.

@@ -78,6 +78,7 @@ def deep_plans(clip: CLIP, vision: Sequence[Tensor], text: Sequence[Tensor]) -> 
     of their own; from block K on the rows are not replaced any more.
     """
     behind = clip.visual.num_tokens
+    # Layer 0 is the input, whose tokens get positions (text) or `ln_pre` (vision); those of blocks enter as they are.
     image_plan = [
         TokenOp(layer, "replace", tokens, start=behind) if layer else TokenOp(INPUT, "append", tokens)
         for layer, tokens in enumerate(vision)
@@ -100,6 +101,7 @@ def check_blocks(clip: CLIP, most: int, **options: int) -> None:
 def phrase_tokens(clip: CLIP, phrase: str) -> Tensor:
     """Embed the tokens of `phrase` as [P, Dt]; an empty phrase has none."""
     ids = clip.tokenize([phrase])[0]
+    # The end token has the largest id; the start token is the first.
     return clip.token_embedding(ids[1 : int(ids.argmax())]).detach().clone()
 
 

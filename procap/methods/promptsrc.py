@@ -79,9 +79,11 @@ class PromptSRC(IVLP):
         o = self.options
         image, text = self.features(images, noise)
         teacher_text = self.constant("teacher", self.teacher)
+        # The teacher sees the same views as the student, so its features cannot be kept.
         teacher_image = gather_batch(self.group, image_features(self.clip, images))
         logits = cosine_logits(image, text, self.scale())
         teacher_logits = cosine_logits(teacher_image, teacher_text, self.scale())
+        # KL(teacher || student): `kl_div` takes the student first.
         kl = F.kl_div(logits.log_softmax(-1), teacher_logits.log_softmax(-1), reduction="sum", log_target=True)
         return {
             "ce": F.cross_entropy(logits, labels),

@@ -68,7 +68,9 @@ class ReBaPL(MaPLe):
         assert pool is not None
         position, first_noisy = epoch % cycle, max(0, cycle - o.noisy_epochs)
         is_noisy = recipe.optimizer == "sgd" and position >= first_noisy
+        # As in the public code: SGHMC would take the square roots of the temperature and of the number of images.
         self._noise = o.temperature * (2 * rate * recipe.momentum) ** 0.5 / len(pool.labels) if is_noisy else 0.0
+        # At the start of a cycle, and after a resume, which restores samples but not their features.
         if len(self.samples) and (not position or not len(self._past)):
             draws = torch.Generator().manual_seed(self._seed)
             chosen = torch.randperm(len(pool.labels), generator=draws)[: o.references].tolist()
@@ -81,6 +83,7 @@ class ReBaPL(MaPLe):
 
     def end_epoch(self, epoch: int, recipe: Recipe) -> None:
         """Keep the weights at the end of a cycle."""
+        # A last cycle that is incomplete leaves no sample, as in the public code.
         if (epoch + 1) % max(1, recipe.epochs // self.cycles) == 0 and len(self.samples) < self.cycles:
             self.samples = torch.cat([self.samples, parameters_to_vector(self.parameters()).detach()[None]])
 
@@ -89,6 +92,7 @@ class ReBaPL(MaPLe):
         noise = [self._noise * torch.randn(self.samples.shape[1], generator=generator)] if self._noise else []
         if len(self._past):
             rows = torch.randperm(len(self._past), generator=generator)
+            # Compared with the number of images alone, although classes are rows as well, as in the public code.
             noise.append(rows[: self.options.rows] if self.options.rows < len(self._images) else rows)
         return tuple(noise)
 
@@ -122,6 +126,7 @@ class ReBaPL(MaPLe):
     def _sampled(self, sample: Tensor) -> Self:
         """Return the same method with the parameters `sample` [N]."""
         twin = copy.copy(self)
+        # Deep copies, because `vector_to_parameters` changes the parameters that it is given.
         twin._parameters, twin._modules = copy.deepcopy((self._parameters, self._modules))
         vector_to_parameters(sample, twin.parameters())
         return twin

@@ -88,6 +88,7 @@ class SkipT(Method):
         self.vision = WeightOverrides(clip.visual, upper_names(clip.visual, options.first_block, ("ln_post", "proj")))
         after = ("ln_final", "text_projection")
         self.text = WeightOverrides(clip.text, upper_names(clip.text, options.first_block, after))
+        # One draw per rank of similarity for the whole training, as in the public code; a resumed run draws it again.
         self.uniform = torch.rand(len(space.classnames), generator=generator)
 
     @classmethod
@@ -139,11 +140,12 @@ class SkipT(Method):
         """
         image_plan, text_plan = self.plans(self.prompts, noise)
         image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
+        # In float32, because bfloat16 would round similarities of different classes to the same number.
         with torch.autocast(image.device.type, enabled=False):
             chosen = self.chosen_classes(image, labels)
         text = self.clip.encode_text_from(self.options.first_block, self.prompts.tokenized, chosen, text_plan)
-        places = (chosen == labels[:, None]).int().argmax(dim=1)
-        return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), places)}
+        targets = (chosen == labels[:, None]).int().argmax(dim=1)
+        return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), targets)}
 
 
 def keep_odds(classes: int, options: SkipTOptions) -> Tensor:

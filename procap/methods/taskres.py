@@ -73,6 +73,7 @@ class TaskRes(FeatureMethod):
         residual: Tensor = self.residual
         if space.classnames != self.space.classnames:
             known = self.known(space)
+            # New classes have position -1: they read the last row, which the factor removes.
             residual = self.residual.detach()[known] * (known >= 0)[:, None]
         text = self.text(space) + self.options.alpha * residual
         return partial(cosine_logits, text=text, scale=self.scale())

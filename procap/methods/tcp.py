@@ -93,8 +93,10 @@ class TCP(ContextMethod):
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         assert prompts.reference is not None
         width = self.clip.geometry.text_width
+        # [C, E] to [C, P D] to [C, P, D]: a set of tokens for each class.
         tokens = self.meta_net(prompts.reference).unflatten(-1, (self.options.n_ctx, width))
         image_plan, context = super().plans(prompts, noise)
+        # Up to this block the context acts on the rows behind it: it has a gradient although it is replaced.
         return image_plan, Plan((*context.tokens, TokenOp(self.options.block, "replace", tokens, start=1)))
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:

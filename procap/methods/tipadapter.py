@@ -96,7 +96,9 @@ class TipAdapter(FeatureMethod):
 
     def head(self, space: LabelSpace) -> partial[Tensor]:
         """Return the head, in which an image votes in no class that it does not show, and new classes get no votes."""
+        # A new class has position -1, which no label equals.
         votes = (self.key_labels[:, None] == self.known(space)).float()
+        # The public code has a literal 100 here, which is the scale of OpenAI's models.
         text = self.scale() * self.text(space)
         return partial(cache_logits, text=text, keys=self.keys, votes=votes, alpha=self.alpha, beta=self.beta)
 
@@ -112,6 +114,7 @@ class TipAdapter(FeatureMethod):
             votes = sum_votes(affinities, parts["votes"], beta)
             for alpha in search_values(self.options.alpha_end, ALPHAS):
                 scores[alpha, beta] = accuracy(zero_shot + alpha * votes, bank.val_labels)
+        # `max` keeps the first of equals; beta is the outer loop, as in the public code.
         best_alpha, best_beta = max(scores, key=lambda pair: scores[pair])
         self.alpha.fill_(best_alpha)
         self.beta.fill_(best_beta)

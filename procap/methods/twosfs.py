@@ -71,6 +71,7 @@ class TwoSFS(Method):
             lr=2e-4,
             weight_decay=0.01,
             epochs=10,
+            # Training on all images (0 shots) has the budget of 16 shots.
             iterations=STEPS_PER_SHOT * (shots or 16),
             batch_size=32,
             drop_last=False,
@@ -117,6 +118,7 @@ class TwoSFS(Method):
         """
         if self.stage == LINEAR:
             known = self.known(space)
+            # New classes have position -1: they read the last row, which is not taken.
             text = torch.where((known >= 0)[:, None], self.rows[known], text)
         return super().make_classifier(image_plan, text, space)
 
