@@ -344,7 +344,7 @@ class ProCAP(Method):
         """Return the words before a class name: n_ctx tokens, which learned ones replace, and then the fixed words."""
         words = template.partition("{}")[0].strip()
         if self.options.class_prompt == "phrase":
-            # Negative, and so without effect, for more words than learned tokens: the later ones stay as fixed words.
+            # Negative, and so without effect, for a longer template, whose later words stay as they are.
             missing = self.options.n_ctx - len(phrase_tokens(self.clip, words))
             return " ".join([words, *[PLACEHOLDER] * missing])
         free = " ".join([PLACEHOLDER] * self.options.n_ctx)

@@ -104,7 +104,7 @@ def layout_of(method: Method) -> PublicLayout:
 def frozen_state(clip: CLIP) -> dict[str, Tensor]:
     """Return the weights of the towers as the modules `image_encoder` and `text_encoder` of public code name them."""
     towers = {"visual.": "image_encoder.", "text.": "text_encoder."}
-    # Public text encoders read embedded prompts and have no table of words, except SkipT's, in whose `unused` it is.
+    # Public text encoders read embedded prompts and have no table of words; `unused` names SkipT's, which has one.
     return {
         theirs + name.removeprefix(ours): tensor
         for name, tensor in clip.state_dict().items()
