@@ -79,6 +79,7 @@ def execute_in_group(config: Mapping[str, Any], work: TrialWork, report_to: Repo
         .remote()
         for number in range(work.resources.processes)
     ]
+    # By default an actor needs a CPU to be placed, and the ranks hold all of those in the placement group.
     queue = Queue(actor_options={"num_cpus": 0})
     try:
         locations = ray.get([actor.locate.remote() for actor in actors], timeout=START_SECONDS)
@@ -87,6 +88,7 @@ def execute_in_group(config: Mapping[str, Any], work: TrialWork, report_to: Repo
         refs = [actors[index].execute.remote(config, work, environments[index], queue) for index in order]
         pending = refs
         while pending:
+            # `put` returns when the queue has the report, so the last pass of this loop misses none.
             ended, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_SECONDS)
             with suppress(Empty):
                 while True:

@@ -27,7 +27,9 @@ from shards.pack import pack_missing
 from shards.reader import open_dataset
 
 REPORT_SECONDS = 5.0
+"""Shortest time between two progress reports of a trial; mean scores of epochs are reported at once."""
 HELD_SECONDS = 2.0
+"""Time between two looks at the lock of a run that another process trains."""
 
 ReportTo = Callable[[TrialReport], object]
 RunsOf = Callable[[Mapping[str, Any], RuntimeConfig], Sequence[RunSpec]]
@@ -74,6 +76,7 @@ class RunExecutor:
     def execute(self) -> TrialReport:
         """Execute what is not finished yet; returns the final report without sending it."""
         targets = {run.path: [Target.parse_unchecked(target) for target in run.targets] for run in self.runs}
+        # One rank of each node: nodes may have separate folders of generated data.
         if self.group.ranks.local_rank == 0:
             names = [run.config.dataset for run in self.runs]
             names += [target.dataset for run_targets in targets.values() for target in run_targets]
@@ -104,6 +107,7 @@ class RunExecutor:
             for run in self.runs:
                 self._train(run, Callbacks(tuple(targets[run.path])), until=end)
             if self.group.ranks.is_first:
+                # All runs have reached `end`: only now has every epoch since the last rung a mean over all of them.
                 for epoch in range(reported, min(end, epochs - 1)):
                     scores = [mean for run in self.runs if (mean := score_at(run, epoch, self.runtime)) is not None]
                     # A run that was finished before the sweep may have no validation.
@@ -129,6 +133,8 @@ class RunExecutor:
                 )
                 return
             except RunHeld:
+                # Another process took the lock since `_find_holder`. In a group only rank 0 sees that: if it alone tried
+                # again, it would wait for ranks that are already in the training.
                 if self.group.size > 1:
                     raise
 

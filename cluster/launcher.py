@@ -67,6 +67,7 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
 
     always_ray: start Ray on this machine even if only one run at a time fits, as Ray Tune's searchers need it.
     """
+    # Each process of torchrun would start all runs again.
     if ranks_from_environment().size > 1:
         raise UsageError("start this command without torchrun: --processes sets how many train one run together")
     device, limit = paths.runtime.device, launcher.max_concurrent
@@ -77,6 +78,7 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
         # Ray sets $RAY_ADDRESS in a job; "auto" is a cluster that `ray start` made on this machine.
         with connected(launcher.address or os.environ.get("RAY_ADDRESS") or "auto"):
             cluster = nodes()
+            # With the default, a CPU per run, the autoscaler would never start a node with a GPU.
             if launcher.autoscale and launcher.gpus is None and device != "cpu" and not any(n.gpus for n in cluster):
                 raise UsageError("--autoscale, and no node has a GPU yet: add --gpus 1 or --gpus 0")
             resources = default_resources(cluster, launcher.processes, launcher.cpus, launcher.gpus)
@@ -95,6 +97,7 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
         raise UsageError(
             f"--device {device} holds one run: set CUDA_VISIBLE_DEVICES={device[5:]} and use --device cuda"
         )
+    # Ray's CPUs are tokens, not cores: a local Ray gets as many as the runs of --max-concurrent reserve.
     cpus = max(available_cores(), math.ceil(local.max_concurrent * launcher.processes * local.resources.cpus))
     with connected(LOCAL, cpus=cpus):
         fits = count_runs(nodes(), local.resources)
@@ -116,10 +119,12 @@ def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, lis
         from ray.tune.search import grid_search
         from ray.tune.search.basic_variant import BasicVariantGenerator
 
+        # The generator keeps the order of a grid, so the first runs start first.
         space = {"number": grid_search(list(range(len(runs))))}
         generator = BasicVariantGenerator(max_concurrent=capacity.max_concurrent)
         run_trials(space, work, capacity, listener, search_alg=generator)
         return
+    # One for all runs: it keeps their backbone and the digests of weights.
     workbench = Workbench()
     for number in range(len(runs)):
         config, trial = {"number": number}, f"{number}"

@@ -63,6 +63,8 @@ def check_nodes(
     results = RemoteFolder(paths.results)
     results.write(mark, mark.encode())
     try:
+        # Without CPUs, as other jobs may hold all of them. A soft strategy would check a different node in place of one
+        # that cannot start the task.
         remote_check = ray.remote(num_cpus=0, max_retries=0)(check_node)
         strategies = [NodeAffinitySchedulingStrategy(node.identifier, soft=False) for node in workers]
         tasks = [remote_check.options(scheduling_strategy=strategy).remote(requirements) for strategy in strategies]

@@ -26,14 +26,17 @@ CONNECT_SECONDS = 5.0
 START_ATTEMPTS = 3
 """Attempts to start a local Ray: its raylet waits only 15 seconds for its agents, too few on a busy machine."""
 SETTINGS = {
+    # Tune's newer output prints paths and a table even at `verbose=0`.
     "RAY_AIR_NEW_OUTPUT": "0",
     # A local Ray would start a process for every core at once, however few trials run at a time.
     "RAY_prestart_worker_first_driver": "0",
+    # By default Tune writes every report as CSV, JSON and TensorBoard events, here into a folder that is deleted.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     # Sweeps resume from the results of runs, not from Ray Tune's own checkpoints, so Tune need not write them.
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000",
+    # With Tune's own handler Ctrl-C lets `fit` return normally, as if all trials had ended.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     # Keep the working folder, as relative paths (for example $PROCAP_HOME) are relative to it.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -116,6 +119,7 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
     local = address == LOCAL
     if not local:
         check_listening(address)
+    # `sys.modules` first, so that a command without Ray does not import it.
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         # Nested use: the outer block ends the connection.
         yield
@@ -151,6 +155,7 @@ def _init(address: str, options: dict[str, Any]) -> None:
 
     for attempt in range(1, START_ATTEMPTS + 1):
         try:
+            # `log_to_driver` would print what all workers print between the lines of the progress bar.
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
             return
         except Exception as error:
@@ -220,8 +225,10 @@ def default_resources(
     if gpus is None:
         gpus = 1.0 if with_gpus else 0.0
     if cpus is None:
+        # The CPUs that go with a GPU, or with the part of one; the node with the fewest decides.
         parts = [node.cpus * min(gpus, 1) / node.gpus for node in with_gpus] if gpus else []
         cpus = float(max(1, min(MOST_CPUS, int(min(parts))))) if parts else 1.0
+        # A whole CPU for each part of a GPU could exceed the node's CPUs, and then fewer runs would share the GPU.
         if 0 < gpus < 1 and parts:
             cpus = min(cpus, min(parts))
     return Resources(processes, cpus, gpus)

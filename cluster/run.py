@@ -96,6 +96,7 @@ def final_score(run: RunSpec, runtime: RuntimeConfig) -> float | None:
     check_training_content(run.config, training, runtime.data)
     settings = runtime.evaluation.for_run(run.config)
     results = [folder.evaluation(Target.parse_unchecked(target), settings) for target in run.targets]
+    # An evaluation of earlier weights, or of another number of images, would be a score of something else.
     current = [result for result in results if result and result.is_current(training, runtime.limit)]
     return score([result.accuracy for result in current]) if len(current) == len(results) else None
 

@@ -45,6 +45,7 @@ def parse_param(text: str, methods: Sequence[str]) -> tuple[str, Domain]:
     if call[1] not in DISTRIBUTIONS:
         raise unknown_name("distribution", call[1], list(DISTRIBUTIONS))
     distribution, (rule, is_valid) = call[1], DISTRIBUTIONS[call[1]]
+    # By `type`, as `True` is an instance of int.
     numbers = [number for number in values if type(number) in (int, float) and math.isfinite(number)]
     if len(numbers) != len(values) or len(numbers) != 2 or not is_valid(*numbers):
         raise UsageError(f"{field}: {distribution}({', '.join(map(str, values))}) is not {distribution}({rule}")
@@ -94,11 +95,13 @@ def round_value(domain: Domain, value: Any) -> Any:
     if isinstance(domain, list) or not isinstance(value, float):
         return value
     ((low, high),) = domain.values()
+    # Optuna refuses a point outside the bounds when a sweep continues with its earlier results.
     return min(max(float(f"{value:.{DIGITS}g}"), low), high)
 
 
 def _parse_values(field: str, text: str) -> list[Any]:
     """Parse values between commas: all of them JSON, or numbers and words without quotes and brackets."""
+    # NaN and Infinity, which Python's json reads as numbers, stay words here: as bounds they are refused.
     with suppress(json.JSONDecodeError):
         values: list[Any] = json.loads(f"[{text}]", parse_constant=str)
         return values

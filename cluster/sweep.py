@@ -86,6 +86,7 @@ class Sweep:
 
             halving = Halving(settings.grace_period, settings.reduction_factor)
             tune_config["scheduler"] = ASHAScheduler(
+                # ASHA's default, `training_iteration`, counts reports, also those of a trial that waits for a lock.
                 time_attr="epoch",
                 metric=SCORE,
                 mode="max",
@@ -104,7 +105,10 @@ class Sweep:
         space = {field: to_tune(domain, grid=grid) for field, domain in settings.domains.items()}
         if settings.search == "tpe":
             searcher, left = self._make_optuna(space)
+            # The searcher holds the space; Tune refuses it a second time in `param_space`.
             return {}, {"search_alg": searcher, "num_samples": left, "max_concurrent_trials": max_concurrent}
+        # The generator draws the same points in every attempt; trials whose runs are finished end at once, from their
+        # files, so that all of them count. Of a grid, `num_samples` would be the number of its repetitions.
         generator = BasicVariantGenerator(max_concurrent=max_concurrent, random_state=settings.search_seed)
         return space, {"search_alg": generator, "num_samples": 1 if grid else settings.trials or -1}
 
@@ -123,6 +127,7 @@ class Sweep:
             # The constant liar keeps concurrent trials from choosing nearly the same point.
             sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         domains = OptunaSearch.convert_search_space(dict(space))
+        # Configurations without a score are tried first and count as trials that are left.
         points = unfinished or None
         searcher = OptunaSearch(domains, metric=SCORE, mode="max", points_to_evaluate=points, sampler=sampler)
         for configuration in scored:
@@ -169,6 +174,7 @@ class Sweep:
         if report.state in ("running", "waiting") and not error:
             # Either ASHA or the time limit stopped the trial early; after the time limit it stays unfinished.
             state = "stopped" if before.curve and time.monotonic() < self._deadline else "running"
+        # Grid and random search replay configurations that an earlier attempt has finished: these keep their state.
         is_settled = before.state == "running" != state
         self._update(key, scores=scores, error=error, state=state if is_settled else before.state)
         if is_settled:
@@ -179,9 +185,11 @@ class Sweep:
         """Collect the scores of a trial's runs; if it was stopped, at the last epoch that all runs have finished."""
         scores: dict[str, float] = {}
         for run in runs:
+            # Behind a URL the files are on the node that trained the run and at the URL, not yet here.
             self._store.pull_run(run.path, weights=False)
             score = final_score(run, self.runtime)
             if score is None and report.state == "running" and report.epoch:
+                # Reports count finished epochs from 1, the counts on disk number them from 0.
                 score = score_at(run, report.epoch - 1, self.runtime)
             if score is not None:
                 scores[run.path] = score

@@ -26,7 +26,7 @@ from shards.files import file_lock
 
 SWEEPS = "sweeps"
 CHANGEABLE = ("scheduler", "grace_period", "reduction_factor", "trials", "hours")
-"""Settings that may change when a sweep is continued."""
+"""Settings that may change when a sweep is continued: none of them changes the score of a finished configuration."""
 
 Metric = Literal["val", "held-out"]
 Search = Literal["grid", "random", "tpe"]
@@ -70,6 +70,7 @@ class SweepSettings(FrozenModel):
     @property
     def size(self) -> int | None:
         """Number of configurations, None without a limit."""
+        # Without domains the product is 1: the configuration of the given values.
         return math.prod(map(len, self.domains.values())) if self.search == "grid" else self.trials
 
 
@@ -178,8 +179,10 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
         if dot:
             {"recipe": overrides, "options": options}[group][name] = value
         else:
+            # Values are parsed as JSON: `shots` is a number, `pretrained` may be null, and the rest are names.
             run[field] = value if field in ("shots", "pretrained") else str(value)
     controls = control_options(run["method"], run["recipe"])
+    # The last one wins: varied values replace those of --option, and these the controls.
     run["options"] = {**controls, **settings.options.get(run["method"], {}), **options}
     # Targets are validation images only; held-out selection trains on half of the base classes.
     classes = "dev-base" if settings.metric == "held-out" else settings.classes

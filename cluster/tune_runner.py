@@ -69,6 +69,7 @@ def run_trials(
             tune.with_resources(trial, tune.PlacementGroupFactory(bundles, strategy="PACK")),
             param_space=dict(space),
             tune_config=TuneConfig(
+                # A reused worker keeps its workbench. With several processes the trial's own process loads nothing.
                 reuse_actors=resources.processes == 1,
                 trial_dirname_creator=lambda trial: str(trial.trial_id),
                 **tune_config,
@@ -128,6 +129,7 @@ def make_callback(listener: TrialListener, capacity: Capacity) -> Any:
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
         ) -> None:
             report = TrialReport.from_result(result)
+            # The final report reaches the listener once, by `on_trial_complete`.
             if report.state in ("running", "waiting"):
                 listener.reported(trial.trial_id, trial.config, report)
 
@@ -141,6 +143,7 @@ def make_callback(listener: TrialListener, capacity: Capacity) -> Any:
             cluster = [] if running else nodes()
             if not running:
                 require_own_node(cluster)
+            # Tune calls this in every step of its loop; the warning is printed once until a trial fits again.
             was_stalled = self.is_stalled
             self.is_stalled = not running and count_processes(cluster, resources) < resources.processes
             if self.is_stalled and not was_stalled:
