@@ -133,8 +133,8 @@ class RunExecutor:
                 )
                 return
             except RunHeld:
-                # Another process took the lock since `_find_holder`. In a group only rank 0 sees that: if it alone tried
-                # again, it would wait for ranks that are already in the training.
+                # Another process took the lock since `_find_holder`. In a group only rank 0 sees that: a second attempt
+                # of rank 0 alone would wait for ranks that are already in the training.
                 if self.group.size > 1:
                     raise
 
