@@ -16,10 +16,12 @@ COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 def explain(error: Exception, *, verbose: bool = False) -> tuple[str, int]:
     """Convert an error to one line and an exit code. verbose: with its traceback printed elsewhere."""
     if isinstance(error, UserError):
+        # Codes above 128 are signals: stopping a command is not an error.
         return f"{'' if error.exit_code > 128 else 'error: '}{one_line(str(error))}", error.exit_code
     if isinstance(error, COMMAND_LINE_ERROR):
         message: Any = error
         if near := getattr(message, "possibilities", None):
+            # Click's limit of similarity, 0.6, admits names that only share a few letters.
             message.possibilities = difflib.get_close_matches(message.option_name, near, cutoff=0.75)
         path = message.ctx.command_path if message.ctx else "procap"
         return f"error: {one_line(message.format_message()).rstrip('.')} (see `{path} --help`)", 2

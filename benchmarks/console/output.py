@@ -20,6 +20,7 @@ from shards.urls import redact
 SOME_FAILED = 3
 """Exit code of a command in which some runs failed and others succeeded."""
 
+# Control characters without tab and newline, and the line separators of Unicode.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -31,6 +32,7 @@ class OutputStream:
 
     def write(self, text: str) -> int:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        # An ASCII terminal would raise UnicodeEncodeError for ± and ↑, after all runs are done.
         self._stream.write(mask(text).encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
 
@@ -58,6 +60,7 @@ def is_distributed() -> bool:
 def write_error_file(message: str) -> None:
     """Write the reason of a failure to the file that torchrun prints when a process fails."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # The layout of torchelastic's own error files; it shows the message of the earliest timestamp.
         facts = {"message": mask(message), "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError):
             Path(file).write_text(json.dumps({"message": facts}), encoding="utf-8")
@@ -76,6 +79,7 @@ def note_failures(done: int, failed: Mapping[str, str]) -> int:
     note(f"procap: {done} done, {len(failed)} failed:")
     names: dict[str, list[str]] = {}
     for name, reason in failed.items():
+        # A reason begins with the path of its run; without it, equal reasons of many runs are one line.
         names.setdefault(reason.removeprefix(name).lstrip(" :"), []).append(name)
     for reason, (name, *others) in names.items():
         note(f"  {f'{len(others) + 1}, such as ' if others else ''}{name}: {reason}")

@@ -78,6 +78,7 @@ def parts_progress(
     with ProgressDisplay(what, sum(sizes.values()), unit="images") as display:
 
         def progress(part: str, count: int, size: int | None) -> None:
+            # Parts whose size is unknown count as what they have done so far, so the total grows with them.
             done[part], sizes[part] = count, size or count
             display.total = sum(sizes.values())
             display.update(sum(done.values()), part=part)

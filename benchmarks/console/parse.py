@@ -25,6 +25,7 @@ def parse_integers(text: str, flag: str) -> list[int]:
 
 
 def _is_number(text: str) -> bool:
+    # `isdigit` accepts digits of all scripts and ², which int refuses; 20 digits may exceed 64 bits.
     return text.isascii() and text.isdigit() and len(text) < 20
 
 

@@ -131,10 +131,12 @@ class SuiteOptions:
             dataset=dataset,
             classes=classes,
             backbone=self.backbone or profile.backbone,
+            # The profile's weights are those of its backbone; a different backbone has its own default.
             pretrained=self.pretrained or (None if self.backbone else profile.pretrained),
             precision=variant.precision or self.precision or profile.precision,
             recipe=recipe,
             task=task,
+            # The last one wins: what a variant prescribes is what the suite compares, whatever the user chooses.
             options={
                 **({"views": QUICK_VIEWS} if self.quick and has_views else {}),
                 **profile.options.get(method, {}),
@@ -150,6 +152,7 @@ class SuiteOptions:
         shots = (*self.shots, SHOTS)[0] if variant.shots is None else variant.shots
         config = planned(overrides=changes, seed=seed, shots=shots)
         epochs = config.recipe.epochs
+        # A change of `epochs` would turn a recipe of iterations into passes over the images.
         if variant.part != 1.0 and config.recipe.iterations:
             changes["iterations"] = max(1, round(variant.part * config.recipe.iterations))
         elif variant.part != 1.0:
@@ -161,6 +164,7 @@ class SuiteOptions:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, for `settings` of a collection."""
+        # `data` is a folder of this machine, and the profile is known by its name.
         names = [field.name for field in fields(self) if field.name not in ("profile", "data")]
         values = {name: getattr(self, name) for name in names}
         return json.loads(json.dumps({"profile": self.profile.name, **values}))
@@ -268,6 +272,7 @@ class Suite:
                 raise UsageError(f"two variants are called '{first.name}': give each a different title or key")
         runs: list[SuiteRun] = []
         for dataset in options.datasets if self.trains else ():
+            # Evaluation targets by the classes trained on; each entry is a separate training of every variant and seed.
             trainings = {self.classes: tuple(map(str, self.targets(options, dataset)))}
             if self.held_out:
                 trainings["dev-base"] = validation_targets(dataset, "dev-base")
@@ -277,6 +282,7 @@ class Suite:
                 known = tuple(str(target) for target in parsed if can_classify(configs[0], target, options.data))
                 runs += [
                     SuiteRun(variant, dataset, config.seed, RunSpec(config=config, targets=known))
+                    # The configurations of an untrained method are equal for all seeds: they are one run.
                     for config in {config.path: config for config in configs}.values()
                 ]
         return runs

@@ -78,6 +78,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         runs = collection.runs
     frame = read_frame(root, lambda config: runs is None or config.path in runs, evaluation)
     # Runs without training that differ only in seed or shots have the same results.
+    # As text, because the dicts in `settings` cannot be hashed.
     columns = frame[["method", "dataset", "target", "manifest", "settings", "limited"]].astype(str)
     return frame[~columns.duplicated() | (frame.epochs > 0)]
 
@@ -88,6 +89,7 @@ def open_results(results: str | Path) -> Path:
     from shards.default_paths import cache_home
 
     folder, url = results_root(str(results), cache_home())
+    # Does nothing for a local folder.
     RemoteResults(url, folder).pull_all()
     if not folder.is_dir():
         raise UserError(f"no results folder at {results}; name the one of your runs with --results")
@@ -110,6 +112,7 @@ def run_folders(results: Path) -> list[tuple[RunFolder, RunConfig]]:
     runs = []
     for folder in find_runs(results) if results.is_dir() else []:
         config = folder.config()
+        # `locate_run` raises for a run that was moved; it resolves links, which most folders need not pay for.
         if config is None or not folder.path.as_posix().endswith(f"/{config.path}"):
             config, _ = locate_run(folder.path)
         runs.append((folder, config))
@@ -137,6 +140,7 @@ def make_records(
         "train_seconds": training.seconds if config.recipe.epochs and not training.imported else math.nan,
         "steps": training.steps,
         "gradient_norms": training.epochs[-1].gradient_norms if training.epochs else {},
+        # Sums of all terms would not compare between methods with different terms.
         "losses": [next(iter(epoch.terms.values())) for epoch in training.epochs],
     }
     settings = describe_settings(config)
@@ -153,6 +157,7 @@ def make_records(
         yield {
             **run,
             **{name: getattr(result, name) for name in result_fields},
+            # In `settings`, so that titles name evaluations under different settings as they do varied options.
             "settings": settings | {"evaluation": result.settings.label or "default"},
             "target": str(target),
             "target_dataset": target.dataset,
@@ -167,6 +172,7 @@ def make_records(
             "fps": result.images_per_second or math.nan,
             "fps_model": result.images_per_second_model or math.nan,
             "manifest": result.manifest_digest,
+            # One entry if both are the same data set, with the digest of what was evaluated.
             "contents": {config.dataset: training.manifest_digest, target.dataset: result.manifest_digest},
             "backbone_digest": result.backbone_digest,
             "written": result.written,
@@ -228,6 +234,7 @@ def is_half(frame: pd.DataFrame) -> pd.Series:
 def images_per_second(frame: pd.DataFrame, column: str = "fps") -> Metric | None:
     """Divide images by seconds over several evaluations; untimed ones are left out, None if all are untimed."""
     timed = frame[frame[column].notna()]
+    # The harmonic mean weighted by images; the mean of rates would favour the fast evaluations.
     return Metric(float(timed.total.sum() / (timed.total / timed[column]).sum())) if len(timed) else None
 
 
@@ -309,6 +316,7 @@ def metric_over_seeds(rows: pd.DataFrame, column: str = "accuracy") -> Metric | 
     Limited results count only if all are limited.
     """
     limited = bool(rows.limited.all())
+    # By seed, as metrics are paired seed by seed in harmonic means and averages.
     rows = (rows if limited else rows[~rows.limited]).sort_values("seed")
     if rows.empty or rows[column].isna().any():
         return None

@@ -49,6 +49,8 @@ def harmonic(base: Metric | None, novel: Metric | None) -> Metric | None:
     """Compute the harmonic mean of base and novel accuracy; None if one is missing or their seeds or limits differ."""
     if not base or not novel or (base.seeds, base.limited) != (novel.seeds, novel.limited):
         return None
+    # The deviation is that of the seeds' HMs, but the mean is the HM of the means, as papers print it: it is not the
+    # mean of the values.
     values = [harmonic_mean(b, n) for b, n in zip(base.values, novel.values, strict=True)]
     mean = harmonic_mean(base.mean, novel.mean)
     return make_metric(values, base.seeds, base.limited, mean, base.chosen_on_test or novel.chosen_on_test)
@@ -59,6 +61,7 @@ def average(metrics: Sequence[Metric | None]) -> Metric | None:
     present = [metric for metric in metrics if metric is not None]
     if len(present) < len(metrics) or len({(metric.seeds, metric.limited) for metric in present}) != 1:
         return None
+    # Deviation over seeds of the average, not the average of the data sets' deviations. Without values there is none.
     values = [fmean(column) for column in zip(*(metric.values for metric in present), strict=True)]
     mean, on_test = fmean(metric.mean for metric in present), any(metric.chosen_on_test for metric in present)
     return make_metric(values, present[0].seeds, present[0].limited, mean, on_test)

@@ -56,6 +56,7 @@ def measure_of(variants: Mapping[str, pd.DataFrame]) -> Measure:
 def compare(variants: Mapping[str, pd.DataFrame], a: str, b: str, *, draws: int = DRAWS) -> Comparison:
     """Compare two variants, each a part of the frame by title."""
     paired = pair_results(variants, a, b)
+    # One row for each task and seed with columns `a` and `b`; `tasks` has the seeds averaged before the HM is taken.
     pairs = _average(paired, PAIR)
     seeds_by_task = pairs.reset_index().groupby(TASK, sort=False).seed.agg(lambda seeds: tuple(map(int, seeds)))
     tasks = _average(paired, TASK).assign(seeds=seeds_by_task)
@@ -73,6 +74,7 @@ def bootstrap_interval(paired: pd.DataFrame, draws: int = DRAWS) -> tuple[float,
     """Compute the 95 % interval of the difference under other test images; None if all draws give the same."""
     if paired[["correct_images_a", "correct_images_b"]].isna().any(axis=None):
         return None
+    # [R, 2]: means over tasks of draw r, with independent draws of the images of each task.
     drawn = np.mean([_resample_task(task, draws) for _, task in paired.groupby(TASK, sort=False)], axis=0)
     low, high = np.quantile(drawn[:, 0] - drawn[:, 1], [0.025, 0.975])
     return (float(low), float(high)) if low < high else None
@@ -81,6 +83,7 @@ def bootstrap_interval(paired: pd.DataFrame, draws: int = DRAWS) -> tuple[float,
 def _average(paired: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Average accuracies of A and B by some columns; of base and novel accuracy take the harmonic mean."""
     means = paired.groupby([*by, "part"], sort=False)[["accuracy_a", "accuracy_b"]].mean()
+    # `parts` below is a column with base and novel accuracy of a group, or the only accuracy of a target.
     groups = means.groupby(by, sort=False)
     merged = groups.agg(lambda parts: harmonic_mean(*parts) if len(parts) == 2 else parts.iloc[0])
     return merged.rename(columns={"accuracy_a": "a", "accuracy_b": "b"})
@@ -92,6 +95,7 @@ def sign_flip_p(differences: Sequence[float] | pd.Series) -> float:
 
     # Round, so that equal accuracies compare as equal in spite of floating-point noise.
     values = np.round(np.asarray(differences, float), 9) + 0.0
+    # Flipping a zero changes nothing: without zeros the test is exact for more data sets.
     values = values[values != 0]
     if len(values) < 2:
         return 1.0
@@ -107,6 +111,7 @@ def sign_flip_p(differences: Sequence[float] | pd.Series) -> float:
         vectorized=True,
         n_resamples=2**16,
         alternative="greater",
+        # Scipy lists all 2^n choices if they are at most n_resamples, else it draws: the seed makes p repeatable.
         rng=np.random.default_rng(stream_seed(0, "comparison", "signs")),
     )
     return float(test.pvalue)
@@ -116,6 +121,7 @@ def holm(values: Sequence[float]) -> list[float]:
     """Apply Holm's correction to p values, in the same order."""
     corrected, highest = [0.0] * len(values), 0.0
     for passed, index in enumerate(np.argsort(values, kind="stable")):
+        # A larger p value never gets a smaller corrected one.
         corrected[index] = highest = max(highest, min(1.0, (len(values) - passed) * values[index]))
     return corrected
 
@@ -126,6 +132,7 @@ def _resample_task(paired: pd.DataFrame, draws: int) -> Floats:
     parts = []
     for number, (_, rows) in enumerate(paired.groupby("part")):
         a, b = (np.stack(list(rows[f"correct_images_{side}"])) for side in "ab")
+        # Not a shared generator: an interval must not depend on the other tasks and rows of a table.
         generator = np.random.default_rng(stream_seed(0, "comparison", "images", dataset, task, number))
         parts.append(resample_accuracy(a, b, draws, generator))
     if len(parts) == 1:
@@ -143,6 +150,7 @@ def resample_accuracy(a: Bools, b: Bools, draws: int, generator: np.random.Gener
     cost of K numbers; `scipy.stats.bootstrap` would draw R x N indices.
     """
     seeds = len(a)
+    # Both counts, each 0 to S, in one number; `divmod` separates them again into shares of A and of B [K, 2].
     groups, images = np.unique(a.sum(0) * (seeds + 1) + b.sum(0), return_counts=True)
     right = np.stack(np.divmod(groups, seeds + 1), axis=1) / seeds
     total = int(images.sum())
@@ -163,6 +171,7 @@ def pair_results(variants: Mapping[str, pd.DataFrame], a: str, b: str) -> pd.Dat
     paired = first.join(second, how="inner", lsuffix="_a", rsuffix="_b").reset_index()
     paired["order"] = [dataset_order(task) for task in paired.task]
     paired = paired.sort_values(["order", *PAIR, "part"], kind="stable", ignore_index=True)
+    # A seed with only one half of the classes has no harmonic mean.
     return paired[paired.groupby(PAIR).part.transform("size") == 2] if measure == "hm" else paired
 
 
@@ -175,6 +184,7 @@ def _select(rows: pd.DataFrame, measure: Measure, *, away: bool) -> pd.DataFrame
         rows = rows[is_half(rows)].assign(task=rows.dataset)
     else:
         rows = rows[_is_away(rows) if away else rows.split == "test"]
+    # The manifest's digest is part of the index, so that only results on equal images in equal order are paired.
     return rows.set_index([*PAIR, "part", "manifest"])[["accuracy", "correct_images"]]
 
 

@@ -174,6 +174,7 @@ class SuiteResults:
             parts += ["other code"] if is_of_other_code(variant.method, self.rows(variant).source) else []
             groups.setdefault(", ".join(parts), []).append(variant)
         last = choose_reference((variant.method for variant in self.variants), self.options.reference) if groups else ""
+        # False sorts before True, and the sort is stable: only the reference moves.
         return dict(sorted(groups.items(), key=lambda group: group[1][0].method == last))
 
     @cached_property
@@ -198,6 +199,7 @@ class SuiteResults:
         metrics: dict[Any, Metric] = {}
         for key, rows in self.frame.groupby(["number", "dataset", "target"]):
             metric = metric_over_seeds(rows)
+            # A mean over fewer seeds than were asked for is a missing cell.
             if metric and set(metric.seeds) == set(self.options.seeds):
                 metrics[key] = metric
         return metrics
@@ -222,6 +224,7 @@ class SuiteResults:
 
 def write_plan(folder: Path, options: SuiteOptions, runs: Sequence[SuiteRun]) -> None:
     """Write the planned runs of a suite with these options to the suite's folder."""
+    # The reference only changes tables: another one must not invalidate the plan.
     shown = replace(options, reference="").to_json()
     write_json(folder / PLAN, {"options": shown, "runs": RUNS.dump_python(tuple(runs), mode="json")})
 

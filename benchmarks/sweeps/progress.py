@@ -63,6 +63,7 @@ class SweepProgress(TrialProgress):
         metrics = self._metrics()
         self._tracker.update(configuration.runs, metrics=metrics)
         best = {name: f"{score:.2f}" for name, score in metrics.items()}
+        # A search that only a time limit ends has no size.
         self.display.total = self.sweep.settings.size or self._settled + len(self.running)
         self.display.update(self._settled, running=f"{len(self.running)}", **best)
 

@@ -20,8 +20,10 @@ def sort_configurations(configurations: Iterable[Configuration]) -> list[Configu
     """Sort configurations: finished ones by score, then those that ended earlier, failed ones last."""
 
     def order(configuration: Configuration) -> tuple[float, ...]:
+        # Rounded, so that equal means in different order of summation keep the order of their start.
         score = -math.inf if configuration.score is None else round(configuration.score, 6)
         epoch = 0 if configuration.state == "finished" else -configuration.epoch
+        # Scores of configurations that were stopped compare only at the same epoch.
         return list(STATES).index(configuration.state), epoch, -score
 
     return sorted(configurations, key=order)

@@ -97,6 +97,7 @@ def runtime(folder: Path = PUBLISHED) -> list[Any]:
 def halves_rows(table: str) -> list[Any]:
     """Load method, key, venue, dataset, epochs (else 0), base, novel, hm of one of three tables; empty for another."""
     tables = {"base_to_novel": base_to_novel, "seed_stability": stability, "training_duration": duration}
+    # Not all three tables have these columns: `stability` is of ProCAP alone, `duration` of averages alone.
     usual = {"epochs": 0, "venue": "Ours", "dataset": AVERAGE, "method": "ProCAP", "key": "procap"}
     return [SimpleNamespace(**{**usual, **vars(row)}) for row in (tables[table]() if table in tables else ())]
 
