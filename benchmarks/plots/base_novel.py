@@ -59,6 +59,7 @@ def hm_bars(suite: SuiteResults) -> Figure | None:
 
     hms = _list_hms(suite, suite.datasets_and_average)
     gaps = join_first([title for title in hms if hms[title].isna().any()])
+    # A title without any result has no place among the bars; the heading names it.
     hms = hms.dropna(axis="columns", how="all")
     if hms.empty:
         return None
@@ -76,6 +77,7 @@ def hm_bars(suite: SuiteResults) -> Figure | None:
         part = slice(start, start + across)
         bars: dict[str, Any] = {"yerr": deviations.iloc[part].astype(float), "error_kw": error_bars, "zorder": 2}
         bars |= {"color": [looks[title].colour for title in hms], "rot": 0, "width": 0.84, "legend": False}
+        # pandas draws a set of bars for each title, around 0, 1, ... for the data sets; `containers` also has error bars.
         means.iloc[part].astype(float).plot.bar(ax=axes, **bars)
         bar_sets = [bar_set for bar_set in axes.containers if isinstance(bar_set, BarContainer)]
         for number, bar_set in enumerate(bar_sets if count > style.COLOURED else ()):
@@ -85,6 +87,7 @@ def hm_bars(suite: SuiteResults) -> Figure | None:
             for bar in bar_set if looks[title].is_reference else ():
                 bar.set(edgecolor=style.INK, linewidth=1.2)
         axes.tick_params(axis="x", length=0)
+        # In a last row with fewer data sets the bars keep their width.
         axes.set(xlim=(-0.5, across - 0.5), ylim=(0, 100))
         style.grid(axes, "y")
     cells = [cell for cell in hms.to_numpy().flat if cell]
@@ -107,14 +110,17 @@ def hm_radar(suite: SuiteResults) -> Figure | None:
     angles = [2 * math.pi * i / len(hms) for i in range(len(hms))]
     for title in hms.dropna(axis="columns", how="all"):
         values = [cell.mean if cell else math.nan for cell in hms[title]]
+        # Back to the first axis, which closes the polygon.
         axes.plot([*angles, 0], [*values, values[0]], **looks[title].line(label=title, markersize=4))
     cells = [cell for cell in hms.to_numpy().flat if cell]
     heights = [cell.mean for cell in cells]
+    # Ten points or more below the lowest value: in the centre all axes meet and points would coincide.
     low = max(0, 10 * math.floor(min(heights) / 10 - 1))
     high = max(low + 10, 10 * math.ceil(max(heights) / 10))
     step = 10 if low >= 40 else 20
     axes.set_ylim(low, high)
     axes.set_yticks(range(low + step, high + 1, step))
+    # Polar axes of matplotlib begin at the right and run counter-clockwise.
     axes.set_theta_zero_location("N")
     axes.set_theta_direction(-1)
     axes.set_xticks(angles, list(hms.index))
@@ -151,6 +157,7 @@ def reliability(suite: SuiteResults) -> Figure | None:
     for number, panel in enumerate(axes):
         half, title = halves[number // across], titles[number % across]
         rows = frames[title][frames[title].target_classes == half]
+        # The ECE of pooled images can be lower, as errors of different sign in two data sets cancel in a bin.
         cells.append(ece := average_over_tests(rows, "ece"))
         words = f"ECE {ece.mean:.1f} %" if ece else "ECE -"
         panel.set_title(words if number >= across else f"{textwrap.fill(title, WIDTH)}\n{words}")

@@ -27,6 +27,7 @@ def shots_plots(suite: SuiteResults) -> Plots:
 
 def few_shot_curves(suite: SuiteResults) -> Figure | None:
     """Plot a line per method, a panel for the average and one per data set; untrained methods are horizontal."""
+    # By title, then by number of shots, 0 for a method that trains nothing.
     lines = {
         title: {float(variant.key.get("shots", 0)): variant for variant in variants}
         for title, variants in suite.group_by_title("shots").items()
@@ -65,6 +66,7 @@ def prompt_length_plots(suite: SuiteResults) -> Plots:
     """Return a plot for each method, as in the paper: averages on the left, HM on the right, here of each data set."""
     variants: dict[str, dict[float, Variant]] = {}
     for variant in suite.variants:
+        # A method without tokens has no curve.
         if tokens := variant.key.get("n_ctx"):
             variants.setdefault(variant.method, {})[tokens] = variant
     plots = {}
@@ -127,6 +129,7 @@ def weights_map(suite: SuiteResults) -> Figure | None:
     cells = {weights: suite.mean_of_hms(variant) for weights, variant in sensitivity_variants(suite)[0].items()}
     if not any(cells.values()):
         return None
+    # `unstack` makes a row for each lambda and a column for each beta, both sorted; missing pairs are NaN.
     values = pd.Series({weights: cell.mean if cell else math.nan for weights, cell in cells.items()}).unstack()
     lambdas, betas = values.index, values.columns
     low, high = values.min(axis=None), values.max(axis=None)

@@ -86,6 +86,7 @@ def assign_looks(methods: Mapping[str, str]) -> dict[str, Look]:
     """
     looks: dict[str, Look] = {}
     further = (make_look(number) for number in itertools.count(len(LOOKS) - len(ENDS) + 1))
+    # Reversed, because the last entry of a key wins: here the first title of a method.
     first_titles = {method: title for title, method in reversed([*methods.items()])}
     for title, method in methods.items():
         if first_titles[method] != title:
@@ -125,6 +126,7 @@ def image_of(figure: Figure, form: str) -> bytes:
         "pdf": {"Creator": MAKER, "CreationDate": None},
         "svg": {"Creator": MAKER, "Date": None},
     }
+    # Fonts as TrueType, as some publishers refuse matplotlib's default, Type 3. Without a salt ids in SVG are random.
     with style.context({"pdf.fonttype": 42, "svg.hashsalt": "procap"}, after_reset=True):
         if figure.get_layout_engine():
             # Lay out once for all formats; savefig would do it twice for each.
@@ -158,7 +160,9 @@ def panels(
     from matplotlib.figure import Figure
 
     down = math.ceil(count / across)
+    # The same number of rows with even lengths: 5 panels are 3 and 2, not 4 and 1.
     across = math.ceil(count / down)
+    # Not by pyplot, which keeps every figure in memory and may need a display.
     figure = Figure(figsize=(min(across * COLUMN, PAGE), height * down + 0.6), layout="constrained")
     axes: Any = figure.subplots(down, across, squeeze=False, **subplots)
     for spare in axes.flat[count:]:
@@ -190,6 +194,7 @@ def draw_curve(axes: Axes, points: Mapping[float, Metric | None], look: Look, la
 def set_ticks(axes: Axes, values: Sequence[float], base: int | None = None) -> None:
     """Label the x axis at these values only. base: of a logarithmic axis, None for a linear one."""
     if base:
+        # Before the ticks, which a change of the scale would replace.
         axes.set_xscale("log", base=base)
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()

@@ -33,6 +33,7 @@ def check_weights_of(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> No
 
 def check_code(paths: Iterable[str], results: Path) -> None:
     """Raise UserError if different code of a plug-in than is installed trained one of these runs."""
+    # A run's path is classes/dataset/method/backbone/shots/seed.
     for path in (path for path in paths if path.split("/")[2] not in METHODS):
         folder = RunFolder(results / path)
         if (config := folder.config()) and (training := folder.train()) and (why := training.changed_code(config)):
@@ -43,6 +44,7 @@ def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
     """Raise UsageError if a packed data set has too few classes or images for a run."""
     drawn = {(config.dataset, config.classes, config.shots) for config in configs if config.recipe.epochs}
     for dataset, classes, shots in sorted(drawn):
+        # A generated set may not be packed yet; its training makes the same checks.
         if is_packed(data, dataset):
             shards = open_dataset(data, dataset)
             check_classes(shards, classes)

@@ -27,6 +27,7 @@ def by_duration(options: SuiteOptions, method: str) -> list[Variant]:
     if not usual:
         return [Variant(method, key={"epochs": 0})]
     title = f"{Variant(method).name} (on most data sets)" if len({*epochs}) > 1 else ""
+    # Short trainings round to equal numbers of epochs; reversed, so that the smallest part keeps the number.
     parts = {max(1, round(part * usual)): part for part in reversed(PARTS)}
     return [Variant(method, title, key={"epochs": count}, part=parts[count]) for count in sorted(parts)]
 

@@ -49,6 +49,7 @@ def execute(
     ensure_packed(splits, runtime.data)
     check_training_images((run.config for run in runs), runtime.data)
     work = {run.path: count_images(run, states[run.path], runtime) for run in runs}
+    # Only if the user has chosen nothing about the launch.
     if launcher == Launcher() and sum(work.values()) < FEW_IMAGES:
         launcher = replace(launcher, max_concurrent=1)
     with connect(launcher, paths) as capacity:
@@ -60,6 +61,7 @@ def execute(
             delete_runs((run.path for run in runs), runtime)
         # Greedy packing of the longest first ends early.
         ordered = sorted(runs, key=lambda run: work[run.path], reverse=True)
+        # From here on an error changes the status of the collections; a refused command leaves them as they were.
         trackers.started = True
         progress = RunProgress(ordered, trackers, note if verbose else None)
         with progress.display:

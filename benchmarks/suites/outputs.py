@@ -69,6 +69,8 @@ def make_outputs(
         if folder.is_dir() and not failed:
             remove_outdated(folder, [*(table.name for table in tables), *(file.stem for file in drawn), *pictures])
 
+    # In this order: tables show what `finish` makes, and nothing is removed unless all of the new files exist. A part
+    # that fails does not stop the others, so that hours of training end in tables even if a plot fails.
     for part in (finish, tabulate, plot, clean):
         try:
             part()

@@ -96,6 +96,7 @@ def read_state(run: RunSpec, runtime: RuntimeConfig, *, force: bool = False) -> 
         target = Target.parse_unchecked(name)
         result = folder.evaluation(target, settings)
         if result and result.is_current(training, runtime.limit):
+            # An evaluation of other images than are packed now is refused, or repeated with --force, never reused.
             check_content(config, target.dataset, result.manifest_digest, runtime.data)
             current.add(name)
     if training.files:

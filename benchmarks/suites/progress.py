@@ -36,6 +36,7 @@ class TrialProgress:
         self._waiting, self._trace = set[str](), trace
 
     def note_start(self, trial: str, run: str) -> None:
+        # Tune starts a lost trial again without having reported its end.
         if trial in self.running:
             self.display.print(f"lost the process of {run}; it resumes from its last saved state")
         self.running.add(trial)

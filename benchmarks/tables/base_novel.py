@@ -54,6 +54,7 @@ def _speed_tables(suite: SuiteResults) -> list[Table]:
         by_dataset = []
         for dataset in suite.options.datasets:
             rows = suite.rows(variant, dataset)
+            # A mean over some of the runs or images would compare methods on different work.
             is_whole = not (rows.limited.any() or rows.fps.isna().any()) and (variant, dataset) not in unfinished
             fps, seconds, fps_model = measure_speeds(rows) if is_whole else (None, None, None)
             by_dataset.append((fps, fps_model, seconds))
@@ -188,6 +189,7 @@ def _printed_rows(suite: SuiteResults, dataset: str, table: str, key: str = "") 
 def paired_halves(suite: SuiteResults, variant: Variant, dataset: str, table: str = "") -> Sequence[Cell]:
     """Return our base, novel and HM on a data set or on average, each with that of the paper's `table`."""
     base, novel, hm = suite.halves(variant, dataset)
+    # Table 1 and the durations print the HM of the averages, these two the mean of the data sets' HMs.
     if dataset == AVERAGE and table in ("seed_stability", "ablation"):
         hm = suite.mean_of_hms(variant)
     numbers: Sequence[float | None] = (None, None, None)
@@ -196,6 +198,7 @@ def paired_halves(suite: SuiteResults, variant: Variant, dataset: str, table: st
     elif dataset != AVERAGE or suite.covers_paper:
         epochs = variant.key.get("epochs", 0) if table == "training_duration" else 0
         row = published.halves(variant.method, dataset, table, epochs)
+        # A shorter training changes the recipe, but this row is published for its epochs.
         if row and (epochs or not variant.changed):
             numbers = row.base, row.novel, row.hm
     return list(map(suite.with_published, (base, novel, hm), numbers))

@@ -44,7 +44,9 @@ def calibration_tables(variants: Mapping[str, pd.DataFrame], notes: Notes, suite
             words = f"{tested}, {count} (trained on {classes}{', ' + split if split != 'test' else ''})"
             cells = tuple(average_over_tests(results, column) for column in MEASURES)
             group = (classes != "base", order_in(tested, IMAGES)[0], words, tests)
+            # Only rows whose means are over the same tests are ranked.
             groups.setdefault(group, []).append(Row((words, title), cells, group=repr(tests)))
+    # Trained on base classes first, then in the order of IMAGES; within a group in the order of `variants`.
     rows = [row for group in sorted(groups) for row in groups[group]]
     name, labels, lines = f"{suite}-calibration".strip("-"), ("Test images", "Method"), list(notes.lines)
     lines[:1] = [" ".join([RULE, *lines[:1]])]

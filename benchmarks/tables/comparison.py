@@ -40,6 +40,7 @@ def comparison_table(
 
     variants: parts of the frame by title. Limited results are not compared.
     """
+    # A is the reference in every comparison, so that a positive difference is in its favour.
     compared = ((title, compare(variants, reference, title, draws=draws)) for title in variants if title != reference)
     comparisons = {title: comparison for title, comparison in compared if len(comparison.tasks)}
     corrected = holm([comparison.p for comparison in comparisons.values()])

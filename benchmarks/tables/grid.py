@@ -59,6 +59,7 @@ def sensitivity_variants(suite: SuiteResults) -> tuple[dict[Weights, Variant], d
     for variant in suite.variants:
         if variant.key:
             weights = (variant.key["nce_weight"], variant.key["kl_weight"])
+            # The variant with all of the paper's values is in both.
             if variant.key["nce_temperature"] == temperature:
                 by_weights[weights] = variant
             if weights == paper:

@@ -72,6 +72,7 @@ def describe_shared(runs: Iterable[tuple[str, RunConfig]]) -> str:
     values: dict[str, set[str]] = {}
     for name, value in (item for _, config in runs for item in describe_settings(config).items()):
         values.setdefault(name, set()).add(value)
+    # Settings of untrained runs have no shots and no recipe, so that they do not hide what the trained ones share.
     shared = {name: next(iter(distinct)) for name, distinct in values.items() if len(distinct) == 1}
     parts = [shared["backbone"]] if "backbone" in shared else []
     if shared.get("pretrained", "default") != "default":
@@ -107,6 +108,7 @@ def note_code(frame: pd.DataFrame) -> list[str]:
     for method, runs in frame[frame.source != ""].groupby("method", sort=False):
         installed = str(method_source(str(method)) or "")
         counts = runs.groupby("source").path.nunique()
+        # A single kind of code whose method is not installed here is no mixture, and needs no note.
         if len(counts) > 1 or (installed and installed != counts.index[0]):
             parts = [f"{plural(count, 'run')} by {source}" for source, count in counts.items() if source != installed]
             state = loading_error(str(method)) or f"installed: {installed}" if installed else "not installed"

@@ -87,6 +87,7 @@ def markdown_grid(headers: Sequence[str], body: Sequence[Sequence[str]], left: C
 
 def to_markdown(table: Table) -> str:
     """Render a title, the table, and its notes as a list."""
+    # Markdown has no underline; renderers of Markdown accept this HTML element.
     marked: dict[Mark | None, str] = {"best": "**{}**", "second": "<u>{}</u>", None: "{}"}
     headers = [_escape_markdown(header) for header in list_headers(table)]
     body = format_rows(table, marked, "*{}*", _escape_markdown)
@@ -101,6 +102,7 @@ def to_latex(table: Table) -> str:
     signs = {ord(sign): code for sign, code in MARKS.items()}
     body = format_rows(table, marked, r"\textit{{{}}}", escape_latex)
     for number, cells in enumerate(body):
+        # `format_rows` escapes texts only: the ± and † of numbers are still plain.
         cells[:] = [MINUS.sub("$-$", cell).translate(signs) for cell in cells]
         # LaTeX would read a bracket at the start of a row as an argument of the previous line break.
         cells[0] = "{}" + cells[0] if cells[0].startswith("[") else cells[0]
@@ -112,6 +114,7 @@ def to_latex(table: Table) -> str:
         hrules=True,
         environment="longtable" if is_long else "table*" if table.is_wide else "table",
         column_format="@{}" + "".join("l" if is_text else "r" for is_text in table.text_columns) + "@{}",
+        # pandas raises ValueError for a position in a longtable, which is always centred.
         position_float=None if is_long else "centering",
         caption=escape_latex(f"{table.title.rstrip('.')}. {describe_marks(table)}".strip()),
     )
@@ -159,6 +162,7 @@ def _style(table: Table, body: Sequence[Sequence[str]], headers: Sequence[str]) 
     from pandas.io.formats.style import Styler
 
     frame = pd.DataFrame([*body], columns=range(len(headers)))
+    # Without a `uuid` pandas draws a random one, and equal results would give different pages.
     styler = Styler(frame, uuid=re.sub(r"\W", "-", table.name), cell_ids=False).hide(axis="index")
     return styler.format_index(lambda number: headers[number], axis="columns")
 
@@ -170,6 +174,7 @@ def mark_code(text: str) -> str:
 
 def escape_latex(text: str) -> str:
     """Escape a text for LaTeX."""
+    # LaTeX prints two hyphens as a dash, in which flags such as --limit are not recognised.
     return "".join(LATEX.get(sign, sign) for sign in " ".join(text.split())).replace("--", "-{}-")
 
 
@@ -190,6 +195,7 @@ def to_csv(table: Table) -> str:
             else:
                 cells += [cell or "", *[""] * (len(parts) - 1)]
         lines.append(cells)
+    # The first element of a column is its header.
     used = [index < len(table.labels) or any(column[1:]) for index, column in enumerate(zip(*lines, strict=True))]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")

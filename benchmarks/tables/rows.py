@@ -53,6 +53,7 @@ def suite_table(
         # Published rows have their own best if ours are not comparable with them.
         apart = " published" if suite.why_incomparable else ""
         for words, numbers in printed(dataset) if suite.in_paper else ():
+            # Numbers are plain floats, or Metrics already if they have a deviation; None is a missing cell.
             metrics = tuple(Metric(number) if isinstance(number, float) else number for number in numbers)
             rows.append(Row((*first, *words), metrics, "published", group + apart, **more))
         for variant_title, variants in suite.group_by_title(key).items():
@@ -70,6 +71,7 @@ def published_title(method: str, venue: str = "") -> str:
 
 def measure_speeds(rows: pd.DataFrame) -> tuple[Metric | None, Metric | None, Metric | None]:
     """Return images per second, mean seconds of training, and images per second of the model."""
+    # A run has a row for each target, with the same seconds of training in all of them.
     seconds = rows.groupby("seed").train_seconds.first().dropna()
     trained = Metric(float(seconds.mean())) if len(seconds) else None
     return images_per_second(rows), trained, images_per_second(rows, "fps_model")

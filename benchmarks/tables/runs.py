@@ -65,6 +65,7 @@ def title_runs(frame: pd.DataFrame, reference: str = "") -> tuple[pd.DataFrame, 
     last = choose_reference(sort_methods(frame.method), reference)
     settings = zip(frame.method, frame.settings, strict=True)
     keys = [(method == last, *variant_order(method, values)) for method, values in settings]
+    # The reference's rows come last. By `repr`, as keys contain lists, which cannot be hashed.
     ranks = {repr(key): number for number, key in enumerate(sorted(keys))}
     frame = frame.assign(
         title=title_variants(frame),
@@ -82,6 +83,7 @@ def title_runs(frame: pd.DataFrame, reference: str = "") -> tuple[pd.DataFrame, 
     seeds = trained.groupby(["dataset", "classes", "target"]).seed.unique()
     parts = [trained]
     for key, rows in frame[frame.epochs == 0].groupby(["dataset", "classes", "target", "title"]):
+        # Seeds of trained results on the same target, else of all trained results, else its own.
         used_seeds = set(seeds.get(key[:3], trained.seed.unique())) or set(rows.seed)
         parts += [rows.head(1).assign(seed=seed) for seed in sorted(used_seeds)]
     return pd.concat(parts).sort_values(["dataset_rank", "order"], kind="stable"), left_out

@@ -66,7 +66,7 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
             rows.append(Row(labels, tuple(map(_metric, cells)), "published", group))
         is_comparable = not reason and report["settings"]["pretrained"] is None
         rows += _measured_rows(report, dataset, {row.key: row.accuracy for row in printed if is_comparable})
-    # Columns without a number, such as memory on a CPU, are left out.
+    # Columns without a number, such as memory on a CPU, are left out. A Metric is true even if its number is 0.
     used = [any(cells) for cells in zip(*(row.cells for row in rows), strict=True)]
     rows = [replace(row, cells=tuple(compress(row.cells, used))) for row in rows]
     title, labels, details = "Training time and speed of inference", ("Data set", "Method", "Mode"), describe(report)
@@ -85,6 +85,7 @@ def find_newest(suite: SuiteResults) -> Report | None:
         settings = report["backbone"]["name"], report["settings"]["classes"], report["settings"].get("options", {})
         if settings == expected and datasets >= {*suite.options.datasets} and methods >= {*suite.options.methods}:
             reports.append(report)
+    # Times in UTC of equal length sort as texts.
     return max(reports, key=lambda report: report["written"], default=None)
 
 

@@ -108,7 +108,9 @@ class Table:
                 cell = row.cells[index]
                 if row.group == group and isinstance(cell, Metric) and not (cell.limited or cell.chosen_on_test):
                     printed[number] = round(cell.mean, column.digits)
+                    # Published numbers are ranked with ours, although their seeds are unknown.
                     seeds |= {cell.seeds} if row.source == "ours" else set()
+            # Distinct printed values: two equal numbers are both the best, and the next one is the second.
             order = sorted(set(printed.values()), reverse=column.better == "high")
             if column.better and len(order) > 1 and len(seeds) <= 1:
                 ranks: dict[float, Mark] = dict(zip(order, ("best", "second"), strict=False))
@@ -136,6 +138,7 @@ def format_rows(
         elif table.reference and table.reference in row.labels:
             index = row.labels.index(table.reference)
             labels[index] = marked["best"].format(labels[index])
+        # A single label is kept, as a row without any label could not be read.
         if len(labels) > 1 and row.labels[0] == previous:
             labels[0] = ""
         previous = row.labels[0]
