@@ -77,7 +77,7 @@ def hm_bars(suite: SuiteResults) -> Figure | None:
         part = slice(start, start + across)
         bars: dict[str, Any] = {"yerr": deviations.iloc[part].astype(float), "error_kw": error_bars, "zorder": 2}
         bars |= {"color": [looks[title].colour for title in hms], "rot": 0, "width": 0.84, "legend": False}
-        # pandas draws a set of bars for each title, around 0, 1, ... for the data sets; `containers` has error bars too.
+        # pandas draws a set of bars for each title, at 0, 1, ... for the data sets; `containers` has error bars too.
         means.iloc[part].astype(float).plot.bar(ax=axes, **bars)
         bar_sets = [bar_set for bar_set in axes.containers if isinstance(bar_set, BarContainer)]
         for number, bar_set in enumerate(bar_sets if count > style.COLOURED else ()):

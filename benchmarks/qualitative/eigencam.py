@@ -41,6 +41,7 @@ def last_tokens(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> tuple[Ten
     """
     check_towers("a map of the image tower", ("image",), clip.name, clip.plain_towers)
     seen: list[TokenSequence] = []
+    # The third argument of a forward hook is the module's output.
     hook = clip.visual.transformer.register_forward_hook(lambda *call: seen.append(call[2]))
     try:
         # The shortcuts would leave out rows of the last block.
@@ -50,6 +51,7 @@ def last_tokens(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> tuple[Ten
     [sequence] = seen
     is_kept = torch.ones(sequence.x.shape[1], dtype=torch.bool)
     for index, rows in sequence.op_rows.items():
+        # A replacement stands at rows that were there before; those of prompts are left out by what added them.
         if plan.tokens[index].mode != "replace":
             is_kept[rows] = False
     # Inserted prompts do not reorder the tower's own rows: the class token comes first, then the patches.
@@ -74,6 +76,7 @@ def eigencam(patches: Tensor, class_token: Tensor, like: Tensor | None = None) -
     tokens, class_token, reference = (x.detach().cpu().double() for x in (patches, class_token, reference))
     mean = tokens.mean(dim=1)
     centred = tokens - mean[:, None]
+    # The first right singular vector of the centred tokens is their first principal component [B, D].
     direction = torch.linalg.svd(centred, full_matrices=False).Vh[:, 0]
     scores = torch.einsum("bnd,bd->bn", centred, direction)
     side = ((reference - reference.mean(dim=1, keepdim=True)) * scores).sum(dim=1)

@@ -40,6 +40,7 @@ def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, An
     """Make the pictures of a suite: images of its first data set, prompts of its last, the first seed."""
     first, last = results.options.datasets[0], results.options.datasets[-1]
     runs: dict[str, dict[str, TrainedRun]] = {first: {}, last: {}}
+    # All runs share one backbone.
     workbench = Workbench()
     for run in results.runs:
         if run.dataset in runs and run.seed == results.options.seeds[0]:
@@ -76,11 +77,13 @@ def compare(
     shards = open_dataset(runtime.data, target.dataset)
     selection = evaluation_split(shards, target.classes, target.split)
     results = [evaluate(run.config, target, runtime, trained=run).predicted or [] for run in runs.values()]
+    # Results of earlier commands may have more images than --limit asks for now.
     count = min(map(len, results)) if runtime.limit is None else min(runtime.limit, *map(len, results))
     predicted = np.array([labels[:count] for labels in results])
     right = predicted == selection.images.labels[:count]
     plans = {}
     for title, run in runs.items():
+        # Prompts are computed at the precision of the run, as for its predictions.
         with autocast(run.config.precision, run.clip.device):
             plans[title] = run.method.classifier(label_space(shards.manifest, selection.classnames)).image_plan
     as_seen = clip_transform(next(iter(runs.values())).clip)

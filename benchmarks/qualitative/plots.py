@@ -66,6 +66,7 @@ def draw_eigencam(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint8]]
         title = titles[row - 1]
         high, wide = image.shape[:2]
         panel.imshow(image @ LUMINANCE, cmap="gray", vmin=0, vmax=255, interpolation="bicubic")
+        # The map has a value for each patch: `extent` stretches it over the pixels of the image.
         over: dict[str, Any] = {"alpha": 0.55, "extent": (-0.5, wide - 0.5, high - 0.5, -0.5), "vmin": 0, "vmax": 1}
         panel.imshow(pick["eigencam"][title], cmap="inferno", interpolation="bicubic", **over)
     for title, panel in zip(["image", *titles], axes[:: len(picks)], strict=True):
@@ -101,6 +102,7 @@ def draw_prompts(record: Mapping[str, Any], dataset: str) -> Figure:
             word = token["cosine"][0]
             # The font of the plots does not have all letters.
             text = word["word"] if all(ord(letter) < 0x250 for letter in word["word"]) else f"token {word['token']}"
+            # Right of the panel: x in parts of its width, y in rows of the heat map.
             panel.text(1.01, number, text, transform=panel.get_yaxis_transform(), va="center", fontsize=7.5, color=INK)
     axes[-1].set_xlabel("dimension of the token embedding", fontsize=7.5)
     scale = figure.colorbar(image, ax=axes, extend="both", aspect=40)

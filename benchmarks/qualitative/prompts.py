@@ -45,6 +45,7 @@ class Words(NamedTuple):
         table = clip.text.token_embedding.weight.detach().cpu().float()
         rows = [row.tobytes() for row in table.numpy()]
         uses = Counter(rows)
+        # A model may have fewer embeddings than the tokenizer has tokens.
         chosen = {token: text for token, text in vocabulary().items() if token < len(rows) and uses[rows[token]] == 1}
         ids = torch.tensor(list(chosen), dtype=torch.long)
         return cls(ids, tuple(chosen.values()), table[ids].double())
@@ -99,6 +100,7 @@ def read_prompts(title: str, run: TrainedRun) -> dict[str, Any]:
 
     stages: the means, and what the text tower reads if that differs; none without prompts common to all classes.
     """
+    # Initialisation is seeded by the configuration, so the start of the training can be made again.
     start = make_method(run.config, run.clip, run.method.space)
     means, read = text_means(run.method), first_text_tokens(run.method)
     stages = {}

@@ -54,6 +54,7 @@ def list_mistakes(frame: pd.DataFrame, data: Path | None, reference: str = "") -
 
     frame: results with titles in `title`. reference: see `choose_reference`.
     """
+    # The only result of an untrained method has a row for each seed.
     frame = frame.drop_duplicates(["title", "path", "target", "evaluation"])
     groups = [rows for _, rows in frame.groupby(["dataset", "classes", "target", "manifest"], sort=False)]
     groups.sort(key=lambda rows: rows.accuracy.mean())
@@ -65,6 +66,7 @@ def _describe_target(frame: pd.DataFrame, data: Path | None, reference: str) -> 
     frame = frame if frame.limited.all() else frame[~frame.limited]
     target = Target.parse_unchecked(frame.target.iloc[0])
     by_title = {str(title): rows for title, rows in frame.groupby("title", sort=False)}
+    # Pooled over seeds, as the counts of the tables below.
     means = {title: float(rows.correct.sum() / rows.total.sum()) for title, rows in by_title.items()}
     methods = {title: rows.method.iloc[0] for title, rows in by_title.items()}
     first = next(title for title in methods if methods[title] == choose_reference(methods.values(), reference))
@@ -121,6 +123,7 @@ def _class_table(by_title: Mapping[str, pd.DataFrame], names: Sequence[str], tes
         total = np.sum([counts.total for counts in rows.per_class], axis=0)
         shares.append(100 * correct / np.where(total, total, np.nan))
     images = np.max([counts.total for rows in by_title.values() for counts in rows.per_class], axis=0)
+    # A row for each class: column 0 has the images, 1 and on the accuracies by title, NaN for a class without images.
     frame = pd.DataFrame([images, *shares], columns=names).T.dropna().sort_values(1, kind="stable")
     rows = [Row((label,), tuple(map(Metric, cells))) for label, *cells in frame.itertuples()]
     columns = (Column("Images", "", 0), *(Column(title, "") for title in by_title))
@@ -132,6 +135,7 @@ def _class_table(by_title: Mapping[str, pd.DataFrame], names: Sequence[str], tes
 def _matrix(frame: pd.DataFrame, wrong: pd.DataFrame, names: Sequence[str], test_set: str, name: str) -> Table:
     counts = np.diag(np.sum([classes.correct for classes in frame.per_class], axis=0))
     mistakes = wrong[wrong.title == frame.title.iloc[0]]
+    # `counts[...] += 1` would count repeated pairs of classes once.
     np.add.at(counts, (mistakes.label, mistakes.predicted), 1)
     rows = tuple(
         Row((f"{number} {label}",), tuple(map(Metric, row)))
@@ -144,6 +148,7 @@ def _matrix(frame: pd.DataFrame, wrong: pd.DataFrame, names: Sequence[str], test
 
 
 def _pair_table(wrong: pd.DataFrame, names: Sequence[str], test_set: str, name: str) -> Table:
+    # A row for each pair of true and predicted class, a column for each title.
     counts = wrong.groupby(["label", "predicted", "title"]).size().unstack(fill_value=0)
     most = counts.loc[counts.sum(axis=1).sort_values(ascending=False, kind="stable").index[:MAX_PAIRS]]
     rows = tuple(
@@ -164,6 +169,7 @@ def _list_images(
         return [], "No image is classified wrongly."
     images = wrong.groupby("position").agg(label=("label", "first"), times=("label", "size"))
     often = images.sort_values("times", ascending=False, kind="stable")
+    # `head` of groups keeps the order of the frame, the most often wrong images first.
     chosen = often.groupby("label").head(IMAGES_OF_CLASS).head(MAX_IMAGES)
     counted = f"{plural(len(images), 'image')} of {frame.total.max():,}"
     try:

@@ -139,7 +139,9 @@ def write_page(contents: Mapping[str, Any], folder: Path) -> None:
     environment.filters |= {"digest": _digest, "url": _to_url, "mark_code": lambda text: Markup(mark_code(text))}
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     files = PageFiles()
+    # The template calls `files.table` and `files.picture`, which collect the files and number them as they appear.
     page = template.render(contents, files=files, generator=GENERATOR)
+    # The page is last, so that its links lead somewhere.
     for name, content in {**files.contents, "index.html": page.encode()}.items():
         write_bytes(folder / name, content)
 

@@ -42,6 +42,7 @@ def write_report(
         head = page.read_text(encoding="utf-8", errors="replace")[:2000] if page.is_file() else ""
         if f'content="{GENERATOR}"' not in head:
             raise UsageError(f"{folder} is not empty and no report: name another folder with --out")
+    # The old report stays until the new one is made.
     report = build_report(results, names, selected, shown=shown or str(results), data=data, reference=reference)
     if folder.exists():
         shutil.rmtree(folder)

@@ -76,6 +76,7 @@ def read_sections(
     """
     folders = find_collections(results)
     sweeps = {folder.name for folder in folders if folder.parent.name == "sweep"}
+    # The folder of a suite is called as the suite is, not as the file that defines it.
     words = {name if name in sweeps else load_suite(name).name: name for name in names}
     problems = [(name, "was not started here") for name in words if name not in {folder.name for folder in folders}]
     sections: list[Section] = []
@@ -108,6 +109,7 @@ def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None
         open_targets.setdefault(path, []).append(target)
     errors = collection.failed, done.unreadable
     unfinished = (read_unfinished(results, path, *errors, targets) for path, targets in open_targets.items())
+    # `number` in the frame is the index of a variant.
     titles = {done.variants.index(variant): title for title, variant in done.by_title.items()}
     return Section(
         suite.name,

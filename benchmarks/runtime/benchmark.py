@@ -64,6 +64,7 @@ def suite_settings(suite: SuiteResults, runtime: RuntimeConfig, device: torch.de
 
 
 def _find_measured(settings: Settings, results: Path, device: torch.device) -> Path | None:
+    # Through JSON, in which tuples are lists, as in the report that was read.
     asked = json.loads(json.dumps(asdict(settings)))
     machine = _describe_device(device), environment(device)["cpu"]
     for file, report in load_runtime_reports(results):
@@ -82,7 +83,9 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) ->
     from procap.weights.loading import load_clip
 
     if device.type == "cuda":
+        # cuDNN's default for convolutions is TF32, also at --precision fp32.
         torch.backends.cudnn.allow_tf32 = False
+    # Of one minute, before this process adds to it.
     load, began = os.getloadavg()[0], time.perf_counter()
     datasets = [load_case_data(name, runtime.data, settings.classes) for name in settings.datasets]
     clip = load_clip(settings.backbone, settings.pretrained).to(device)

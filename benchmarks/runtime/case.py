@@ -65,6 +65,7 @@ class Case:
         self.method = make_method(config, models[mode], data.space)
         self.device = self.method.clip.device
         self.trains = config.recipe.epochs > 0
+        # No warm-up steps are left out: `prepare` has done them.
         self.meter = Meter(self.device, 0, MODEL)
         self.train_seconds, self.step_seconds, self.pass_seconds = list[float](), list[float](), list[float]()
         self.last_loss: float | None = None
@@ -92,6 +93,7 @@ class Case:
                 self.meter.step(len(images))
                 self.steps_done += 1
                 losses += [terms[-2] for terms in self._losses.take()]
+            # Waits for the last step, inside the timed block.
             losses += [terms[-2] for terms in self._losses.take(everything=True)]
         self.meter.settle()
         if self.steps_done > done:
@@ -108,9 +110,11 @@ class Case:
         correct, batch = [], self.config.recipe.test_batch_size
         transform = clip_transform(self.method.clip)
         with timed(self.device) as timing:
+            # Class features belong to a pass: the text tower is a large part of it for many classes.
             self.evaluation.update_classifier()
             batches = evaluation_batches(self.data.test.images, transform, batch, self.settings.workers)
             for pixels, labels, _ in self._moved(batches):
+                # Stays on the device, so that no batch waits for the previous one.
                 correct.append((self.evaluation(pixels).argmax(dim=1) == labels).sum())
         self.pass_seconds.append(timing.seconds)
         self.correct = int(torch.stack(correct).sum())
@@ -129,6 +133,7 @@ class Case:
             "precision": self.config.precision,
             "classes": len(self.data.fewshot.classnames),
             "steps": self.steps,
+            # The sum over epochs; `step_seconds` is over the means of the epochs, without the time that images take.
             "train_seconds": sum(self.train_seconds) if self.trains else None,
             "step_seconds": summarize(self.step_seconds) if self.trains else None,
             "encoder_fps": summarize([batch / seconds for seconds in encoder]),
@@ -188,6 +193,7 @@ def run_cases(data: CaseData, settings: Settings, models: Models) -> list[dict[s
         for method in settings.methods
         for mode in MODES
     ]
+    # All cases are in memory at once: training and then evaluation alternate between them.
     _train([case for case in cases if case.trains])
     encoder = _evaluate(cases, settings)
     return [case.row(seconds) for case, seconds in zip(cases, encoder, strict=True)]
@@ -222,6 +228,7 @@ def _evaluate(cases: Sequence[Case], settings: Settings) -> list[list[float]]:
     batch = min(settings.test_batch, len(test))
     transform = clip_transform(cases[0].method.clip)
     images = next(evaluation_batches(test, transform, batch, limit=batch))[0].to(device)
+    # The last batch of a pass may be smaller and is warmed up too.
     for case in cases:
         case.evaluation.prepare(images, len(test) % batch)
     work: list[Callable[[], object]] = [partial(case.evaluation, images) for case in cases]

@@ -107,6 +107,7 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
     assert kineto is not None and kineto.kineto_results is not None
     changes = [event for event in kineto.kineto_results.events() if event.name() == "[memory]"]
     alive = peak = 0
+    # `nbytes` is negative when memory is freed.
     for event in sorted(changes, key=lambda event: event.start_ns()):
         alive += event.nbytes()
         peak = max(peak, alive)

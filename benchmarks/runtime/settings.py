@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from runner.config import RunConfig, RuntimeConfig
 
+# The paper measures at 16 shots and seed 1.
 SHOTS, SEED = 16, 1
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}, "coprompt": {"sentences": "templates"}}
 """Defaults of the comparison. MaPLe-style, which the paper does not define, has ProCAP's tokens and recipe."""
