@@ -14,6 +14,7 @@ def main(argv: list[str] | None = None) -> int:
     from benchmarks.cli.app import run
 
     code = run(argv)
+    # With `argv` the caller's process goes on after the command.
     if argv is None and code > 128:
         timer = threading.Timer(EXIT_SECONDS, os._exit, (code,))
         timer.daemon = True

@@ -164,6 +164,7 @@ def _run(arguments: list[str]) -> int:
     verbose = "-v" in arguments or "--verbose" in arguments
     try:
         with sigterm_as_interrupt() as terminated, one_line_warnings():
+            # Without standalone mode Click raises errors instead of printing them and ending the process.
             command = typer.main.get_command(program)
             code = command.main(args=arguments or ["--help"], prog_name="procap", standalone_mode=False)
         sys.stdout.flush()

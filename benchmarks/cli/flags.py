@@ -277,6 +277,7 @@ def flat(command: Callable[..., int]) -> Callable[..., int]:
             flags[field.name] = inspect.Parameter(
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
             )
+            # The heading of the dataclass that defines the field: subclasses have headings of their own.
             owner = next(base for base in group.__mro__ if field.name in vars(base).get("__annotations__", ()))
             headings[field.name] = getattr(owner, "heading", "Options")
 

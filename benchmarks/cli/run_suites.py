@@ -46,6 +46,7 @@ def bench(
     runtime = runtime_config(runtime_flags, engine, limit=suite_flags.limit, evaluation=settings)
     plans = plan_suites(list(SUITES) if name == ALL else [name], suite_flags, runtime)
     runs = merge_runs(plans)
+    # Raises for runs that cannot be evaluated under these settings.
     for run in runs:
         settings.for_run(run.config)
     note_warmup(run.config for run in runs)
@@ -87,6 +88,7 @@ def bench(
         raise
     exporter_for(runtime).flush()
     remote.push_all()
+    # The error of a run says more than that its result is missing.
     failed = {path: why for made in outputs for path, why in made.failed_runs.items()} | failed
     done = [run.path for run in runs if run.path not in failed]
     return _show_outputs(name, outputs, done, failed, runtime, runtime_flags, output)

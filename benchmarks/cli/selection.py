@@ -181,6 +181,7 @@ def runtime_config(
 
 def run_filter(selection: SelectionFlags) -> Callable[[RunConfig], bool]:
     """Make a predicate that tests whether the flags select a run."""
+    # An empty list selects every run, also those of methods that are not installed.
     methods = {"all": [], "table1": table1_methods()}.get(selection.methods, split_names(selection.methods))
     groups, sets = dataset_groups(), split_names(selection.datasets)
     precisions, backbones, tags = map(split_names, (selection.precision, selection.backbone, selection.pretrained))

@@ -96,4 +96,5 @@ def _follow(client: JobSubmissionClient, job: str, stream: TextIO, verbose: bool
     note(f"job {job}: {status.lower()} {'' if code is not None or status == 'SUCCEEDED' else details.message}".strip())
     if code is None:
         return {"SUCCEEDED": 0, "STOPPED": 128 + signal.SIGTERM}.get(status, 1)
+    # A negative code is the signal that ended the process, as in Python's subprocess.
     return 128 - code if code < 0 else code

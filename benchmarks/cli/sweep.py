@@ -75,6 +75,7 @@ def sweep(
             # This imports torch, which a wrong flag need not wait for.
             from benchmarks.suites.execute import delete_runs
 
+            # Read again under the lock: a sweep that has just ended may have added configurations.
             delete_runs(sorted({path for configuration in folder.resume(settings) for path in configuration.runs}), at)
             folder.save(settings)
         return _execute(settings, folder, at, launcher, runtime, engine, output)
