@@ -44,7 +44,7 @@ def check_nodes(
     """Check all nodes that can execute runs, at the same time; generated data sets are packed here first.
 
     datasets: the splits to read of each. autoscale: nodes that start later are not checked.
-    Raises UserError that names each unusable node with its reasons, UserError for the data of this machine.
+    Raises UserError that names each unusable node with its reasons, or what is wrong with the data on this machine.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -160,7 +160,7 @@ class Sweep:
         return self.configurations[key]
 
     def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> tuple[Configuration, bool]:
-        """Return the configuration of the trial, and whether it has ended with it."""
+        """Return the configuration of the trial, and whether the configuration has ended with it."""
         key = self._running.pop(trial)
         before, scores = self.configurations[key], dict[str, float]()
         error = report.why if report.state == "failed" else ""

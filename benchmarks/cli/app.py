@@ -164,8 +164,8 @@ def _run(arguments: list[str]) -> int:
     verbose = "-v" in arguments or "--verbose" in arguments
     try:
         with sigterm_as_interrupt() as terminated, one_line_warnings():
-            # Without standalone mode Click raises errors instead of printing them and ending the process.
             command = typer.main.get_command(program)
+            # Without standalone mode Click raises errors instead of printing them and ending the process.
             code = command.main(args=arguments or ["--help"], prog_name="procap", standalone_mode=False)
         sys.stdout.flush()
         # Typer turns an interrupt into this code without a message.

@@ -40,7 +40,7 @@ def sweep(
     selection: flags.SelectionFlags,
     recipe: flags.RecipeFlags,
     launch: flags.LaunchFlags,
-    runtime: flags.RuntimeFlags,
+    runtime_flags: flags.RuntimeFlags,
     engine: flags.EngineFlags,
     mode: flags.ModeFlags,
     output: flags.OutputFlags,
@@ -52,41 +52,41 @@ def sweep(
     """
     library_defaults()
     launcher = launch.to_launcher()
-    at = runtime_config(runtime, engine)
-    settings = make_settings(searched, selection, recipe, at.data)
-    folder = SweepFolder(at.results / SWEEPS / settings.name)
-    RemoteResults.from_runtime(at).pull_all()
+    runtime = runtime_config(runtime_flags, engine)
+    settings = make_settings(searched, selection, recipe, runtime.data)
+    folder = SweepFolder(runtime.results / SWEEPS / settings.name)
+    RemoteResults.from_runtime(runtime).pull_all()
     tried = folder.resume(settings)
     # Raises for values that runs reject.
-    runs = [run for values in examples(settings) for run in make_runs(settings, values, at.data)]
-    check_training_images((run.config for run in runs), at.data)
+    runs = [run for values in examples(settings) for run in make_runs(settings, values, runtime.data)]
+    check_training_images((run.config for run in runs), runtime.data)
     if not mode.force:
         tried_paths = [path for configuration in tried for path in configuration.runs]
-        check_code(dict.fromkeys([*tried_paths, *(run.path for run in runs)]), at.results)
+        check_code(dict.fromkeys([*tried_paths, *(run.path for run in runs)]), runtime.results)
     if launcher.kind == "local":
-        find_unpacked(settings.datasets, at.data)
+        find_unpacked(settings.datasets, runtime.data)
         check_weights((run.config.backbone, run.config.pretrained) for run in runs)
     note_warmup(run.config for run in runs)
     if mode.dry_run:
         return _show_plan(settings, tried, output)
-    ensure_packed(settings.datasets, at.data)
+    ensure_packed(settings.datasets, runtime.data)
     with folder.locked():
         if mode.force:
             # This imports torch, which a wrong flag need not wait for.
             from benchmarks.suites.execute import delete_runs
 
             # Read again under the lock: a sweep that has just ended may have added configurations.
-            delete_runs(sorted({path for configuration in folder.resume(settings) for path in configuration.runs}), at)
+            delete_runs(sorted({path for stored in folder.resume(settings) for path in stored.runs}), runtime)
             folder.save(settings)
-        return _execute(settings, folder, at, launcher, runtime, engine, output)
+        return _execute(settings, folder, runtime, launcher, runtime_flags, engine, output)
 
 
 def _execute(
     settings: SweepSettings,
     folder: SweepFolder,
-    at: RuntimeConfig,
+    runtime: RuntimeConfig,
     launcher: Launcher,
-    runtime: flags.RuntimeFlags,
+    runtime_flags: flags.RuntimeFlags,
     engine: flags.EngineFlags,
     output: flags.OutputFlags,
 ) -> int:
@@ -94,17 +94,17 @@ def _execute(
     from benchmarks.suites.execute import note_capacity
     from benchmarks.sweeps.progress import SweepProgress
 
-    progress = SweepProgress(settings, at, folder, note if output.verbose else None)
+    progress = SweepProgress(settings, runtime, folder, note if output.verbose else None)
     searched = progress.sweep
     note(f"{_format_title(settings)}; {searched.count('finished', 'stopped')} with a score already")
     # Workers print nothing and do not send to MLflow: the driver does both for all runs.
-    paths = StoragePaths.with_absolute_paths(runtime.data, runtime.results, replace(at, quiet=True, tracking_uri="off"))
+    silent = replace(runtime, quiet=True, tracking_uri="off")
+    paths = StoragePaths.with_absolute_paths(runtime_flags.data, runtime_flags.results, silent)
     try:
         if not searched.is_complete:
             with connect(launcher, paths, always_ray=True) as capacity, progress.display:
                 if launcher.kind == "ray":
-                    datasets = dict.fromkeys(settings.datasets, TRAINING_SPLITS)
-                    check_nodes(paths, datasets, autoscale=launcher.autoscale)
+                    check_nodes(paths, dict.fromkeys(settings.datasets, TRAINING_SPLITS), autoscale=launcher.autoscale)
                 note_capacity(capacity)
                 # Only now: a sweep that failed the checks must not occupy its name.
                 folder.save(settings, searched.configurations.values())
@@ -112,12 +112,12 @@ def _execute(
     except BaseException as error:
         if searched.configurations:
             progress.close(status_after(error))
-            RemoteResults.from_runtime(at).try_push_all()
+            RemoteResults.from_runtime(runtime).try_push_all()
         raise
-    RemoteResults.from_runtime(at).pull_all()
+    RemoteResults.from_runtime(runtime).pull_all()
     progress.close("failed" if searched.count("failed") else "interrupted" if searched.count("running") else "finished")
-    exporter_for(at).flush()
-    return _show_outcome(searched, runtime, engine, output)
+    exporter_for(runtime).flush()
+    return _show_outcome(searched, runtime_flags, engine, output)
 
 
 def _show_outcome(

@@ -127,7 +127,7 @@ def count_images(run: RunSpec, state: RunState, runtime: RuntimeConfig) -> float
 
 
 def find_obstacle(suite: Suite, options: SuiteOptions, *, several: bool = False) -> str:
-    """Explain why a suite cannot run on an own data set; "" if it can. several: nor on further data sets."""
+    """Explain why a suite cannot run on a user's data set; "" if it can. several: it may not need further data sets."""
     for name in (name for name in options.datasets if kind_of_name(name) == "own"):
         dataset, targets = resolve_dataset(name, options.data), suite.targets(options, name)
         further = sorted({target.dataset for target in targets} - {name, *options.datasets})

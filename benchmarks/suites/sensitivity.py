@@ -27,9 +27,9 @@ def grid(options: SuiteOptions, method: str) -> list[Variant]:
         return [Variant(method)]
     lambdas, betas = (QUICK_LAMBDAS, QUICK_BETAS) if options.quick else (LAMBDAS, BETAS)
     temperatures = QUICK_TEMPERATURES if options.quick else TEMPERATURES
-    (own_weight, own_beta), own_temperature = paper_weights()
-    points = [(weight, beta, own_temperature) for weight in lambdas for beta in betas]
-    points += [(own_weight, own_beta, temperature) for temperature in temperatures]
+    (paper_weight, paper_beta), paper_temperature = paper_weights()
+    points = [(weight, beta, paper_temperature) for weight in lambdas for beta in betas]
+    points += [(paper_weight, paper_beta, temperature) for temperature in temperatures]
     names = ("nce_weight", "kl_weight", "nce_temperature")
     settings = [dict(zip(names, point, strict=True)) for point in dict.fromkeys(points)]
     return [Variant(method, key=setting, options=setting) for setting in settings]
