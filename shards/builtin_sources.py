@@ -71,6 +71,7 @@ class DigitsPart:
         labels = np.asarray(scans.target, np.int64)
         for position in split_digits(labels)[self.split][self.start : self.stop]:
             label = int(labels[position])
+            # scikit-learn's pixels are 0 to 16.
             grey = np.rint(scans.images[position] * (255 / 16)).astype(np.uint8)
             yield ImageRecord(f"{self.split}/{DIGITS[label]}/{position:04d}.png", label, png(grey))
 

@@ -90,6 +90,7 @@ def find_duplicates(images: Iterable[tuple[str, CheckedImage]]) -> list[str]:
             copies.setdefault((first_split, split), []).append(f"{image.path} = {first.path}")
     notes = []
     for (first_split, split), pairs in copies.items():
+        # Splits come in the order train, val, test, so of a leak the image in test is the copy.
         is_leak = first_split != split == "test"
         number = "1 image is a copy" if len(pairs) == 1 else f"{len(pairs):,} images are copies"
         originals = f"{'other ' * (first_split == split)}images{f' in {first_split}' * bool(first_split)}"
@@ -160,6 +161,7 @@ def check_dataset(
         reports[split] = SplitReport(split, entry.count, len(entry.shards), present)
         try:
             images = shards.list_images(split)
+            # Paths are read on demand: here, so that an altered list is reported even if all images decode.
             _ = images.paths
         except UserError as error:
             reports[split].problems.append(str(error))

@@ -67,6 +67,7 @@ def list_hub(
     files: dict[str, Archive] = {}
     with translate_errors(f"hf://{repository}"):
         for entry in HfApi().list_repo_tree(repository, folder, repo_type=repo_type):
+            # Archives are stored in LFS, which states their SHA-256; small files such as the README are not.
             if isinstance(entry, RepoFile) and entry.lfs:
                 url = hf_hub_url(repository, entry.path, repo_type=repo_type)
                 files[entry.path] = Archive(url, Path(entry.path).name, size=entry.size, sha256=entry.lfs.sha256)
@@ -163,6 +164,7 @@ def fetch_file(archive: Archive, target: Path, on_progress: Callable[[int], None
     for algorithm, expected in (("sha256", archive.sha256), ("md5", archive.md5)):
         with part.open("rb") as stream:
             if expected and hashlib.file_digest(stream, algorithm).hexdigest() != expected:
+                # Kept, it would have the right size at the next attempt, which would download nothing and fail again.
                 part.unlink()
                 what = f"its {algorithm.upper()} is not {expected}"
                 raise UserError(

@@ -86,6 +86,7 @@ def draw_positions(train_labels: Labels, val_labels: Labels, shots: int, seed: i
     """
     if shots == 0:
         return list(range(len(train_labels))), list(range(len(val_labels)))
+    # One stream for train and then val, as in CoOp: the validation images depend on the draws before.
     rng = random.Random(seed)
     drawn: tuple[list[int], list[int]] = [], []
     for labels, count, chosen in zip((train_labels, val_labels), (shots, min(shots, VAL_SHOTS)), drawn, strict=True):
@@ -135,6 +136,7 @@ def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all")
     train = shards.split("train")
     val = shards.split("val") if "val" in shards.manifest.splits else train.subset([])
     in_train, in_val = draw_positions(train.labels, val.labels, shots, seed)
+    # CoOp takes the halves of the labels among its drawn training images.
     labels = select_labels(train.labels[in_train], classes)
     chosen = select_images(train, in_train, labels)
     return FewShot(

@@ -20,6 +20,8 @@ NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS
 @contextmanager
 def replace_at_end(file: Path) -> Iterator[Path]:
     """Yield the name of a temporary file next to `file`, which replaces it at the end of the block unless it fails."""
+    # In the same folder, because a rename is atomic within one file system alone. Several processes or threads may
+    # write the same file.
     temporary = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         yield temporary
@@ -35,6 +37,7 @@ def write_file(file: Path, content: bytes | str) -> None:
     with replace_at_end(file) as temporary, temporary.open("wb") as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
         stream.flush()
+        # Otherwise the new name can reach the disk before the content: after a power failure the file would be empty.
         os.fsync(stream.fileno())
 
 

@@ -71,6 +71,7 @@ def load_batches(
     on_error: OnError = raise_error,
 ) -> Iterator[tuple[list[str], Tensor]]:
     """Yield names and transformed images [B, 3, S, S], in order. on_error: called for images that are left out."""
+    # Threads write to it; it is read when all images of a batch are done.
     broken: dict[str, str] = {}
 
     def prepare(image: EncodedImage, out: Tensor) -> None:

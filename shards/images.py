@@ -61,6 +61,7 @@ def decode_pixels(data: bytes) -> NDArray[np.uint8]:
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
             _check_size(width, height)
             if colours in ("YCbCr", "Gray"):
+                # By default with the accurate DCT and upsampling, as Pillow does: equal pixels, which a test compares.
                 return simplejpeg.decode_jpeg(data)
     return np.array(decode(data))
 
@@ -72,6 +73,7 @@ def turn_upright(data: bytes) -> bytes:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
             buffer, file_format = io.BytesIO(), "JPEG" if image.format == "MPO" else image.format
+            # A JPEG is encoded a second time here: full colour resolution keeps the loss small.
             decode(data, upright=True).save(buffer, file_format, quality=95, subsampling=0)
             return buffer.getvalue()
     return data

@@ -19,6 +19,7 @@ from shards.manifest import Manifest, repack_hint
 
 INDEX_FILE = "index.npy"
 PATHS_FILE = "paths.txt"
+# Fixed widths and byte order: the same file and SHA-256 on all machines.
 INDEX = np.dtype([("shard", "<u4"), ("size", "<u4"), ("offset", "<u8"), ("label", "<i4")])
 """One image: the number of its shard, the bytes it has there and where they begin, and its label."""
 
@@ -56,5 +57,6 @@ def _read_verified(folder: Path, split: str, name: str, sha256: str) -> bytes:
 def list_digest(paths: bytes, labels: NDArray[np.int64], classnames: Sequence[str]) -> str:
     """Compute the first 16 hex digits of SHA-256 over lines path<TAB>label<TAB>class name; `paths` has one per line."""
     ends = [f"\t{label}\t{name}".encode() for label, name in enumerate(classnames)]
+    # Not strict: behind the last line end `split` gives one more, empty path.
     lines = (path + ends[label] for path, label in zip(paths.split(b"\n"), labels.tolist(), strict=False))
     return hashlib.sha256(b"\n".join(lines)).hexdigest()[:16]

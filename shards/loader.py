@@ -26,6 +26,7 @@ from shards.reader import Split
 from shards.rng import generator, stream_seed
 from shards.transforms import EvalTransform, TrainAugment
 
+# Main memory for decoded training images, and the batches that threads prepare while an earlier one is used.
 CACHE_BYTES = 2**30
 BATCHES_AHEAD = 2
 
@@ -53,8 +54,10 @@ class DecodedImages:
 
     def keep(self, i: int, image: Image) -> None:
         """Keep a decoded image if there is room."""
+        # Pillow stores an RGB pixel in four bytes.
         size = 4 * image.width * image.height
         with self._lock:
+            # Two threads may have decoded the same image: it takes room once.
             if i not in self._images and size <= self._room:
                 self._room -= size
                 self._images[i] = image
@@ -104,6 +107,7 @@ class TrainStream:
         if self.one_class:
             draw = random.Random(stream_seed(self.seed, "order", epoch))
             return one_class_order(self.split.labels.tolist(), self.batch_size, draw)
+        # The same permutation on every rank, which takes its part of each batch.
         return torch.randperm(len(self.split), generator=generator(self.seed, "order", epoch)).tolist()
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
@@ -120,6 +124,7 @@ class TrainStream:
         shares = [self.share(batch) for batch in batches]
         prepared = prepare_batches(shares, prepare, self.augment.shape, self.workers)
         for (_, images), batch in zip(prepared, batches, strict=True):
+            # All ranks compute the loss of the gathered batch, so they need all of its labels.
             yield images, self.labels[batch]
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[list[int]]:
@@ -130,6 +135,7 @@ class TrainStream:
 
     def share(self, batch: list[int]) -> list[int]:
         """Return this process's part of a global batch."""
+        # Interleaved: a gather over all ranks puts image i of rank r back to i * world_size + r.
         return batch[self.rank :: self.world_size]
 
     def image(self, i: int, generator: torch.Generator) -> Tensor:
@@ -138,6 +144,7 @@ class TrainStream:
 
     def augment_generator(self, epoch: int, i: int) -> torch.Generator:
         """Return the generator for the augmentation of image `i` in `epoch`."""
+        # Named by the image, so that its view does not depend on the thread, the rank or the step that prepares it.
         return generator(self.seed, "augment", epoch, i)
 
 
@@ -189,6 +196,7 @@ def evaluation_batches(
     with closing(read_batches(split, batch_size, limit, rank=rank, world_size=world_size)) as batches:
         for batch, images in prepare_batches(batches, prepare, shape, workers):
             indices = torch.tensor([i for i, _ in batch])
+            # `labels[-1]` would be the label of the last image.
             yield images, torch.where(indices < 0, -1, labels[indices]), indices
 
 
@@ -197,10 +205,12 @@ def read_batches(
 ) -> Generator[list[tuple[int, bytes]]]:
     """Yield index and encoded bytes of the images of each batch of `evaluation_batches`; index -1 is padding."""
     count = len(split) if limit is None else min(limit, len(split))
+    # Consecutive images lie in few shards, which the rank reads as a whole.
     block = range(rank * count // world_size, (rank + 1) * count // world_size)
     indices_of_rank = torch.full((math.ceil(count / world_size),), -1)
     indices_of_rank[: len(block)] = torch.arange(block.start, block.stop)
     with closing(split.stream(block)) as encoded:
+        # An empty tensor would be split into one empty batch.
         for batch in indices_of_rank.split(batch_size) if len(indices_of_rank) else ():
             yield [(i, next(encoded) if i >= 0 else b"") for i in batch.tolist()]
 
@@ -214,6 +224,7 @@ def prepare_batches(
     """
 
     def start(share: list[T]) -> tuple[list[T], Tensor, list[Future[object]]]:
+        # Each item writes its row of the batch: stacking would copy all of them once more.
         images = torch.empty(len(share), *shape)
         pairs = zip(share, images, strict=True)
         if pool is not None:

@@ -78,6 +78,7 @@ class Manifest(BaseModel):
     @property
     def digest(self) -> str:
         """16 hex digits that identify the content of the whole data set."""
+        # Of the fields and not of the file, so that white space in it does not count.
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
@@ -95,6 +96,7 @@ def convention_texts(manifest: Manifest) -> dict[str, str]:
     templates = (manifest.template, *manifest.templates)
     return {
         "classnames.txt": "".join(f"{name}\n" for name in names),
+        # CLIP_benchmark fills {c} with the class name.
         "zeroshot_classification_templates.txt": "".join(f"{line.replace('{}', '{c}')}\n" for line in templates),
         **{f"{split}/nshards.txt": f"{len(entry.shards)}\n" for split, entry in manifest.splits.items()},
     }

@@ -69,6 +69,7 @@ def refresh(root: Path, name: str) -> None:
             raise
         warnings.warn(f"{error}; the copy of '{name}' in {folder} is used", stacklevel=3)
         return
+    # Before the copy is deleted below: a server may send an error page as a file.
     parse_manifest(content.decode(errors="replace"), redact(url), name, "report it to the publisher of the data")
     with file_lock(root / f".{name}.lock", remove=True):
         if not file.is_file() or file.read_bytes() != content:
@@ -89,6 +90,7 @@ def fetch_shards(folder: Path, entry: SplitEntry) -> None:
     if is_mirror(folder.parent):
         for shard in entry.shards:
             file = folder / shard.file
+            # The size is enough, because `download` shows a file only after its SHA-256 was compared.
             if not (file.is_file() and file.stat().st_size == shard.size):
                 _fetch(folder, shard.file, shard.sha256, shard.size)
 

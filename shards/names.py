@@ -34,11 +34,13 @@ def unsafe_path(path: str) -> str:
 def unfit_texts(classnames: Iterable[str], templates: Iterable[str]) -> Iterator[str]:
     """Explain why class names or templates cannot be stored as lines; equal names are allowed."""
     for label, name in enumerate(classnames):
+        # Underscores become blanks in prompts, so a name of underscores alone would leave no word.
         if has_control(name) or name != name.strip() or not name.replace("_", " ").strip():
             yield f"class name {label} is {name!r:.200}"
     for template in templates:
         if has_control(template) or template != template.strip():
             yield f"the template is {template!r:.200}"
+        # Prompts are made by `str.format`, which reads all other braces as fields.
         elif template.count("{}") != 1 or "{" in template.replace("{}", "") or "}" in template.replace("{}", ""):
             yield f"the template {template!r:.200} must hold one {{}} and no other brace"
 

@@ -75,9 +75,11 @@ def pack_source(
     image, an older set of that name stays unchanged. force: pack again what is valid. on_note: called with notes of the
     source and with duplicate images. Raises UserError when all images were read, for all problems together.
     """
+    # A manifest has no split without a shard.
     source = replace(source, counts={split: count for split, count in source.counts.items() if count})
     _check_texts(source)
     refuse_packing(data_root)
+    # It will not be packed: decode all images now, so that one attempt names the broken ones as well.
     if source.problems:
         source = check_source(source, workers=workers, on_progress=on_progress)
     if on_note:
@@ -92,13 +94,16 @@ def pack_source(
         with file_lock(folder.with_name(f".{source.name}.lock"), remove=True):
             # A packing that was killed leaves its folder.
             shutil.rmtree(partial, ignore_errors=True)
+            # Inside the lock, because another process may have packed the set while this one waited.
             if not force and (manifest := _find_valid(source, data_root)):
                 return manifest
+            # The folder is deleted below: never one that packing did not write, such as raw images of that name.
             if folder.exists() and not (folder / FILE).exists() and (not folder.is_dir() or any(folder.iterdir())):
                 hint = "move it away or choose another --data folder"
                 raise UserError(f"{folder} exists but is no packed data set; {hint}")
             try:
                 manifest = _write(source, partial, per_shard, workers, on_progress, on_note)
+                # A rename cannot replace a folder that has files.
                 shutil.rmtree(folder, ignore_errors=True)
                 os.rename(partial, folder)
             finally:
@@ -125,6 +130,7 @@ def _find_valid(source: Source, data_root: Path) -> Manifest | None:
     try:
         shards = open_dataset(data_root, source.name)
         for split in shards.manifest.splits:
+            # Hashes would need every byte to be read; `procap data check` compares them.
             shards.check_sizes(split)
     except UserError:
         return None
@@ -160,6 +166,7 @@ def _write(
     """Write a data set into `folder`, the manifest last."""
     counts = source.counts
     images = sum(counts.values())
+    # By the average size, because the shards are planned before any image is read.
     while per_shard > 1 and per_shard * (source.size or 0) > SHARD_BYTES * images:
         per_shard //= 2
     ranges = source.ranges(per_shard)
@@ -208,6 +215,7 @@ def pack_shard(task: ShardTask) -> tuple[PackedShard, list[str]]:
     images: list[CheckedImage] = []
     problems: list[str] = []
     file.parent.mkdir(parents=True, exist_ok=True)
+    # No encoder, so that bytes stay as they are; no time, so that equal images make equal shards.
     with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
         for position, record in zip(range(task.start, task.stop), task.part.records(), strict=True):
             try:
@@ -216,10 +224,12 @@ def pack_shard(task: ShardTask) -> tuple[PackedShard, list[str]]:
                 problems.append(describe_unreadable(task.split, record.path, error))
                 continue
             sample = make_sample(sample_key(position), record)
+            # Before the sample is written: here `offset` is the position of its first header.
             offset = image_offset(sample, record.extension, writer.tarstream.offset)
             digest, size = content_digest(record.data), len(record.data)
             images.append(CheckedImage(record.path, record.label, digest, offset, size))
             writer.write(sample)
+    # With problems the count is too high, but then `_write` raises before it makes a manifest.
     shard = Shard(file=task.file, sha256=file_sha256(file), size=file.stat().st_size, count=task.stop - task.start)
     return (shard, images), problems
 

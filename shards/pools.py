@@ -60,8 +60,10 @@ def map_in_order(function: Callable[[Item], Started], tasks: Iterable[Item], wor
     if workers <= 1:
         yield from map(function, tasks)
         return
+    # A forked process would inherit locks that threads of this one hold, such as those of torch or a progress bar.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
     try:
+        # A second task for each worker waits in the queue, and few results wait for their turn.
         for future in prefetch(tasks, lambda task: pool.submit(function, task), 2 * workers):
             yield future.result()
     except BrokenProcessPool:

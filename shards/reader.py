@@ -61,6 +61,7 @@ class SplitFiles:
         """Read `size` bytes at `offset` of a shard; raises UserError when they are not there."""
         file = self.folder / self.shards[number].file
         try:
+            # Opened for each read, at a position: threads share no file object, and no shard stays open.
             with file.open("rb", buffering=0) as stream:
                 data = os.pread(stream.fileno(), size, offset)
         except OSError as error:
@@ -110,6 +111,7 @@ class Split:
 
     def decode(self, i: int, data: bytes) -> Image:
         """Decode the bytes of image `i`; raises as `image` does."""
+        # Imported here: most commands read lists alone, without Pillow and simplejpeg.
         from shards.images import decode
 
         return self._decoded(decode, i, data)

@@ -39,13 +39,16 @@ def filesystem(location: str) -> tuple[Any, str]:
 
         # aiohttp's default would end every download after five minutes.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SOCKET_SECONDS, sock_read=SOCKET_SECONDS)
+        # A server that compresses would send sizes and ranges that are not those of the file.
         headers = {"User-Agent": "procap", "Accept-Encoding": "identity"}
+        # By default aiohttp reads neither the proxy variables nor ~/.netrc.
         client = {"timeout": timeout, "headers": headers, "trust_env": True}
         return fsspec.filesystem("http", client_kwargs=client), url
     if redact(url) != url:
         reason = "a name, a password or a key in it would end up in logs: put credentials into the environment"
         raise UsageError(f"{redact(url)}: {reason} instead")
     try:
+        # Otherwise what other machines write after the first listing would stay invisible to this process.
         files, inner = fsspec.url_to_fs(url, use_listings_cache=False)
     except (ImportError, ValueError) as error:
         raise UsageError(f"{url} cannot be opened ({error})") from error
@@ -156,6 +159,7 @@ class RemoteFolder:
         """Read many small files at once; those that do not exist are left out."""
         with translate_errors(self.url):
             files, root = filesystem(self.url)
+            # One `cat` of all paths, which the drivers of object stores read concurrently.
             paths = {f"{root}/{name}": name for name in names}
             answers = files.cat(list(paths), on_error="return") if paths else {}
         contents = {}
@@ -180,6 +184,7 @@ class RemoteFolder:
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""
+        # `suppress` comes second, so that it sees the error before it is translated.
         with translate_errors(join(self.url, name)), suppress(FileNotFoundError):
             files, root = filesystem(self.url)
             files.rm_file(f"{root}/{name}")

@@ -74,6 +74,7 @@ def packed_names(data_root: Path) -> list[str]:
     if not data_root.is_dir():
         return []
     names = [file.parent.name for file in data_root.glob(f"*/{FILE}")]
+    # `glob` also finds hidden folders, such as that of a packing in progress, whose names do not match.
     return sorted(name for name in names if PACKED_NAME.fullmatch(name))
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 def stream_seed(seed: int, *names: str | int) -> int:
     """Compute a 63-bit seed for the stream called `names` under the run's `seed`; independent for different names."""
+    # Not Python's `hash`, which is salted in every process. Seeds that lie close together give unrelated streams.
     path = "/".join(map(str, (seed, *names)))
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") >> 1
 
@@ -19,4 +20,5 @@ def generator(seed: int, *names: str | int) -> torch.Generator:
     """Make a CPU generator at the start of the named stream, e.g. `generator(1, "noise", step)`."""
     import torch
 
+    # Also for a GPU: its generators draw different numbers from the same seed.
     return torch.Generator().manual_seed(stream_seed(seed, *names))

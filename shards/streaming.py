@@ -79,6 +79,7 @@ def stream_images(
 
         reads = prefetch(positions_by_shard.items(), read, SHARDS_AHEAD)
         for i in order:
+            # Shards are read in the order of their first image, so the missing image comes with one of the next shards.
             while (position := int(positions[i])) not in images:
                 images |= next(reads).result()
             yield images.pop(position)

@@ -37,6 +37,7 @@ def make_sample(key: str, record: ImageRecord) -> dict[str, str | bytes]:
 
 def image_offset(sample: Mapping[str, str | bytes], extension: str, start: int) -> int:
     """Compute the offset of the image of a sample in a tar in which the sample begins at byte `start`."""
+    # In TarWriter's order. Each member has one header block: short ASCII names and a whole mtime need no PAX header.
     for name in sorted(sample.keys() - {"__key__"}):
         start += tarfile.BLOCKSIZE
         if name == extension:

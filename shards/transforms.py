@@ -20,6 +20,7 @@ from torch import Tensor
 
 from shards.images import shorter_side
 
+# The default of torchvision's RandomResizedCrop.
 CROP_RATIO = (3 / 4, 4 / 3)
 
 # RandAugment as Dassl's trainers use it.
@@ -79,6 +80,7 @@ class EvalTransform:
         size = shorter_side(image.size, self.image_size)
         if size != image.size:
             image = image.resize(size, resampling)
+        # As torchvision's CenterCrop: Python's `round` gives the even number for a half.
         left, top = (round((length - self.image_size) / 2) for length in size)
         return image.crop((left, top, left + self.image_size, top + self.image_size))
 
@@ -177,6 +179,7 @@ def crop_box(
     low, high = (math.log(ratio) for ratio in CROP_RATIO)
     for _ in range(10):
         area = width * height * _uniform(*scale, generator)
+        # In float32, as torchvision computes it: `math.exp` would give other boxes where a side is rounded.
         ratio = torch.exp(torch.empty(1).uniform_(low, high, generator=generator)).item()
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
@@ -190,6 +193,7 @@ def crop_box(
 
 def jitter_colours(image: Image, strength: float, generator: torch.Generator) -> Image:
     """Scale brightness, contrast and saturation by factors in [1 - strength, 1 + strength], in random order."""
+    # The order before the factors, as in torchvision's ColorJitter, so that equal generators give equal images.
     order = torch.randperm(4, generator=generator).tolist()
     low, high = max(0.0, 1 - strength), 1 + strength
     factors = [_uniform(low, high, generator) for _ in range(3)]

@@ -62,6 +62,7 @@ def device_evaluation_batches(
         height, width, _ = pixels.shape
         if fits(width, height, size):
             return pixels
+        # S x S pixels already, which the device's resize to S x S leaves as they are.
         return np.array(transform.crop(Image.fromarray(pixels)))
 
     @cache
@@ -81,6 +82,7 @@ def device_evaluation_batches(
     with (
         thread_pool(workers, "images") as pool,
         closing(read_batches(split, batch_size, rank=rank, world_size=world_size)) as batches,
+        # The inner one starts decoding in threads, the outer one issues device work on images that are decoded.
         closing(prefetch(prefetch(batches, start, BATCHES_AHEAD), issue, BATCHES_AHEAD)) as issued,
     ):
         for take in issued:
@@ -106,6 +108,7 @@ class DeviceResize:
             along.append(rows if turn else columns)
             across.append(columns if turn else rows)
             turned.append(turn)
+        # [A, 3, L] each: L pixels along the side that is resized first, A across it.
         crops = [
             image.permute(1, 2, 0) if turn else image.transpose(1, 2)
             for image, turn in zip(images, turned, strict=True)

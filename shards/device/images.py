@@ -129,6 +129,7 @@ class DeviceCrops:
             image[view.top : view.top + view.height, :, view.left : view.left + view.width]
             for image, view in zip(images, views, strict=True)
         ]
+        # [A, 3, L] each: L pixels along the side that is resized first, A across it.
         crops = [crop.transpose(0, 2) if turn else crop for crop, turn in zip(crops, turned, strict=True)]
 
         def make_matrices(group: slice) -> tuple[Tensor, Tensor]:
@@ -202,9 +203,11 @@ def resize_crops(crops: Sequence[Tensor], make_matrices: Callable[[slice], tuple
 def _resize(canvas: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Resize crops [G, A, 3, L] by matrices [G, 2 S, L] and then [G, 2 S, A] to [G, 3, S, S] uint8."""
     # With `out=`, autocast does not change the precision of the product; in bfloat16 it would not be exact.
+    # [G, 3 A, L] times [G, L, 2 S] is [G, 3 A, 2 S], rounded to [G, 3 A, S]; all rows of all colours in one product.
     pixels = canvas.flatten(1, 2).float()
     sums = torch.bmm(pixels, first.transpose(1, 2), out=pixels.new_empty(*pixels.shape[:2], first.shape[1]))
     half = _round(*sums.chunk(2, dim=2)).unflatten(1, (-1, 3)).flatten(2).float()
+    # [G, 2 S, A] times [G, A, 3 S] is [G, 2 S, 3 S], rounded to [G, S, 3 S].
     sums = torch.bmm(second, half, out=half.new_empty(*second.shape[:2], half.shape[2]))
     return _round(*sums.chunk(2, dim=1)).unflatten(2, (3, -1)).transpose(1, 2)
 

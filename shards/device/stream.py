@@ -107,11 +107,13 @@ class DeviceTrainStream(TrainStream):
         if fits(image.width, image.height, size) and self._room:
             return PreparedImage(i, view, _pixels(image), whole=True)
         self._images.keep(i, image)
+        # S x S pixels already, which the device's crop and resize of all of them leave as they are.
         return PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(self.augment.apply_view(image, view)))
 
     def _issue(self, prepared: tuple[list[int], Prepared]) -> Callable[[], tuple[Tensor, ...]]:
         """Issue the work on a batch when its images are prepared."""
         batch, tasks = prepared
+        # Tasks are not in the order of the batch: images on the device come first.
         by_index = {image.i: image for task in tasks for image in task()}
         images = [by_index[i] for i in self.share(batch)]
 

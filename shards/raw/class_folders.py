@@ -67,6 +67,7 @@ def find_class_root(folder: Path) -> str:
     """
     path = ""
     while len(names := list_class_folders(folder / path)) == 1 and list_class_folders(folder / path / names[0]):
+        # A single folder of images, without folders in it, is a class and ends the loop.
         path = posixpath.join(path, names[0])
     return path
 

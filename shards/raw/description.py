@@ -47,6 +47,7 @@ class Description(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    # Strict texts: YAML reads an unquoted `no` as a boolean and `007` as a number, which would become other names.
     name: StrictStr = Field(description="name of the data set: small letters, digits, `-` and `.`")
     template: StrictStr = Field(description="the class prompt; `{}` stands for the class name")
     templates: tuple[StrictStr, ...] = Field(
@@ -73,6 +74,7 @@ class Description(BaseModel):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
+        # `data pack` takes an argument that ends like a YAML file for one.
         if not PACKED_NAME.fullmatch(name) or len(name) > 64 or name.endswith((".", ".yaml", ".yml")) or ".." in name:
             raise ValueError("small letters, digits, - and . are allowed, a letter or digit first")
         known = find_or_none(name)
@@ -96,6 +98,7 @@ class Description(BaseModel):
 def read_description(file: Path) -> Description:
     """Read the YAML file of a user's data set. Raises UserError, on one line, with the key or line that is wrong."""
     try:
+        # Editors on Windows put a byte order mark at the start.
         return parse_description(file.read_bytes().decode("utf-8-sig"), file)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read ({error})") from None

@@ -96,6 +96,7 @@ def list_folder(folder: Path) -> dict[str, str]:
     try:
         with os.scandir(folder) as entries:
             shown = {entry.name: entry for entry in entries if not entry.name.startswith(".")}
+            # The order of `scandir` differs between file systems, and few-shot draws depend on the order of a list.
             return {name: "folder" if shown[name].is_dir() else "file" for name in sorted(shown)}
     except OSError as error:
         raise_unreadable(error)

@@ -166,6 +166,7 @@ def _read_variant_lists(location: RawLocation) -> Listing:
         classnames = tuple(_read_lines(location, "variants.txt"))
         labels = {name: label for label, name in enumerate(classnames)}
         for split in SPLITS:
+            # A line is the number of the image and the variant, whose name can contain blanks.
             lines = (line.partition(" ") for line in _read_lines(location, f"images_variant_{split}.txt"))
             splits[split] = [(f"{image}.jpg", labels[name]) for image, _, name in lines]
     except FileNotFoundError as error:
@@ -230,6 +231,7 @@ def check_published(dataset: Dataset, listing: Listing) -> None:
 
 def _has_published_lines(dataset: Dataset, listing: Listing) -> bool:
     raw = raw_layout(dataset)
+    # Nothing is known of the lines of variant lists: names and counts alone are compared.
     if raw.split_digests or not raw.split_file:
         return all(lines_digest(listing.lines(split)) == digest for split, digest in raw.split_digests.items())
     # No digest is known of Food101's and SUN397's split files, in which all classes are equally large.

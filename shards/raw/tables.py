@@ -47,6 +47,7 @@ def read_table(file: Path) -> list[ListedImage]:
 
 def read_columns(line: str) -> tuple[str, list[str]]:
     """Return the delimiter of a CSV or TSV file and its columns, from its first line."""
+    # Excel separates by semicolons where the comma is the decimal separator.
     delimiter = max(",;\t", key=line.count)
     names = [name.strip().lower() for name in next(csv.reader([line], delimiter=delimiter), [])]
     return delimiter, [COLUMNS.get(name, name) for name in names]
@@ -56,6 +57,7 @@ def _parse_lines(text: str) -> list[dict[str, Any]]:
     """Parse a CSV or TSV file. Labels become numbers if all are."""
     stream = io.StringIO(text, newline="")
     delimiter, columns = read_columns(stream.readline())
+    # Cells behind the last column become the field `more`, which `ListedImage` refuses.
     rows = [*csv.DictReader(stream, columns, "more", delimiter=delimiter, skipinitialspace=True, strict=True)]
     labels = [str(row.get("label")) for row in rows]
     if all(label.isascii() and label.isdecimal() and len(label) < 10 for label in labels):

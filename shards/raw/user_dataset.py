@@ -53,6 +53,7 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
         notes += [f"left out, not readable: {path}" for path in broken]
         origin += f", without {len(broken):,} unreadable images: {join_first(broken, 100)}" if broken else ""
     if description.table is None:
+        # A stable sort: images of a class stay sorted by name.
         images.sort(key=lambda image: labels[image.label])
     splits, problems = _assign_splits(description, images, names, labels)
     listing = Listing(root, names, splits, origin, scanned=True, upright=True)

@@ -47,12 +47,14 @@ class Draws:
     def words(self, name: str, shape: tuple[int, ...] = ()) -> Words:
         """Draw uniform 64-bit words [B, *shape]."""
         count = int(np.prod(shape))
+        # The increment of splitmix64, 2^64 divided by the golden ratio; it overflows on purpose.
         steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         starts = mix(self.keys ^ np.uint64(salt("draw", name)))
         return mix(starts[:, None] + steps).reshape(len(self.keys), *shape)
 
     def uniform(self, name: str, low: float = 0.0, high: float = 1.0, shape: tuple[int, ...] = ()) -> Floats:
         """Draw uniform floats in [low, high), [B, *shape]."""
+        # 24 bits, as many as float32 holds: more would be rounded, up to 1.
         unit = (self.words(name, shape) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
         return np.float32(low) + unit * np.float32(high - low)
 
@@ -65,6 +67,7 @@ class Draws:
         words = self.words(name, shape)
         total = (words & np.uint64(0xFFFF)) + (words >> np.uint64(48))
         total += ((words >> np.uint64(16)) & np.uint64(0xFFFF)) + ((words >> np.uint64(32)) & np.uint64(0xFFFF))
+        # The sum of four uniform numbers has mean 2 and variance 1/3.
         return (total.astype(np.float32) * np.float32(2.0**-16) - np.float32(2)) * np.float32(3.0**0.5)
 
     def clouds(self, name: str, cells: int) -> Floats:
@@ -73,6 +76,7 @@ class Draws:
         position = (np.arange(SIZE, dtype=np.float32) + np.float32(0.5)) * np.float32(cells / SIZE)
         low = position.astype(np.int64)
         part = position - low.astype(np.float32)
+        # Flat at both ends, so that no lines of the lattice show.
         part = part * part * (3 - 2 * part)
         rows = lattice[:, low] * (1 - part)[:, None] + lattice[:, low + 1] * part[:, None]
         return rows[:, :, low] * (1 - part) + rows[:, :, low + 1] * part

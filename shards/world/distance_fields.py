@@ -80,6 +80,7 @@ def polygons(x: Floats, y: Floats, *loops: Sequence[tuple[float, float]]) -> Flo
         for (ax, ay), (bx, by) in zip(corners, [*corners[1:], corners[0]], strict=True):
             ex, ey = bx - ax, by - ay
             length = ex * ex + ey * ey
+            # A corner that is repeated, as in outlines of fonts, is an edge without a direction.
             if length < 1e-12:
                 continue
             px, py = x - ax, y - ay

@@ -114,6 +114,7 @@ def distort(image: Floats, draw: Draws, look: Look) -> Floats:
     if look.hue:
         image = _rotate_hue(image, look.hue)
     if look.grey:
+        # Weights of perceived brightness, as in television (ITU-R BT.601).
         level = image[:, :1] * 0.3 + image[:, 1:2] * 0.59 + image[:, 2:] * 0.11
         image = image + look.grey * (level - image)
     if look.shade:

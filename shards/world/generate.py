@@ -87,4 +87,5 @@ def paint(
 
 
 def _bytes(values: Floats) -> NDArray[np.uint8]:
+    # `astype` truncates, so this rounds.
     return (np.clip(values, 0, 1) * 255 + 0.5).astype(np.uint8)

@@ -145,12 +145,14 @@ def _glyph_distances(character: str, font: str) -> Floats:
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
+    # Fonts that matplotlib brings, not those of the system: the same pictures on every machine.
     file = f"{matplotlib.get_data_path()}/fonts/ttf/{font}.ttf"
     outline = TextPath((0, 0), character, size=100, prop=FontProperties(fname=file))
     loops = [np.asarray(loop)[:-1] for loop in outline.to_polygons(closed_only=True)]
     points = np.concatenate(loops)
     low, high = points.min(0), points.max(0)
     scale = 1.3 / float(high[1] - low[1])
+    # Fonts have y upwards, the canvas downwards.
     placed = [((loop - (low + high) / 2) * (scale, -scale)).tolist() for loop in loops]
     line = np.linspace(-1.2, 1.2, 96, dtype=np.float32)
     x, y = np.meshgrid(line, line)
@@ -159,6 +161,7 @@ def _glyph_distances(character: str, font: str) -> Floats:
 
 def _interpolate(table: Floats, x: Floats, y: Floats) -> Floats:
     """Interpolate per-image tables [B, 96, 96] bilinearly at canvas coordinates."""
+    # Below 95, so that the neighbours to the right and below exist.
     u, v = np.clip((x + 1.2) * (95 / 2.4), 0, 94.99), np.clip((y + 1.2) * (95 / 2.4), 0, 94.99)
     i, j = v.astype(np.int64), u.astype(np.int64)
     a, b = v - np.floor(v), u - np.floor(u)

@@ -98,6 +98,7 @@ def _parking(draw: Draws) -> Picture:
     u, v = x * 3.2 + spread(draw.uniform("u", 0, 1)), y * 1.6 + spread(draw.uniform("v", 0, 1))
     cars = cover((np.maximum(np.abs(cell(u)) - 0.26, np.abs(cell(v)) - 0.3)) / 3.2)
     column, row = np.floor(u + 0.5) + 12, np.floor(v + 0.5) + 8
+    # Neighbouring cars get different ones of 32 colours.
     index = (column * 7 + row * 13).astype(np.int64) % 32
     paints = draw.uniform("cars", 0.05, 0.95, (32, 3))
     index = index.reshape(len(draw), 1, -1)
