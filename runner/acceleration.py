@@ -72,6 +72,7 @@ class Acceleration:
         if self.compile:
             from procap.kernels.compiled import compile_blocks
 
+            # torch's default lies in the temporary folder, which machines empty when they start.
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "compiled"))
             compile_blocks(clip)
         clip.weights_in_use = nullcontext
@@ -89,6 +90,7 @@ class Acceleration:
 
 def _missing_tool(device: torch.device) -> str:
     """Return the tool that torch.compile needs and this machine lacks; "" if there is none."""
+    # Triton compiles launchers in C; on a CPU torch.compile writes C++.
     compilers = (os.environ.get("CC", ""), "cc", "gcc", "clang") if device.type == "cuda" else ("g++", "clang++")
     if not any(name and shutil.which(name) for name in compilers):
         return "a C compiler" if device.type == "cuda" else "a C++ compiler"

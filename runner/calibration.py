@@ -69,6 +69,7 @@ def measure_calibration(images: ImagePredictions) -> Calibration:
 
 def _fill_bins(confidence: NDArray[np.float64], is_correct: NDArray[np.bool_]) -> ReliabilityBins:
     """Fill K bins of equal width; a confidence on an edge belongs to the bin below it."""
+    # The K - 1 inner edges; by default a value equal to an edge is put to its left.
     bins = np.searchsorted(np.arange(1, BINS) / BINS, confidence)
     count, correct = np.bincount(bins, minlength=BINS), np.bincount(bins[is_correct], minlength=BINS)
     confidences = np.bincount(bins, confidence, BINS)

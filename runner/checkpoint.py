@@ -37,6 +37,7 @@ STATE_NAME = re.compile(r"step-\d{8}-epoch-\d{4,}-[0-9a-f]{16}\.pt")
 def save_checkpoint(path: Path, method: Method, card: CheckpointCard) -> str:
     """Write the learned tensors and `card`; returns the file's SHA-256. Equal trainings write equal bytes."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in method.state_dict().items()}
+    # Local folders in it would change the bytes of equal trainings.
     card = card.model_copy(update={"config": card.config.portable()})
     return write_bytes(path, pack_tensors(tensors, card.model_dump(mode="json")))
 
@@ -61,6 +62,7 @@ def read_checkpoint_bytes(path: Path, sha256: str | None) -> bytes:
 def decode_checkpoint(data: bytes, path: Path) -> tuple[dict[str, Tensor], CheckpointCard]:
     """Decode tensors and card of a checkpoint's bytes. Raises UserError naming `path` if they are no checkpoint."""
     try:
+        # A safetensors file begins with the length of a JSON header; `load_tensors` does not return the metadata in it.
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         card = CheckpointCard.model_validate_json(header["__metadata__"]["procap"], strict=True)
         return load_tensors(data), card
@@ -147,6 +149,7 @@ class StateFiles:
         digest = hashlib.sha256(data).hexdigest()[:16]
         path = self.folder / f"step-{state.step:08d}-epoch-{state.epoch:04d}-{digest}.pt"
         write_bytes(path, data)
+        # Only now that the new state is on the disk.
         for old in [other for other in self._newest_first() if other != path][KEPT_STATES - 1 :]:
             old.unlink(missing_ok=True)
         return path
@@ -156,6 +159,7 @@ class StateFiles:
         for path in self._newest_first():
             try:
                 data = path.read_bytes()
+                # A copy or a broken disk can change tensors, which `torch.load` reads without an error.
                 if hashlib.sha256(data).hexdigest()[:16] != path.stem[-16:]:
                     raise ValueError("its hash is not the one in its name")
             except (OSError, ValueError) as error:
@@ -163,6 +167,7 @@ class StateFiles:
                 continue
             identity = _load(data)["identity"]
             for name, value in self.identity.items():
+                # An error and no step back: to go on from an older state would hide that data or weights have changed.
                 if identity.get(name) != value:
                     reason = f"its {name.replace('_', ' ')} is {identity.get(name)}, here it is {value}"
                     raise UserError(f"cannot resume from {path}: {reason}; start over with --force")

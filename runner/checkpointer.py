@@ -87,9 +87,11 @@ class Checkpointer:
         with self.meter.phase("checkpoint", rated=False):
             self.meter.settle()
             self.state.meter = self.meter.state()
+            # On all ranks, because DeepSpeed gathers the parts of its optimizer here.
             parts = self.engine.state()
             if self.average:
                 parts["average"] = self.average.state_dict()
+            # Before the write: a run must not resume from weights that are not finite.
             check_finite(parts["method"], f"after step {self.state.step}")
             if self.group.ranks.is_first:
                 self.files.save(self.state, parts)

@@ -20,6 +20,7 @@ from shards.fewshot import Classes, parse_classes
 from shards.names import has_control
 from shards.urls import redact
 
+# Incremented when the meaning of a field changes: runs before it then have other hashes and are trained again.
 IDENTITY_SCHEMA = 2
 
 RecipeName = Literal["published", "procap", "custom"]
@@ -89,9 +90,11 @@ class RunConfig(FrozenModel):
         if self.weights_digest:
             plain |= {"backbone": self.backbone_name, "pretrained": None}
         recipe = plain["recipe"]
+        # What this recipe does not read must not make two runs of one training.
         unread = {"test_batch_size", "betas" if self.recipe.optimizer == "sgd" else "momentum"}
         if self.recipe.warmup == "none":
             unread |= {"warmup_epochs", "warmup_lr"}
+        # Without epochs nothing is trained, so zero-shot CLIP is one run under all recipes.
         plain["recipe"] = {name: recipe[name] for name in recipe if name not in unread} if self.recipe.epochs else None
         return {"schema": IDENTITY_SCHEMA, **plain}
 
@@ -112,6 +115,7 @@ class RunConfig(FrozenModel):
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def __hash__(self) -> int:
+        # pydantic's hash of a frozen model fails on the dict of options.
         return hash(self.hash)
 
     @property

@@ -96,6 +96,7 @@ class GraphedFunction:
             return self._output.clone()
 
     def _capture(self, images: Tensor) -> None:
+        # Set before the capture: one that fails is not tried again, and all calls run eagerly.
         self._input = example = images.clone()
 
         def part() -> None:

@@ -47,10 +47,12 @@ class DeepSpeedEngine(Engine):
         index = (torch.cuda.current_device() if device.index is None else device.index) if device.type == "cuda" else 0
         # DeepSpeed reads these while it is imported and initialized.
         variables = patch.dict(os.environ, DS_ACCELERATOR=device.type, LOCAL_RANK=str(index))
+        # DeepSpeed prints messages to stdout, which is for results.
         with variables, redirect_stdout(sys.stderr):
             deepspeed = _import_deepspeed(device)
             if self._is_alone:
                 backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+                # A HashStore lives in this process and needs no port.
                 dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
             deepspeed.init_distributed(dist_init_required=False)
             for learnable in self._learnables:
@@ -97,6 +99,7 @@ class DeepSpeedEngine(Engine):
 
     def state(self) -> dict[str, Any]:
         """Collect the state dicts of all that training changes; of the optimizer's, one per rank."""
+        # Each rank has only its part of the optimizer's state.
         state = super().state()
         return {**state, "optimizer": self.group.all_gather_object(state["optimizer"])}
 

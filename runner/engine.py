@@ -138,6 +138,7 @@ def term_gradients(objective: Objective, terms: Tensor, group: ProcessGroup) -> 
     """Yield the name of each of the terms [T] and its gradients by parameter, averaged over the ranks."""
     learned = learned_parameters(objective.method)
     for name, term in zip(objective.names, terms.unbind(), strict=True):
+        # The terms share a graph. A parameter that a term does not use has a gradient of zeros instead of None.
         parts = torch.autograd.grad(term, list(learned.values()), retain_graph=True, materialize_grads=True)
         averaged = [group.gather(part[None]).mean(dim=0) if group.size > 1 else part for part in parts]
         yield name, dict(zip(learned, averaged, strict=True))
@@ -164,6 +165,7 @@ class Engine:
         self.scaler = make_scaler(config, method.clip.device)
         self.skipped = torch.zeros((), device=method.clip.device)
         if self.scaler.is_enabled():
+            # In a hook, because the scaler takes the flag away from the optimizer after its step.
             self.optimizer.register_step_post_hook(partial(_record_overflow, self.skipped))
         self.module: nn.Module = self.objective
         self.group = group or ProcessGroup()
@@ -205,6 +207,7 @@ class Engine:
     def backward(self, terms: Tensor) -> None:
         """Compute the gradients of the sum of `terms` [T], or the method's combination, averaged over the ranks."""
         if self._gradients is not None:
+            # In place, because the gradients of the parameters must stay views of this vector.
             self._gradients.zero_()
             self.scaler.scale(terms.sum()).backward()
             self.group.average(self._gradients)
@@ -226,6 +229,7 @@ class Engine:
         """
         recipe = self.objective.config.recipe
         if recipe.grad_clip is not None:
+            # The limit is one of true gradients; the scaler's step knows that they are unscaled already.
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(learned_parameters(self.method).values(), recipe.grad_clip)
         if self.scaler.is_enabled():

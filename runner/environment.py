@@ -26,8 +26,10 @@ LIBRARY_DEFAULTS = {
     # By default OpenMP's threads spin while they wait for each other, which is very slow if another program uses a
     # core: with one busy loop on two cores a step of mini took 2.8 s instead of 0.18 s. Passive waiting costs nothing.
     "OMP_WAIT_POLICY": "passive",
+    # Otherwise weights that are not there cost most of a minute of retries; users decide about downloads.
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    # MLflow reads the word alone, not the usual 1.
     "DO_NOT_TRACK": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -108,6 +110,7 @@ def num_decoders(workers: int | None, device: torch.device) -> int:
     """Return the number of decoding threads: `workers` if given, else none on a CPU and many for a GPU."""
     if workers is not None:
         return workers
+    # On a CPU such threads would take the cores of the model.
     return min(MOST_DECODERS, available_cores()) if device.type == "cuda" else 0
 
 
@@ -163,10 +166,12 @@ def source_state(folder: Path | None = None) -> dict[str, Any] | None:
     root = folder or Path(__file__).resolve().parent.parent
     try:
         if not (root / ".git").exists():
+            # "" is no JSON, so an installed copy without the variable returns None below.
             recorded = json.loads(os.environ.get(SOURCE_VARIABLE, ""))
             return {"commit": str(recorded["commit"]), "dirty": bool(recorded["dirty"])}
         # Without --no-optional-locks git refreshes the index, and concurrent runs would compete for its lock.
         command = ["git", "--no-optional-locks", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty"]
+        # Without tags `describe` names the commit itself.
         command += ["--exclude=*"]
         state = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
         return {"commit": state.removesuffix("-dirty"), "dirty": state.endswith("-dirty")}

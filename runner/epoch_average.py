@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 def gaussian_weights(epochs: int, mean: float, std: float) -> list[float]:
     """Return the weights of epochs 1 to `epochs`: normal densities, scaled to sum to 1."""
+    # The constant factor of the density cancels out.
     densities = [math.exp(-(((epoch - mean) / std) ** 2) / 2) for epoch in range(1, epochs + 1)]
     return [density / sum(densities) for density in densities]
 

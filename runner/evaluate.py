@@ -101,6 +101,7 @@ def evaluate(
     group, workbench = group or ProcessGroup(), workbench or Workbench()
     folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.for_run(config)
     remote = RemoteResults.from_runtime(runtime) if group.ranks.is_first else RemoteResults(None, runtime.results)
+    # A result that exists needs no weights; `load_trained` downloads them for a new one.
     remote.pull_run(config.path, weights=False)
     existing = find_result(config, target, runtime, force=force, group=group, workbench=workbench)
     if existing:
@@ -113,6 +114,7 @@ def evaluate(
             write_json(folder.eval_file(target, settings), result)
             remote.push_run(config.path)
         result = group.broadcast_object(result)
+        # Signals that arrived since the last batch are obeyed here, when the result is safe.
         stop.check(f"evaluated {config.path} on {target}")
     if group.ranks.is_first:
         exporter_for(runtime).post(config.path)

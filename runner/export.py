@@ -59,6 +59,7 @@ class _Logits(nn.Module):
 def export_onnx(trained: TrainedRun, file: Path) -> Path:
     """Write a graph from `images` [B, 3, S, S] to `logits` [B, C]; its metadata has class names and normalisation."""
     clip = trained.clip
+    # torch.export takes a dimension of size 1 for a constant, so the example has two images.
     images = torch.zeros(2, 3, clip.geometry.image_size, clip.geometry.image_size)
     try:
         from onnx_ir.passes.common import ClearMetadataAndDocStringPass

@@ -74,6 +74,7 @@ def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) ->
         stream = TrainStream(train, config.recipe.batch_size, augment, config.seed)
 
         def prepare_view(view: int) -> Prepare:
+            # View v is what the image looks like in epoch v of a training on images.
             return lambda i, out: augment(decoded[i], stream.augment_generator(view, i), out)
 
         views = [encode(len(train), prepare_view(view)) for view in range(method.num_views(config.recipe))]
@@ -109,4 +110,5 @@ def encode_images(setup: Setup, workers: int, group: ProcessGroup, count: int, p
     for share, pixels in prepare_batches(shares, prepare, (3, size, size), workers):
         with autocast(config.precision, clip.device):
             features[share] = clip.encode_image(pixels.to(clip.device)).float()
+    # Every row is zero on all ranks but the one that has encoded it.
     return group.gather(features[None]).sum(dim=0)

@@ -62,6 +62,7 @@ def shared_files(config: RunConfig, runtime: RuntimeConfig, repository: str) -> 
         classnames=card.classnames,
     )
     text = json.dumps(shared.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False, allow_nan=False)
+    # Whole results alone: the Hub shows them next to those of other models.
     results = [result for result in folder.evaluations() if result.is_current(training, None)]
     readme = model_card(shared, results, repository)
     return {CONFIG_FILE: f"{text}\n".encode(), WEIGHTS_FILE: weights, CARD_FILE: readme.encode()}
@@ -118,6 +119,7 @@ def push_files(files: dict[str, bytes], repository: str, *, private: bool = Fals
     additions = [CommitOperationAdd(name, content) for name, content in files.items()]
     with translate_errors(f"{HUB}{repository}"):
         api = HfApi()
+        # None leaves the choice to the settings of an organisation, which may make new repositories private.
         api.create_repo(repository, private=private or None, exist_ok=True)
         return str(api.create_commit(repository, additions, commit_message="Upload a run").commit_url)
 
@@ -149,6 +151,7 @@ def fetch_run(location: str, runtime: RuntimeConfig) -> RunConfig:
             return shared.config
         if existing or folder.config_file.exists():
             raise UserError(f"{folder.path} has a different training than {location}: name another --results")
+        # `train.json` comes last here too: a kill before leaves an unfinished run.
         write_bytes(folder.checkpoint_file, weights)
         write_json(folder.config_file, shared.config)
         write_json(folder.train_file, training)

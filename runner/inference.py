@@ -88,6 +88,7 @@ class Predictions:
 
     def add(self, logits: torch.Tensor, indices: NDArray[np.int64]) -> int:
         """Add logits [B, C] of the images at `indices` [B], -1 for padding; returns the number of real images."""
+        # Padding (-1) gets the label of the last image; `gather` drops its row.
         labels = upload(torch.from_numpy(self._labels[indices]), logits.device)
         self._indices.append(indices)
         self._rows.append(_score_images(logits, labels))
@@ -120,9 +121,11 @@ def count_classes(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], name
 def _score_images(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Compute rows [B, 4] of logits [B, C] and labels [B]: predicted class, confidence, NLL and Brier score."""
     true = labels[:, None]
+    # In float32: a softmax in bf16 would keep three digits.
     log_probabilities = logits.float().log_softmax(dim=1)
     probabilities = log_probabilities.exp()
     # Subtracting from 0 gives no -0.0, where a target has a single class.
     nll = 0 - log_probabilities.gather(1, true)[:, 0]
     brier = probabilities.scatter_add(1, true, -torch.ones_like(nll)[:, None]).square().sum(dim=1)
+    # One tensor for one copy to the host; float32 holds class numbers up to 2^24 exactly.
     return torch.stack([logits.argmax(dim=1).float(), probabilities.amax(dim=1), nll, brier], dim=1)

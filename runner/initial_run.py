@@ -44,6 +44,7 @@ def start_from(config: RunConfig, source: RunConfig, results: Path, runtime: Run
     if training is None:
         raise UsageError(f"--init: {source.path} is not finished")
     check_same_images(source, config)
+    # Relative where possible, so that the results can be moved together.
     is_here = results.resolve() == runtime.results.resolve()
     folder = source.path if is_here else (results / source.path).resolve().as_posix()
     return config.model_copy(update={"init": folder, "init_digest": training.checkpoint_sha256})
@@ -77,6 +78,7 @@ def read_initial_run(config: RunConfig, runtime: RuntimeConfig, group: ProcessGr
     folder = RunFolder(runtime.results / path)
 
     def read() -> tuple[bytes, str]:
+        # An absolute path is in different results, which this URL does not hold.
         if not Path(path).is_absolute():
             RemoteResults.from_runtime(runtime).pull_run(path)
         training = folder.train()

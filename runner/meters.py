@@ -69,6 +69,7 @@ class Meter(MeterState):
         try:
             yield
         finally:
+            # The rate of now: `step` may end the warm-up before `settle` reads the span.
             self._spans.append((name, self._current_rate if rated else None, start, self._mark()))
 
     def iterate(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
@@ -117,6 +118,7 @@ class Meter(MeterState):
         self.phases |= {name: self.phases.get(name, 0.0) + seconds for name, seconds in state.phases.items()}
         self.seconds += state.seconds
         self.step_seconds += state.step_seconds
+        # A copy, because this process adds to its rate, and `state` stays as it was saved.
         self.rate = deepcopy(state.rate)
         self.warmup_steps += state.warmup_steps
 

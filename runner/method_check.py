@@ -196,6 +196,7 @@ def check_gradients(case: CheckCase) -> str:
     """Check that every learned tensor gets a gradient, and that none of them is CLIP's."""
     method = case.make_method()
     case.step(method)
+    # By memory, because a method can register a tensor of CLIP as a new parameter.
     frozen = {parameter.data_ptr() for parameter in method.clip.parameters()}
     shared = [name for name, parameter in method.named_parameters() if parameter.data_ptr() in frozen]
     _require(not shared, f"{', '.join(shared)} are CLIP's own: learn copies of them, see Plan.weights")
@@ -245,6 +246,7 @@ def check_reloaded(case: CheckCase) -> str:
         _, gradients = case.step(method)
         with torch.no_grad():
             for name, gradient in gradients.items():
+                # Any change will do. Steps of one size need no learning rate that suits the method.
                 method.get_parameter(name).sub_(0.01 * gradient.sign())
     if isinstance(method, FeatureMethod) and bank is not None:
         method.finish(bank)

@@ -74,6 +74,7 @@ class ProgressDisplay:
         if self.quiet:
             return
         if self._bar is not None:
+            # rich would read words in brackets as markup.
             self._bar.console.print(line, markup=False, highlight=False)
         else:
             print(line, file=sys.stderr, flush=True)

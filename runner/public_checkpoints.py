@@ -35,6 +35,7 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
     folder, remote = RunFolder(runtime.results / config.path), RemoteResults.from_runtime(runtime)
     with folder.locked(), synchronized_run(remote, config.path, resumes=not force):
         if force:
+            # The URL first: a run that was deleted here alone would come back with the next download.
             remote.delete_run(config.path)
             folder.clear()
         elif existing := find_imported(config, runtime, file):

@@ -75,6 +75,7 @@ class RemoteResults:
         self._write_run(run, documents, weights=weights)
         if state and f"{run}/{TRAIN}" not in documents:
             for name in names:
+                # The name of a state contains its hash, so an existing file is the same.
                 if name.startswith(f"{run}/state/") and not (self.local / name).exists():
                     download(join(self.url, name), self.local / name)
 
@@ -147,12 +148,14 @@ class RemoteResults:
         """Write the documents of a run here, and its checkpoint; a result at the URL replaces the one here."""
         folder, train = self.local / run, documents.get(f"{run}/{TRAIN}")
         if train is not None and self._read(f"{run}/{TRAIN}") != train:
+            # In this order: a kill in between leaves an unfinished run, not a result with other weights.
             for name in (TRAIN, CHECKPOINT):
                 (folder / name).unlink(missing_ok=True)
             shutil.rmtree(folder / "eval", ignore_errors=True)
         if train is not None and weights:
             # An existing checkpoint belongs to `train.json`.
             download(join(self.url or "", f"{run}/{CHECKPOINT}"), folder / CHECKPOINT)
+        # False sorts before True: `train.json` comes last.
         for name in sorted(documents, key=lambda name: name == f"{run}/{TRAIN}"):
             self._write(name, documents[name])
         if train is not None:

@@ -27,6 +27,7 @@ SCHEMA: Literal[1] = 1
 Document = TypeVar("Document", bound=BaseModel)
 WRITTEN = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
 """A time in UTC, ISO 8601 in seconds."""
+# Masked when it is written too, because `model_copy` does not validate its changes.
 MaskedText = Annotated[str, AfterValidator(mask), PlainSerializer(mask)]
 """Text of an error, without credentials."""
 

@@ -107,6 +107,7 @@ class RunFolder:
     def clear(self) -> None:
         """Delete the run. `train.json` is deleted first, so that a kill half-way leaves an unfinished run."""
         self.train_file.unlink(missing_ok=True)
+        # Hidden files stay: `.lock` is one, and the caller holds it.
         for entry in self.path.glob("[!.]*"):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 

@@ -102,6 +102,7 @@ def set_up(
     source = method_source(config.method)
     if group.size > 1:
         method.group = group
+        # Hosts have their own installations and data: a difference would give wrong gradients without an error.
         if source:
             group.check_same(f"the code of {config.method}", str(source))
         group.check_same(f"the content of {config.dataset}", card.manifest_digest)
@@ -118,6 +119,7 @@ def set_up(
         if initial:
             initial.load_into(method)
             files = {**files, "init": initial.sha256}
+        # Before the engine, whose optimizer takes the tensors that require a gradient by then.
         method.begin_stage(0)
         engine = make()
     return Setup(method, card, engine, make, schedule, fewshot, acceleration, files, source)
@@ -134,6 +136,7 @@ def load_training_images(config: RunConfig, shards: ShardSet, processes: int) ->
         check_class_sizes(fewshot, batch)
     last = batch if config.recipe.drop_last else images % batch
     for size in (min(batch, images), last):
+        # A gather needs equally many rows on all ranks.
         if size % processes:
             raise UsageError(
                 f"a global batch of {size} images cannot be dealt out evenly to {processes} processes: "

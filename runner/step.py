@@ -87,11 +87,13 @@ class TrainStep:
         weighted = torch.cat([self._weighted, self._weighted.sum()[None], self.engine.skipped[None]]).detach()
         if self._terms is None:
             self._terms = torch.empty_like(weighted)
+        # Into the same memory in all steps, because a replay writes where the captured step wrote.
         self._terms.copy_(weighted)
 
     def _update(self) -> None:
         self.engine.update()
         assert self._terms is not None
+        # In the forward pass it was still that of the step before.
         self._terms[-1].copy_(self.engine.skipped)
 
 
@@ -133,6 +135,7 @@ class AsyncLosses:
             self._waiting.append((terms.clone(), None))
             return
         copied = torch.empty(terms.shape, dtype=terms.dtype, pin_memory=True)
+        # In the stream before the next step overwrites `terms`. Only a copy to page-locked memory does not block.
         copied.copy_(terms, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record(torch.cuda.current_stream(terms.device))

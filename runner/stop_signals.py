@@ -32,12 +32,14 @@ class StopRequest:
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
+        # Python sets handlers in the main thread alone.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
+        # None stands for a handler that was not set from Python and cannot be set again.
         for number, handler in self._handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 

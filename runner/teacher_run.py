@@ -26,4 +26,5 @@ def load_teacher(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup)
         return None
     source, results = locate_run(folder)
     check_same_images(source, config)
+    # Without the URL, which belongs to the results of the run and not to those of the teacher.
     return load_trained(source, replace(runtime, results=results, results_url=None), group).method

@@ -84,7 +84,7 @@ def train(
     if source := first_stage(config):
         train(source, runtime, group=group, workbench=workbench)
     with folder.locked() if first else nullcontext(), synchronized_run(remote, config.path, resumes=not force):
-        # Another process may have finished the run while this one waited for the lock.
+        # Another process may have finished the run between the look above and the lock.
         if not force and (finished := read_finished(config, runtime, folder, group, workbench)):
             return finished
         with StopRequest() as stop:
@@ -148,6 +148,7 @@ def _train(
         # What is there stays where the set-up fails.
         remote.delete_run(config.path)
         folder.clear()
+    # After the set-up, so that a run which cannot start is not listed with the results.
     if first and not folder.config_file.exists():
         write_json(folder.config_file, config)
     state, validator = TrainState(), None
@@ -202,6 +203,7 @@ def fit(
                 if epoch < checkpointer.config.recipe.epochs - 1:
                     validator.notify()
         return state
+    # `Checkpointer.stop` has recorded it.
     except Interrupted:
         raise
     except Exception as error:
@@ -249,6 +251,7 @@ class TrainLoop:
         self.meter.settle()
         self.method.end_epoch(epoch, self.config.recipe)
         if average := self.checkpointer.average:
+            # After `end_epoch`, which may change the tensors. A save before the epoch is closed would count it twice.
             average.add(epoch)
             if epoch == self.config.recipe.epochs - 1:
                 average.apply()
@@ -290,6 +293,7 @@ class TrainLoop:
 
     def _save_or_stop(self) -> None:
         """Save the state if it is time on rank 0, or stop if a rank has got a signal: all ranks at the same step."""
+        # The clock of one rank decides, because those of several would not agree on a step.
         is_due = self.group.ranks.is_first and self.checkpointer.is_due(self.runtime.checkpoint_seconds)
         flags = self.group.exchange_flags(save=is_due, signum=self.stop.signum)
         if flags.save or flags.signum:
@@ -340,6 +344,7 @@ def measure_terms(checkpointer: Checkpointer, group: ProcessGroup) -> dict[str, 
     assert schedule is not None
     device = method.clip.device
     images, labels = (tensor.to(device) for tensor in next(schedule.batches(0)))
+    # Always the same batch and noise, so that the norms of epochs can be compared.
     noise = method.draw(generator(checkpointer.config.seed, "noise", 0))
     objective = checkpointer.engine.objective
     terms = objective(images, labels, *(tensor.to(device) for tensor in noise))
@@ -399,5 +404,6 @@ def _write_result(
         method_source=setup.method_source,
     )
     write_json(folder.train_file, result)
+    # Last: until `train.json` is there, a run that is killed resumes from its state.
     folder.forget_progress()
     return result

@@ -91,6 +91,7 @@ class Validator:
                 with autocast(config.precision, clip.device):
                     inference = Inference(clip, self.method.classifier(space), images)
                 batches = inference.batches(clip_transform(clip), batch_size, self._workers, self.group.ranks)
+                # A separate one: validated images must not count in the rates of the training.
                 meter = Meter(clip.device, warmup=0)
                 signum, predictions = predict(
                     inference, batches, config, config.precision, target, meter, self.stop, self.group
@@ -101,6 +102,7 @@ class Validator:
                 counts.append(ValidationCount(epoch=epoch, target=str(target), correct=correct, total=len(images)))
         if signum:
             checkpointer.stop(signum)
+        # Only now: counts of a validation that a signal has stopped are made again.
         self._counts = counts
         if self.group.ranks.is_first:
             with checkpointer.meter.phase("validation", rated=False):

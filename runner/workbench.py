@@ -38,6 +38,7 @@ class Workbench:
             torch.backends.cudnn.allow_tf32 = False
         if config.weights_digest and self.digest(config) != config.weights_digest:
             raise UserError(f"the weights {config.pretrained or config.backbone} changed after this run was planned")
+        # Compiled blocks cannot be undone: forget the key, so that the backbone is loaded again.
         if self._is_compiled and not acceleration.compile:
             self._key = None
         clip = self._load(config).to(device)

@@ -76,6 +76,7 @@ class ProcessGroup:
             raise ValueError(f"rank {self.rank} has {len(rows)} rows, counts are {list(counts)}")
         if self.size == 1:
             return rows
+        # A collective needs equal shapes on all ranks: pad, gather, and cut the padding off.
         most = max(counts)
         padded = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
         parts = self.gather(padded).split(most)
@@ -117,6 +118,7 @@ class ProcessGroup:
         """Return the maximum of the flags that the ranks pass, so that all act on it at the same step."""
         if self.size == 1:
             return Flags(save, signum)
+        # A CPU tensor over gloo: an exchange on the GPU would make the host wait for the device.
         flags = torch.tensor([save, signum])
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.flag_group)
         return Flags(bool(flags[0]), int(flags[1]))
@@ -133,6 +135,7 @@ class ProcessGroup:
     def barrier(self) -> None:
         """Wait until every rank calls this. Raises RuntimeError naming a rank that does not come in time."""
         if self.size > 1:
+            # Only gloo has it; `dist.barrier` would not say which rank is late.
             dist.monitored_barrier(self.flag_group)
 
 
@@ -148,4 +151,5 @@ class _Gather(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         ranks, rows = ctx.ranks, len(gradient) // ctx.ranks.size
+        # No communication: every rank has the whole gradient of the gathered rows already, see `ProcessGroup.gather`.
         return gradient.narrow(0, ranks.rank * rows, rows) * ranks.size, None

@@ -43,6 +43,7 @@ def init_process_group(
     group = _connect(ranks, device, timedelta(seconds=timeout_seconds))
     try:
         yield group
+        # A rank that left earlier would close connections that the last collective of another rank still uses.
         group.barrier()
     except BaseException as error:
         # DDP objects in the locals of the error's stack frames would keep the connections open.

@@ -38,6 +38,7 @@ def is_launched() -> bool:
 def ranks_from_environment(environ: Mapping[str, str] | None = None) -> Ranks:
     """Read what torchrun or the deepspeed launcher has set; one process if nothing is set."""
     environ = os.environ if environ is None else environ
+    # The second is the name that DeepSpeed's launcher uses.
     local_size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "LOCAL_SIZE"
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", local_size)
     if not any(environ.get(name) for name in names):

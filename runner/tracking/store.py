@@ -65,6 +65,7 @@ class TrackingStore:
         """A client of the store."""
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)
+        # Before the import, which reads some of the variables.
         library_defaults()
         from mlflow.tracking import MlflowClient
 

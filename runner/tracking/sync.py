@@ -96,6 +96,7 @@ def find_mlflow_run(store: TrackingStore, folder: Path) -> Run | None:
     try:
         run = store.client.get_run(record.run_id) if record else None
     except MlflowException as error:
+        # A different store does not know the run, and gets a new one. A store that fails must not get a second one.
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise UserError(f"{store.address} does not answer: {format_error(error)}") from error
         return None
