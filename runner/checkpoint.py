@@ -90,6 +90,7 @@ class TrainState:
     step_in_epoch: Count = 0
     images: Count = 0
     epoch_images: Count = 0
+    # Seconds in steps when the epoch began, not a time of day.
     epoch_began: Amount = 0.0
     term_sums: dict[str, float] = field(default_factory=dict)
     epochs: list[EpochLog] = field(default_factory=list)

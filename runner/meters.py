@@ -30,6 +30,7 @@ class MeterState:
     """Measurements up to a saved state, in seconds. rate: of the steps after the warm-up, of `warmup_steps` steps."""
 
     phases: dict[str, Amount] = field(default_factory=dict)
+    # Wall time, and the time in phases of steps.
     seconds: Amount = 0.0
     step_seconds: Amount = 0.0
     rate: Rate = field(default_factory=Rate)

@@ -63,6 +63,7 @@ def plan_run(
     own_recipe = cls.recipe(task, shots, resolved_dataset.name)
     base = own_recipe if recipe == "published" else method_class("procap").recipe(task, shots, resolved_dataset.name)
     changes = dict(overrides or {})
+    # A method that is not trained stays so in the recipe of a different one.
     if own_recipe.epochs == 0:
         changes["epochs"] = 0
     if "epochs" in changes:

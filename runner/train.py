@@ -145,7 +145,7 @@ def _train(
             setup, bank = learn_features(setup, runtime, group)
     first, facts = group.ranks.is_first, environment(device) | {"accelerations": asdict(setup.acceleration)}
     if force and first:
-        # What is there stays where the set-up fails.
+        # Only now: the run that is there stays if the set-up fails.
         remote.delete_run(config.path)
         folder.clear()
     # After the set-up, so that a run which cannot start is not listed with the results.
@@ -162,7 +162,7 @@ def _train(
                 if state.epoch < config.recipe.epochs:
                     return checkpointer.finish("paused")
         finally:
-            # Each stage of a training has its own engine.
+            # Not that of `setup`: each stage of a training has its own engine.
             checkpointer.engine.close()
         if checkpointer.average:
             # Again, because a run that resumes after its last epoch has restored the sums but perhaps other weights.

@@ -24,6 +24,7 @@ def scheme(url: str) -> str:
 
 def canonical(url: str) -> str:
     """Return the one spelling of a URL: no trailing slash and no fragment."""
+    # In object stores # can be part of a name.
     if scheme(url) not in ("http", "https"):
         return url.rstrip("/")
     try:
@@ -38,6 +39,7 @@ def join(root: str, name: str) -> str:
     if scheme(root) in ("http", "https"):
         parts = urlsplit(root)
         return urlunsplit((parts.scheme, parts.netloc, f"{parts.path.rstrip('/')}/{quote(name)}", parts.query, ""))
+    # Object stores take names as they are, without percent signs for special characters.
     return f"{root.rstrip('/')}/{name}"
 
 

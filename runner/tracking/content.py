@@ -59,6 +59,7 @@ def run_content(folder: RunFolder, started: int | None, now: int) -> Content | N
     tags["device"] = str(state.environment.get("gpu") or state.environment.get("device"))
     if source := state.environment.get("git"):
         tags["mlflow.source.git.commit"] = str(source["commit"])
+    # MLflow's parameters are not nested: this makes names such as recipe.lr.
     [fields] = pd.json_normalize(config.model_dump(mode="json")).to_dict("records")
     params = {str(name): format_value(value) for name, value in fields.items()}
     metrics = list(_epoch_metrics(state.epochs, folder.validation(), config.dataset, started))
@@ -118,6 +119,7 @@ def result_metrics(config: RunConfig, train: TrainResult, evaluations: Iterable[
         metrics["accuracy"] = accuracies[config.classes]
     timed = [(result.total, result.images_per_second) for result in whole if result.images_per_second]
     if timed and len(timed) == len(whole):
+        # All images by the seconds of all targets: a mean of rates would count small targets as much as large ones.
         metrics["fps"] = sum(images for images, _ in timed) / sum(images / rate for images, rate in timed)
     return metrics | {"train_seconds": train.seconds}
 

@@ -121,15 +121,15 @@ class DeviceResize:
         """Make the matrices [G, 2 S, L] of the central S new pixels of rows, as `TapTable.make_matrices` does."""
         rows = [_central_taps(*length, self.size) for length in lengths]
         count = max(digits.shape[2] for _, digits in rows)
-        places = staging((len(rows), 1, self.size, count), torch.int64, self.device)
+        positions = staging((len(rows), 1, self.size, count), torch.int64, self.device)
         digits = staging((len(rows), 2, self.size, count), torch.float32, self.device).zero_()
-        for target, to, (first, values) in zip(places.numpy(), digits.numpy(), rows, strict=True):
+        for target, to, (first, values) in zip(positions.numpy(), digits.numpy(), rows, strict=True):
             target[0] = first[:, None] + np.arange(count)
             to[..., : values.shape[2]] = values
         width = -(-(max(length for length, _ in lengths) + count) // 16) * 16
         matrices = torch.zeros(len(rows), 2, self.size, width, device=self.device)
-        digits, places = upload(digits, self.device), upload(places, self.device)
-        return matrices.scatter_(3, places.expand(-1, 2, -1, -1), digits).flatten(1, 2)
+        digits, positions = upload(digits, self.device), upload(positions, self.device)
+        return matrices.scatter_(3, positions.expand(-1, 2, -1, -1), digits).flatten(1, 2)
 
 
 def _central_taps(length: int, new: int, size: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

@@ -122,6 +122,7 @@ class DeviceCrops:
         along, across = (max(lengths) for lengths in zip(*sides, strict=True))
         if max(along, across) > self._table.longest:
             self._table = TapTable(self.size, max(along, across), self.device)
+        # [4, B]: lengths along and across, turned, flipped. One tensor, so that one copy uploads all of them.
         facts = staging((4, len(views)), torch.int64, self.device)
         facts.numpy()[:] = [*zip(*sides, strict=True), turned, [view.flip for view in views]]
         facts = upload(facts, self.device)
@@ -167,10 +168,10 @@ class TapTable:
         The length L has room for surplus taps, whose digits are 0, and is a multiple of 16.
         """
         count = int(self._counts[longest])
-        places = self._first.index_select(0, lengths)[:, None, :, None] + self._taps[:count]
+        positions = self._first.index_select(0, lengths)[:, None, :, None] + self._taps[:count]
         digits = self._digits[..., :count].index_select(0, lengths)
         matrices = torch.zeros(*digits.shape[:3], -(-(longest + count) // 16) * 16, device=digits.device)
-        return matrices.scatter_(3, places.expand(-1, 2, -1, -1), digits).flatten(1, 2)
+        return matrices.scatter_(3, positions.expand(-1, 2, -1, -1), digits).flatten(1, 2)
 
 
 def normalisation(normalise: Normalise, device: torch.device) -> Callable[[Tensor], Tensor]:

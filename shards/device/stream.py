@@ -104,6 +104,7 @@ class DeviceTrainStream(TrainStream):
         view = self.augment.draw_view(image.width, image.height, draws)
         size = self.augment.image_size
         # After the first image that does not fit, `_room` is 0.
+        # Threads read `_room` without a lock: at worst they prepare whole pixels that `_upload` finds no room for.
         if fits(image.width, image.height, size) and self._room:
             return PreparedImage(i, view, _pixels(image), whole=True)
         self._images.keep(i, image)

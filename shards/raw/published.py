@@ -116,6 +116,7 @@ def read_published(location: RawLocation) -> Listing:
         return _read_split_file(location)
     if layout == "variant-lists":
         return _read_variant_lists(location)
+    # Labels of ImageNet's test images are not public, so everybody tests on its validation images.
     prefixes = {"train": "train/", "test": "val/"} if layout == "imagenet" else {"test": ""}
     origin = {"imagenet": "ImageNet", "wnid-folders": "class", "numbered-folders": "numbered"}[layout]
     return Listing(
