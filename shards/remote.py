@@ -125,6 +125,9 @@ def resume_download(
     done = target.stat().st_size if target.is_file() and size else 0
     if size and done == size:
         return
+    if size and done > size:
+        # Bytes of an earlier version: servers refuse (416) to continue behind the end.
+        done = 0
     ranges = {"Range": f"bytes={done}-"} if done else {}
     with translate_errors(url):
         files, name = filesystem(url)
