@@ -84,6 +84,7 @@ def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
         optimizer_class = without_compiler(optimizer_class)
     # `fused`: one kernel for all parameters. ProCAP has hundreds of small ones; a loop over them takes as long as a
     # forward pass.
+    # The rate is a start value: `set_rate` sets that of the schedule before every step.
     shared: dict[str, Any] = {"lr": lr, "weight_decay": recipe.weight_decay, "fused": True}
     if recipe.optimizer != "sgd":
         # torch warns about eager steps of a capturable optimizer; warm-up steps are always eager.

@@ -34,6 +34,7 @@ class FeatureStream(TrainStream):
     def __init__(self, bank: FeatureBank, split: Split, config: RunConfig, augment: TrainAugment) -> None:
         recipe = config.recipe
         super().__init__(split, recipe.batch_size, augment, config.seed, drop_last=recipe.drop_last)
+        # On the host, as images are: the training loop moves batches to the device.
         self._features = bank.features.cpu()
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:

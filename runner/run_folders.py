@@ -158,6 +158,7 @@ def locate_run(folder: Path) -> tuple[RunConfig, Path]:
         raise UsageError(
             f"{folder} was moved or changed: its config.json is of {config.path}; move it back to RESULTS/{config.path}"
         )
+    # Runs lie as deep below their results as the pattern.
     return config, folder.parents[RUNS.count("/")]
 
 

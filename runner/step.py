@@ -110,6 +110,7 @@ def _unchanged(engine: Engine) -> Iterator[None]:
             for parameter, before in zip(method.parameters(), weights, strict=True):
                 parameter.copy_(before)
             for slot in _slots(optimizer):
+                # Optimizers create their state in their first step, here a warm-up; it begins with zeros.
                 slot.copy_(slots[id(slot)]) if id(slot) in slots else slot.zero_()
         engine.scaler.load_state_dict(scale)
 

@@ -74,6 +74,7 @@ def train(
     group, workbench = group or ProcessGroup(), workbench or Workbench()
     first = group.ranks.is_first
     folder = RunFolder(runtime.results / config.path)
+    # Rank 0 alone transfers files: without a URL all methods do nothing.
     remote = RemoteResults.from_runtime(runtime) if first else RemoteResults(None, runtime.results)
     if not force:
         # Before the lock: a finished run is only read, also while another process works on it or on a read-only disk.

@@ -249,6 +249,7 @@ def _signed(value: float, generator: torch.Generator) -> float:
 
 
 TABLE: tuple[tuple[Operation, float, float], ...] = (
+    # The first three have no strength.
     (lambda image, value, generator: ImageOps.autocontrast(image), 0, 1),
     (lambda image, value, generator: ImageOps.equalize(image), 0, 1),
     (lambda image, value, generator: ImageOps.invert(image), 0, 1),

@@ -32,6 +32,7 @@ class Exporter:
     def __init__(self, store: TrackingStore | None, remote: RemoteResults) -> None:
         self.store = store
         self.remote = remote
+        # A set that keeps its order.
         self._pending: dict[str, None] = {}
         self._due = time.monotonic() + INTERVAL_SECONDS
         self._failed = False

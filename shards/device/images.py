@@ -61,6 +61,7 @@ def coefficients(length: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def _bicubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    # Pillow's parameter; OpenCV's is -0.75.
     a, x = -0.5, np.abs(x)
     near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * a
