@@ -86,6 +86,7 @@ def backward(
     g_v, g_t = gradients
     (tokens, v_width), t_width, inner = v.shape, t.shape[1], len(vision.query)
     q_v, k_v, v_v, o_v, q_t, k_t, v_t, o_t = rows.unbind()
+    # Not of o_v and o_t, whose gradients `attend_backward` computes without storing them.
     dq_v, dk_v, dv_v, dq_t, dk_t, dv_t = torch.empty_like(rows[:6]).unbind()
     jobs: tuple[tuple[Tensor, ...], ...] = (
         (q_v, k_v, v_v, vision.output, g_v, dq_v, dk_v, dv_v),

@@ -54,6 +54,7 @@ class ClipAdapter(FeatureMethod):
         return Recipe(optimizer="sgd", lr=0.002, epochs=50, batch_size=32)
 
     def templates(self, space: LabelSpace) -> tuple[str, ...]:
+        # A single one on ImageNet as well, as in the public code.
         return (space.template,)
 
     def head(self, space: LabelSpace) -> Head:

@@ -44,6 +44,7 @@ class TipAdapterF(TipAdapter):
 
     @torch.no_grad()
     def score_epoch(self, bank: FeatureBank) -> None:
+        # With the alpha and beta of the start, as in the public code: `finish` searches others afterwards.
         if self.options.selection == "test" and (score := self._test_accuracy(bank)) > self.best_accuracy:
             self.best_accuracy.fill_(score)
             self.best_keys = self.keys.detach().clone()

@@ -148,6 +148,7 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
     """
     source = find_source(name, pretrained)
     state, declared = read_weights(source.file) if source.file else ({}, {})
+    # The configuration in a file counts for `mini`, and for a file that is named without an architecture.
     config = declared if "vision_cfg" in declared and not source.model else source.config
     if not config:
         raise UsageError(f"{source.file} has no configuration of its model: name the architecture next to it")
