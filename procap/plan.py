@@ -90,6 +90,8 @@ class Plan:
     def first_change(self, layers: int) -> int:
         """Return the first block, of `layers`, whose input or weights the plan changes; INPUT if it is the input."""
         changed = [layer for layer in range(layers) if self.changes_block(layer)]
+        # `ln_pre` comes before the first block, so another one changes the input.
+        changed += [INPUT for name in self.weights if name.startswith("ln_pre.")]
         return min([layers, *changed, *(op.layer for op in self.tokens)])
 
     def changes_block(self, layer: int) -> bool:

@@ -185,6 +185,15 @@ def test_vision_tower_is_exact_under_any_plan(models, data):
     assert_exact(clip, data.draw(st.sampled_from(CHOICES[:2])), images, changes, text=False)
 
 
+def test_features_without_a_plan_next_to_those_of_a_plan(models):
+    """Another `ln_pre` changes every block, also those below the first that has tokens."""
+    clip = models["quickgelu"]
+    images = torch.randn(2, 3, clip.geometry.image_size, clip.geometry.image_size, generator=seeded(3))
+    tokens = TokenOp(1, "insert", torch.ones(2, clip.geometry.vision_width), 1)
+    plan = changed([tokens], clip.visual, (), {"ln_pre.weight"}, read=True)
+    assert_near(clip.encode_image_with_frozen(images, plan)[2], clip.encode_image(images), "frozen")
+
+
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("zeroshot", {}),
     ("coop", {}),
