@@ -245,3 +245,9 @@ def test_templates_of_the_catalogue_are_those_of_the_public_code():
     for method in ("taskres", "clipadapter"):
         for dataset, template in public_code.by_dataset(figures_of(method)["rule/templates"]).items():
             assert CATALOGUE[dataset].template == template
+
+
+def test_prompts_of_a_class_of_imagenet_are_as_many_as_in_the_public_code():
+    space = text.LabelSpace(CLASSNAMES, dataset="imagenet")
+    for name, count in {"taskres": 8, "tipadapter": 7, "lppp": 7, "clipadapter": 1}.items():
+        assert len(build_method(name, small_clip(), space, {}, torch.Generator()).templates(space)) == count

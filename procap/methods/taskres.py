@@ -19,6 +19,7 @@ from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.methods.features import FeatureMethod, Head
 from procap.methods.method import MethodOptions, PublicLayout, PublishedOptions
+from procap.methods.zeroshot import ENSEMBLE
 from procap.recipe import Recipe
 from procap.teacher import text_features
 from procap.text import LabelSpace
@@ -55,6 +56,11 @@ class TaskRes(FeatureMethod):
         epochs = 100 if 0 < shots <= 4 else 200
         lr = 2e-4 if dataset.lower() == "imagenet" else 2e-3
         return Recipe(optimizer="adam", lr=lr, epochs=epochs, batch_size=256)
+
+    def templates(self, space: LabelSpace) -> tuple[str, ...]:
+        """Return the prompts of a class: on ImageNet the seven of CLIP and, as everywhere, the data set's template."""
+        seven = ENSEMBLE if space.dataset.lower() == "imagenet" else ()
+        return (*seven, space.template)
 
     def text(self, space: LabelSpace) -> Tensor:
         """Compute class features [C, E]: the mean over `templates`, not normalised.
