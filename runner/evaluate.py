@@ -72,6 +72,8 @@ def load_trained(
     if runtime.deterministic:
         set_deterministic()
     clip = workbench.load_backbone(config, device, Acceleration.parse(runtime.accelerate, device))
+    # Only the first rank has compared its weights with those of the training.
+    group.check_same(f"the digest of the weights of {config.backbone}", clip.digest())
     method = make_method(config, clip, card.space)
     load_into(method, tensors, folder.checkpoint_file)
     return TrainedRun(config, training, clip, method)

@@ -88,7 +88,7 @@ def pack_source(
     raise_problems(source.name, source.problems, on_note)
     folder = data_root / source.name
     # Hidden, so that it never looks like a data set.
-    partial = folder.with_name(f".{source.name}.partial")
+    partial, replaced = (folder.with_name(f".{source.name}.{state}") for state in ("partial", "replaced"))
     try:
         data_root.mkdir(parents=True, exist_ok=True)
         with file_lock(folder.with_name(f".{source.name}.lock"), remove=True):
@@ -103,11 +103,14 @@ def pack_source(
                 raise UserError(f"{folder} exists but is no packed data set; {hint}")
             try:
                 manifest = _write(source, partial, per_shard, workers, on_progress, on_note)
-                # A rename cannot replace a folder that has files.
-                shutil.rmtree(folder, ignore_errors=True)
+                # A rename cannot replace a folder that has files, and a kill while it is deleted leaves half of it.
+                shutil.rmtree(replaced, ignore_errors=True)
+                if folder.exists():
+                    os.rename(folder, replaced)
                 os.rename(partial, folder)
             finally:
-                shutil.rmtree(partial, ignore_errors=True)
+                for hidden in (partial, replaced):
+                    shutil.rmtree(hidden, ignore_errors=True)
     except OSError as error:
         room = f" ({shutil.disk_usage(data_root).free / 1e9:,.1f} GB free)" if error.errno == errno.ENOSPC else ""
         reason = f"{error.strerror or error}{room}; choose another --data folder"

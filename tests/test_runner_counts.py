@@ -12,6 +12,7 @@ from rank_processes import run_ranks
 from small_runs import make_runtime
 
 from benchmarks import results
+from runner.acceleration import Acceleration
 from runner.calibration import BINS, Calibration, ReliabilityBins, measure_calibration
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
@@ -23,6 +24,7 @@ from runner.planning import plan_run
 from runner.results import EvalResult, read_document
 from runner.run_folders import RunFolder
 from runner.train import train
+from runner.workbench import Workbench
 from shards import fewshot, reader, transforms
 
 TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("digits", "all")]
@@ -90,6 +92,20 @@ def count(data: str, results: str, checkpoint: str) -> None:
             assert found.correct_images().sum() == found.correct
         evaluate(plan_sampled(checkpoint), TARGETS[1], replace(runtime, evaluation=SAMPLED), force=True, group=group)
         print(measure_drawn(group))
+
+
+def load_other_weights(data: str, results: str, checkpoint: str) -> None:
+    """Load the run where rank 1 has a backbone of the same name with different weights."""
+    config, workbench = plan(checkpoint), Workbench()
+    with init_process_group(ranks_from_environment(), torch.device("cpu")) as group:
+        clip = workbench.load_backbone(config, torch.device("cpu"), Acceleration())
+        clip._digest = "other" if group.rank else clip.digest()
+        load_trained(config, make_runtime(data, results), group, workbench)
+
+
+def test_hosts_with_different_weights_do_not_evaluate(few_digits, trained, short_checkpoint):
+    ends = run_ranks(2, load_other_weights, str(few_digits), str(trained.results), str(short_checkpoint))
+    assert [end.code for end in ends] == [1, 1] and "and other on rank 1" in ends[0].err
 
 
 def measure_drawn(group: ProcessGroup) -> str:
