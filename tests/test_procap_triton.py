@@ -195,6 +195,7 @@ def test_shapes_and_the_users_setting_decide_and_nothing_is_timed(monkeypatch):
     assert not fused.uses_kernels(*few)
 
 
+@pytest.mark.slow
 def test_the_study_counts_the_bytes_and_times_eager_without_a_gpu(tmp_path):
     from tools.gpu.__main__ import main
 

@@ -149,7 +149,7 @@ PLAIN = (
     "cliplora",
 )  # fmt: skip
 """Methods that timm can express: their image tower is a plain one, and their head is linear."""
-QUICK = ("coop", "clipadapter", "maple")
+QUICK = ("maple",)
 """Methods of the ONNX test in the default suite: each takes seconds."""
 
 
