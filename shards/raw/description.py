@@ -51,14 +51,14 @@ class Description(BaseModel):
     name: StrictStr = Field(description="name of the data set: small letters, digits, `-` and `.`")
     template: StrictStr = Field(description="the class prompt; `{}` stands for the class name")
     templates: tuple[StrictStr, ...] = Field(
-        default=(), description="more class prompts, see below [default: the template without its full stop]"
+        default=(), description="prompts from whose words ProCAP's learned tokens start [default: the template]"
     )
     classes: tuple[StrictStr, ...] | dict[StrictStr | StrictInt, StrictStr] | None = Field(
-        default=None, description="a list: the order of the labels; a mapping: class names of folders or labels"
+        default=None, description="a list of all labels in order, or a mapping from each label to its class name"
     )
     folder: StrictStr | None = Field(default=None, description="the folder of the class folders")
     table: StrictStr | None = Field(
-        default=None, description="instead of `folder`: a CSV or TSV file of path, label and split"
+        default=None, description="instead of `folder`: a CSV, TSV or JSON file of path, label and split"
     )
     images: StrictStr | None = Field(default=None, description="the folder that paths of the table are relative to")
     split: SplitRule | Literal["test"] | None = Field(
