@@ -186,10 +186,15 @@ class SequenceStates(ABC):
     live: slice | None = field(default=None, kw_only=True)
 
     def apply(self, plan: Plan, layer: int) -> Self:
-        """Apply the operations of `plan` at `layer`, in the order of the plan."""
-        sequence = self
+        """Apply the operations of `plan` at `layer`, in the order of the plan.
+
+        Raises ValueError for tokens of a different width, which a reshape of the text tower would cut up.
+        """
+        sequence, width = self, self.x.shape[-1]
         for index, op in enumerate(plan.tokens):
             if op.layer == layer:
+                if op.tokens.shape[-1] != width:
+                    raise ValueError(f"tokens {[*op.tokens.shape]} do not fit a tower of width {width}")
                 sequence = sequence._apply(index, op)
         return sequence
 

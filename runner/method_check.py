@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks
 from runner.engine import autocast, check_terms, learned_parameters
 from runner.environment import resolve_device
-from runner.failures import describe_failure
+from runner.failures import EXPECTED, describe_failure
 from runner.feature_bank import learn_features
 from runner.planning import plan_run
 from runner.results import TrainResult
@@ -49,11 +50,12 @@ TOLERANCE = 1e-2
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One row of the table. note: a measurement, or why the check failed."""
+    """One row of the table. note: a measurement, or why the check failed. trace: of an error that is no user's."""
 
     name: str
     passed: bool
     note: str
+    trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -316,4 +318,5 @@ def check_method(case: CheckCase, names: Iterable[str] = ()) -> Iterator[CheckRe
             try:
                 yield CheckResult(name, True, CHECKS[name](case))
             except Exception as error:
-                yield CheckResult(name, False, describe_failure(error))
+                trace = "" if isinstance(error, EXPECTED) else traceback.format_exc()
+                yield CheckResult(name, False, describe_failure(error), trace)

@@ -122,6 +122,8 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
 def test_a_mistake_is_found_by_its_check(check, name, failing, note):
     code, found = check(name, failing)
     assert code == 1 and not any(one["passed"] for one in found.values()) and note in [*found.values()][-1]["note"]
+    # An error of the method has a traceback for `-v`, a check that found something has none.
+    assert ("Traceback" in [*found.values()][-1]["trace"]) == (name in ("failing", "unaware"))
 
 
 @pytest.mark.slow

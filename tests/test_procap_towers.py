@@ -147,6 +147,12 @@ def test_operations_that_do_not_fit_are_refused(clip, op):
         clip.encode_image(torch.zeros(1, 3, 24, 24), Plan((op,)))
 
 
+def test_tokens_of_the_image_towers_width_are_refused_by_the_text_tower(clip):
+    plan = Plan((TokenOp(INPUT, "replace", torch.zeros(2, 96), start=1),))
+    with pytest.raises(ValueError, match=r"tokens \[2, 96\] do not fit a tower of width 64"):
+        clip.encode_text(clip.tokenize(["a photo of a cat."]), plan)
+
+
 def outcome(clip, name, names, precision=torch.float32):
     options = {"sentences": "templates"} if name == "coprompt" else {}
     options |= SHORT_OPTIONS.get(name, {})

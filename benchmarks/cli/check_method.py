@@ -55,6 +55,8 @@ def method(
     results = []
     for result in check_method(case, names):
         note(f"{result.name}: {'passed' if result.passed else 'failed'}")
+        if result.trace and output.verbose:
+            note(result.trace)
         results.append(result)
     rows = [(result.name, "passed" if result.passed else "FAILED", result.note) for result in results]
     show(columns(("check", "result", "note"), rows))
