@@ -168,11 +168,11 @@ class RunExecutor:
         )
 
 
-def attempt(work: Callable[[], TrialReport]) -> TrialReport:
-    """Call `work`; an exception becomes a failed report, as it would occur again after a restart."""
+def attempt(execute: Callable[[], TrialReport]) -> TrialReport:
+    """Call `execute`; an exception becomes a failed report, as it would occur again after a restart."""
     began = time.monotonic()
     try:
-        return work()
+        return execute()
     except Interrupted:
         raise
     except Exception as error:

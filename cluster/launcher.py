@@ -14,12 +14,12 @@ from cluster.address import LOCAL, set_auth_mode
 from cluster.ray_cluster import (
     Capacity,
     Resources,
-    connected,
     count_on_gpus,
     count_runs,
     default_resources,
     divide,
     nodes,
+    ray_connection,
 )
 from cluster.run import RunSpec, StoragePaths
 from procap.errors import UsageError, unknown_name
@@ -76,7 +76,7 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
             raise UsageError(f"--device {device}: on a node Ray chooses the GPU of a run: use --device cuda")
         set_auth_mode()
         # Ray sets $RAY_ADDRESS in a job; "auto" is a cluster that `ray start` made on this machine.
-        with connected(launcher.address or os.environ.get("RAY_ADDRESS") or "auto"):
+        with ray_connection(launcher.address or os.environ.get("RAY_ADDRESS") or "auto"):
             cluster = nodes()
             # With the default, a CPU per run, the autoscaler would never start a node with a GPU.
             if launcher.autoscale and launcher.gpus is None and device != "cpu" and not any(n.gpus for n in cluster):
@@ -99,7 +99,7 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
         )
     # Ray's CPUs are tokens, not cores: a local Ray gets as many as the runs of --max-concurrent reserve.
     cpus = max(available_cores(), math.ceil(local.max_concurrent * launcher.processes * local.resources.cpus))
-    with connected(LOCAL, cpus=cpus):
+    with ray_connection(LOCAL, cpus=cpus):
         fits = count_runs(nodes(), local.resources)
         yield Capacity(local.resources, min(local.max_concurrent, fits), ray=True)
 

@@ -107,7 +107,7 @@ def count_on_gpus(gpus: float, part: float) -> int:
 
 
 @contextmanager
-def connected(address: str, cpus: int | None = None) -> Iterator[None]:
+def ray_connection(address: str, cpus: int | None = None) -> Iterator[None]:
     """Connect this process to the cluster at `address` for the duration of the block; UserError if none answers.
 
     address: "auto" (this machine's cluster or $RAY_ADDRESS), host:port, or "local" for a Ray that ends with the block.

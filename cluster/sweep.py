@@ -41,7 +41,8 @@ class Sweep:
 
     def __init__(self, settings: SweepSettings, runtime: RuntimeConfig, folder: SweepFolder) -> None:
         self.settings, self.runtime, self.folder = settings, runtime, folder
-        self.configurations = {key_of(stored.values): self._recheck(stored) for stored in folder.resume(settings)}
+        known = folder.load_configurations(settings)
+        self.configurations = {key_of(stored.values): self._recheck(stored) for stored in known}
         self._store = RemoteResults.from_runtime(runtime)
         self._running: dict[str, str] = {}
         self._deadline = math.inf
@@ -175,7 +176,7 @@ class Sweep:
             # Either ASHA or the time limit stopped the trial early; after the time limit it stays unfinished.
             state = "stopped" if before.curve and time.monotonic() < self._deadline else "running"
         # Grid and random search replay configurations that an earlier attempt has finished: these keep their state.
-        is_settled = before.state == "running" != state
+        is_settled = before.state == "running" and state != "running"
         self._update(key, scores=scores, error=error, state=state if is_settled else before.state)
         if is_settled:
             self._store.try_push_all(f"{SWEEPS}/{self.settings.name}")

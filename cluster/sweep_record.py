@@ -150,8 +150,8 @@ class SweepFolder:
     def save(self, settings: SweepSettings, configurations: Iterable[Configuration] = ()) -> None:
         write_json(self.path / "sweep.json", SweepRecord(settings=settings, configurations=list(configurations)))
 
-    def resume(self, settings: SweepSettings) -> list[Configuration]:
-        """Load the known configurations. Raises UsageError if the sweep of this name searched for something else."""
+    def load_configurations(self, settings: SweepSettings) -> list[Configuration]:
+        """Load the configurations of earlier commands. Raises UsageError if settings of this name differ."""
         if (record := self.load()) is None:
             return []
         old, new = record.settings.model_dump(mode="json"), settings.model_dump(mode="json")

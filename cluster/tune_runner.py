@@ -27,7 +27,10 @@ ATTEMPTS = 5
 
 
 class TrialListener(Protocol):
-    """Callbacks in the driver; a trial that is restarted starts again."""
+    """Callbacks in the driver; a trial that is restarted starts again.
+
+    config: what Ray Tune drew for the trial: the index of its run, or the values of the fields that a sweep varies.
+    """
 
     def started(self, trial: str, config: Mapping[str, Any]) -> object: ...
 

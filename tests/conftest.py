@@ -171,9 +171,9 @@ def where(few_digits, tiny_checkpoint) -> list[str]:
 def local_ray():
     """A Ray of this machine with three CPUs, to which this process is connected; returns its address."""
     from cluster.address import LOCAL
-    from cluster.ray_cluster import connected
+    from cluster.ray_cluster import ray_connection
 
-    with connected(LOCAL, cpus=3):
+    with ray_connection(LOCAL, cpus=3):
         import ray
 
         yield ray.get_runtime_context().gcs_address

@@ -20,7 +20,7 @@ from toy_shards import toy_source
 from cluster import preflight
 from cluster.launcher import RUN_BYTES, Launcher, local_capacity
 from cluster.preflight import TRAINING_SPLITS, Requirements, check_node, check_nodes, read_digest
-from cluster.ray_cluster import Node, Resources, connected, count_runs, default_resources
+from cluster.ray_cluster import Node, Resources, count_runs, default_resources, ray_connection
 from cluster.run import StoragePaths
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
@@ -212,5 +212,5 @@ def test_the_address_of_a_cluster_that_died_is_refused_at_once(tmp_path, monkeyp
     address = f"127.0.0.1:{free_port()}"
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text(address)
-    with pytest.raises(UserError, match=f"no Ray cluster at {address} could be reached"), connected("auto"):
+    with pytest.raises(UserError, match=f"no Ray cluster at {address} could be reached"), ray_connection("auto"):
         pass

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     "procap sweep --methods coop --datasets shapes --param lr=1e-3,1e-2 --launcher ray --address cluster:6379",
 )
 def sweep(
-    searched: flags.SweepFlags,
+    search_flags: flags.SweepFlags,
     selection: flags.SelectionFlags,
     recipe: flags.RecipeFlags,
     launch: flags.LaunchFlags,
@@ -53,10 +53,10 @@ def sweep(
     library_defaults()
     launcher = launch.to_launcher()
     runtime = runtime_config(runtime_flags, engine)
-    settings = make_settings(searched, selection, recipe, runtime.data)
+    settings = make_settings(search_flags, selection, recipe, runtime.data)
     folder = SweepFolder(runtime.results / SWEEPS / settings.name)
     RemoteResults.from_runtime(runtime).pull_all()
-    tried = folder.resume(settings)
+    tried = folder.load_configurations(settings)
     # Raises for values that runs reject.
     runs = [run for values in examples(settings) for run in make_runs(settings, values, runtime.data)]
     check_training_images((run.config for run in runs), runtime.data)
@@ -76,7 +76,8 @@ def sweep(
             from benchmarks.suites.execute import delete_runs
 
             # Read again under the lock: a sweep that has just ended may have added configurations.
-            delete_runs(sorted({path for stored in folder.resume(settings) for path in stored.runs}), runtime)
+            tried = folder.load_configurations(settings)
+            delete_runs(sorted({path for configuration in tried for path in configuration.runs}), runtime)
             folder.save(settings)
         return _execute(settings, folder, runtime, launcher, runtime_flags, engine, output)
 
@@ -93,44 +94,45 @@ def _execute(
     """Execute the sweep; returns exit code 3 if some configurations failed and 1 if all did."""
     from benchmarks.suites.execute import note_capacity
     from benchmarks.sweeps.progress import SweepProgress
+    from cluster.sweep import Sweep
 
-    progress = SweepProgress(settings, runtime, folder, note if output.verbose else None)
-    searched = progress.sweep
-    note(f"{_format_title(settings)}; {searched.count('finished', 'stopped')} with a score already")
+    sweep = Sweep(settings, runtime, folder)
+    progress = SweepProgress(sweep, note if output.verbose else None)
+    note(f"{_format_title(settings)}; {sweep.count('finished', 'stopped')} with a score already")
     # Workers print nothing and do not send to MLflow: the driver does both for all runs.
     silent = replace(runtime, quiet=True, tracking_uri="off")
     paths = StoragePaths.with_absolute_paths(runtime_flags.data, runtime_flags.results, silent)
     try:
-        if not searched.is_complete:
+        if not sweep.is_complete:
             with connect(launcher, paths, always_ray=True) as capacity, progress.display:
                 if launcher.kind == "ray":
                     check_nodes(paths, dict.fromkeys(settings.datasets, TRAINING_SPLITS), autoscale=launcher.autoscale)
                 note_capacity(capacity)
                 # Only now: a sweep that failed the checks must not occupy its name.
-                folder.save(settings, searched.configurations.values())
-                searched.run(paths, capacity, progress)
+                folder.save(settings, sweep.configurations.values())
+                sweep.run(paths, capacity, progress)
     except BaseException as error:
-        if searched.configurations:
+        if sweep.configurations:
             progress.close(status_after(error))
             RemoteResults.from_runtime(runtime).try_push_all()
         raise
     RemoteResults.from_runtime(runtime).pull_all()
-    progress.close("failed" if searched.count("failed") else "interrupted" if searched.count("running") else "finished")
+    progress.close("failed" if sweep.count("failed") else "interrupted" if sweep.count("running") else "finished")
     exporter_for(runtime).flush()
-    return _show_outcome(searched, runtime_flags, engine, output)
+    return _show_outcome(sweep, runtime_flags, engine, output)
 
 
 def _show_outcome(
-    searched: Sweep, runtime: flags.RuntimeFlags, engine: flags.EngineFlags, output: flags.OutputFlags
+    sweep: Sweep, runtime: flags.RuntimeFlags, engine: flags.EngineFlags, output: flags.OutputFlags
 ) -> int:
-    settings, configurations = searched.settings, list(searched.configurations.values())
+    settings, configurations = sweep.settings, list(sweep.configurations.values())
     best = table.find_best(configurations)
     commands = make_commands(settings, best.values, runtime, engine) if best else []
     # Includes the records of what was exported to MLflow.
-    RemoteResults.from_runtime(searched.runtime).push_all()
+    RemoteResults.from_runtime(sweep.runtime).push_all()
     if configurations:
         show(render(table.sweep_table(settings, configurations), "md"))
-    if left := searched.count("running"):
+    if left := sweep.count("running"):
         note(f"{plural(left, 'configuration')} unfinished, with their states kept: repeat the command to resume")
     if commands:
         show("\nto train the best with all seeds and test it:\n" + " && \\\n".join(f"  {line}" for line in commands))

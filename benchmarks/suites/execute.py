@@ -35,7 +35,8 @@ def execute(
 ) -> dict[str, str]:
     """Execute runs, those with the most images first; returns the error of each failed run by its path.
 
-    states: what exists of each run. paths: the folders as workers find them. force: delete the runs first.
+    states: what exists of each run. paths: the folders and the runtime of workers; `runtime` is that of this process.
+    force: delete the runs first.
     """
     if not force:
         check_code((run.path for run in runs), runtime.results)
@@ -48,9 +49,9 @@ def execute(
         check_weights((run.config.backbone, run.config.pretrained) for run in runs)
     ensure_packed(splits, runtime.data)
     check_training_images((run.config for run in runs), runtime.data)
-    work = {run.path: count_images(run, states[run.path], runtime) for run in runs}
+    images_left = {run.path: count_images(run, states[run.path], runtime) for run in runs}
     # Only if the user has chosen nothing about the launch.
-    if launcher == Launcher() and sum(work.values()) < FEW_IMAGES:
+    if launcher == Launcher() and sum(images_left.values()) < FEW_IMAGES:
         launcher = replace(launcher, max_concurrent=1)
     with connect(launcher, paths) as capacity:
         if launcher.kind == "ray":
@@ -60,7 +61,7 @@ def execute(
             # Once, in the driver, so that a restarted run resumes.
             delete_runs((run.path for run in runs), runtime)
         # Greedy packing of the longest first ends early.
-        ordered = sorted(runs, key=lambda run: work[run.path], reverse=True)
+        ordered = sorted(runs, key=lambda run: images_left[run.path], reverse=True)
         # From here on an error changes the status of the collections; a refused command leaves them as they were.
         trackers.started = True
         progress = RunProgress(ordered, trackers, note if verbose else None)

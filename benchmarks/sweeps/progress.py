@@ -9,8 +9,7 @@ from benchmarks.suites.progress import TrialProgress
 from benchmarks.sweeps.table import find_best, format_configuration
 from cluster.run import TrialReport
 from cluster.sweep import Sweep
-from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
-from runner.config import RuntimeConfig
+from cluster.sweep_record import Configuration
 from runner.progress import ProgressDisplay
 from runner.run_collection import Collection, Status
 from runner.tracking.log import CollectionTracker
@@ -19,17 +18,11 @@ from runner.tracking.log import CollectionTracker
 class SweepProgress(TrialProgress):
     """Pass the events of the trials on to a `Sweep` and show them; enter `display` around its execution."""
 
-    def __init__(
-        self,
-        settings: SweepSettings,
-        runtime: RuntimeConfig,
-        folder: SweepFolder,
-        trace: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, sweep: Sweep, trace: Callable[[str], None] | None = None) -> None:
         super().__init__(ProgressDisplay("configurations", 0, unit="done", timed=False), trace)
-        self.sweep = Sweep(settings, runtime, folder)
+        self.sweep, settings = sweep, sweep.settings
         shown = {name: str(value) for name, value in settings.model_dump(mode="json").items()}
-        self._tracker = CollectionTracker(runtime, Collection(kind="sweep", name=settings.name, settings=shown))
+        self._tracker = CollectionTracker(sweep.runtime, Collection(kind="sweep", name=settings.name, settings=shown))
         self._settled = 0
 
     def close(self, status: Status) -> None:
