@@ -15,7 +15,7 @@ from torch import Tensor
 from procap.methods.features import FeatureBank, FeatureMethod
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
-from runner.engine import autocast
+from runner.engine import autocast, learned_parameters
 from runner.environment import num_decoders
 from runner.schedule import Schedule
 from runner.setup import Setup, clip_transform, train_augment
@@ -44,17 +44,17 @@ class FeatureStream(TrainStream):
             yield self._features[batch, view], self.labels[batch]
 
 
-def learn_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) -> tuple[Setup, FeatureBank]:
+def learn_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) -> Setup:
     """Encode the samples and call `fit`; the new setup has an engine if the method takes steps."""
     method, config = setup.method, setup.card.config
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
-    bank = encode_samples(setup, runtime, group)
-    method.fit(bank)
-    if not method.has_steps:
-        return setup, bank
-    stream = FeatureStream(bank, setup.fewshot.train, config, train_augment(config.recipe, method.clip))
+    method.bank = encode_samples(setup, runtime, group)
+    method.fit(method.bank)
+    if not learned_parameters(method):
+        return setup
+    stream = FeatureStream(method.bank, setup.fewshot.train, config, train_augment(config.recipe, method.clip))
     method.begin_stage(0)
-    return replace(setup, engine=setup.make_engine(), schedule=Schedule(config.recipe, stream, method)), bank
+    return replace(setup, engine=setup.make_engine(), schedule=Schedule(config.recipe, stream, method))
 
 
 def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) -> FeatureBank:
@@ -62,29 +62,23 @@ def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) ->
     method, config = setup.method, setup.card.config
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
     train, device = setup.fewshot.train, method.clip.device
-    val, test = choosing_images(setup, runtime)
     encode = partial(encode_images, setup, num_decoders(runtime.workers, device), group)
-    transform = clip_transform(method.clip)
+    augment, transform = train_augment(config.recipe, method.clip), clip_transform(method.clip)
+    stream, decoded = TrainStream(train, config.recipe.batch_size, augment, config.seed), DecodedImages(train)
 
-    def plain(images: DecodedImages) -> Prepare:
-        return lambda i, out: transform(images[i], out)
+    def encode_view(view: int) -> Tensor:
+        # View v is what the image looks like in epoch v of a training on images.
+        return encode(len(train), lambda i, out: augment(decoded[i], stream.augment_generator(view, i), out))
 
-    decoded = DecodedImages(train)
-    if method.augments:
-        augment = train_augment(config.recipe, method.clip)
-        stream = TrainStream(train, config.recipe.batch_size, augment, config.seed)
+    def encode_plain(split: Split) -> tuple[Tensor, Tensor]:
+        features = encode(len(split), lambda i, out: transform(split.image(i), out))
+        return features, torch.from_numpy(split.labels).to(device)
 
-        def prepare_view(view: int) -> Prepare:
-            # View v is what the image looks like in epoch v of a training on images.
-            return lambda i, out: augment(decoded[i], stream.augment_generator(view, i), out)
-
-        views = [encode(len(train), prepare_view(view)) for view in range(method.num_views(config.recipe))]
-    else:
-        views = [encode(len(train), plain(decoded))]
-    val_features, test_features = (encode(len(split), plain(DecodedImages(split))) for split in (val, test))
-    labels = (torch.from_numpy(split.labels).to(device) for split in (train, val, test))
-    train_labels, val_labels, test_labels = labels
-    return FeatureBank(torch.stack(views, dim=1), train_labels, val_features, val_labels, test_features, test_labels)
+    num_views = getattr(method.options, "views", 0) or config.recipe.epochs
+    views = [encode_view(view) for view in range(num_views)] if method.augments else [encode_plain(train)[0]]
+    labels = torch.from_numpy(train.labels).to(device)
+    val, test = map(encode_plain, choosing_images(setup, runtime))
+    return FeatureBank(torch.stack(views, dim=1), labels, *val, *test)
 
 
 def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[Split, Split]:

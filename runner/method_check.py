@@ -19,7 +19,7 @@ from torch import Tensor
 
 from procap.errors import UserError
 from procap.methods import method_class
-from procap.methods.features import FeatureBank, FeatureMethod
+from procap.methods.features import FeatureMethod
 from procap.methods.method import Method
 from procap.text import LabelSpace
 from runner.checkpoint import read_checkpoint
@@ -85,24 +85,19 @@ class CheckCase:
         return cls(config, runtime)
 
     @cached_property
-    def prepared(self) -> tuple[Setup, FeatureBank | None]:
-        """The set-up of the training, with the features of a method that learns from them."""
+    def setup(self) -> Setup:
+        """The set-up of the training, whose method has the features if it learns from them."""
         teacher, device = load_teacher(self.config, self.runtime, ProcessGroup()), resolve_device(self.runtime.device)
         setup = set_up(self.config, self.runtime, device, ProcessGroup(), Workbench(), teacher=teacher)
-        if isinstance(setup.method, FeatureMethod):
-            return learn_features(setup, self.runtime, ProcessGroup())
-        return setup, None
-
-    @property
-    def setup(self) -> Setup:
-        return self.prepared[0]
+        is_on_features = isinstance(setup.method, FeatureMethod)
+        return learn_features(setup, self.runtime, ProcessGroup()) if is_on_features else setup
 
     @cached_property
     def batch(self) -> tuple[Tensor, Tensor]:
         """The first batch of the training, on the device: images, or features of a method that learns from them."""
-        setup, bank = self.prepared
-        if bank is not None:
-            return bank.features[:BATCH, 0], bank.labels[:BATCH]
+        setup = self.setup
+        if isinstance(setup.method, FeatureMethod):
+            return setup.method.bank.features[:BATCH, 0], setup.method.bank.labels[:BATCH]
         assert setup.schedule is not None
         images, labels = (tensor.to(setup.method.clip.device) for tensor in next(iter(setup.schedule.batches(0))))
         return setup.method.extend_batch(images, labels, generator(self.config.seed, "extend", 0))
@@ -128,8 +123,9 @@ class CheckCase:
         method = make_method(self.config, setup.method.clip, setup.method.space)
         method.teacher_classifier = setup.method.teacher_classifier
         method.prepare_training()
-        if isinstance(method, FeatureMethod) and self.prepared[1]:
-            method.fit(self.prepared[1])
+        if isinstance(method, FeatureMethod) and isinstance(setup.method, FeatureMethod):
+            method.bank = setup.method.bank
+            method.fit(method.bank)
         method.begin_stage(0)
         return method
 
@@ -241,7 +237,7 @@ def check_reloaded(case: CheckCase) -> str:
 
     A training begins no stage that it does not reach; a method that is loaded is as at the end of a training.
     """
-    method, bank, steps = case.make_method(), case.prepared[1], case.setup.steps
+    method, steps = case.make_method(), case.setup.steps
     for stage in range(sum(start < steps for start in method.stage_starts(steps))):
         if stage:
             method.begin_stage(stage)
@@ -250,8 +246,8 @@ def check_reloaded(case: CheckCase) -> str:
             for name, gradient in gradients.items():
                 # Any change will do. Steps of one size need no learning rate that suits the method.
                 method.get_parameter(name).sub_(0.01 * gradient.sign())
-    if isinstance(method, FeatureMethod) and bank is not None:
-        method.finish(bank)
+    if isinstance(method, FeatureMethod):
+        method.finish(method.bank)
     loaded = make_method(case.config, method.clip, method.space)
     loaded.adapt_shapes(method.state_dict())
     loaded.load_state_dict(method.state_dict())

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from procap.errors import UserError
-from procap.methods.features import FeatureBank, FeatureMethod
+from procap.methods.features import FeatureMethod
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
 from runner.checkpointer import Checkpointer
 from runner.config import RunConfig, RuntimeConfig
@@ -140,10 +140,9 @@ def _train(
     meter = Meter(device, WARMUP_STEPS, PHASES)
     with meter.phase("load", rated=False):
         setup = set_up(config, runtime, device, group, workbench, initial, load_teacher(config, runtime, group))
-    bank = None
     if isinstance(setup.method, FeatureMethod):
         with meter.phase("features", rated=False):
-            setup, bank = learn_features(setup, runtime, group)
+            setup = learn_features(setup, runtime, group)
     first, facts = group.ranks.is_first, environment(device) | {"accelerations": asdict(setup.acceleration)}
     if force and first:
         # Only now: the run that is there stays if the set-up fails.
@@ -159,7 +158,7 @@ def _train(
             with fitting_threads(setup.method.clip, config.recipe.batch_size // group.size):
                 validator = Validator(callbacks, checkpointer, runtime, stop)
                 epochs = min(until or config.recipe.epochs, config.recipe.epochs)
-                state = fit(runtime, checkpointer, validator, epochs, bank)
+                state = fit(runtime, checkpointer, validator, epochs)
                 if state.epoch < config.recipe.epochs:
                     return checkpointer.finish("paused")
         finally:
@@ -168,8 +167,8 @@ def _train(
         if checkpointer.average:
             # Again, because a run that resumes after its last epoch has restored the sums but perhaps other weights.
             checkpointer.average.apply()
-    if bank is not None and isinstance(setup.method, FeatureMethod):
-        setup.method.finish(bank)
+    if isinstance(setup.method, FeatureMethod):
+        setup.method.finish(setup.method.bank)
     check_finite(setup.method.state_dict(), f"after step {state.step}")
     meter.settle()
     result = group.call_on_first(lambda: _write_result(folder, setup, state, meter, facts, group.size))
@@ -178,9 +177,7 @@ def _train(
     return result
 
 
-def fit(
-    runtime: RuntimeConfig, checkpointer: Checkpointer, validator: Validator, epochs: int, bank: FeatureBank | None
-) -> TrainState:
+def fit(runtime: RuntimeConfig, checkpointer: Checkpointer, validator: Validator, epochs: int) -> TrainState:
     """Train to the end of epoch `epochs` from the newest saved state; an error is recorded in `progress.json`."""
     try:
         state = checkpointer.restore()
@@ -194,8 +191,6 @@ def fit(
             loop = TrainLoop(runtime, checkpointer, validator.stop, display)
             for epoch in range(state.epoch, epochs):
                 loop.train_epoch(epoch)
-                if bank is not None and isinstance(loop.method, FeatureMethod):
-                    loop.method.score_epoch(bank)
                 validator.validate()
                 if checkpointer.group.ranks.is_first:
                     with checkpointer.meter.phase("tracking", rated=False):

@@ -100,6 +100,7 @@ def test_the_public_rule_of_tipadapterf_keeps_the_epoch_and_the_setting_with_the
     train_labels = torch.arange(9).repeat_interleave(2)
     val, test = ((cloud[f"{split}_features"], cloud["labels"]) for split in ("val", "test"))
     bank = FeatureBank(cloud["keys"][:, None], train_labels, *val, *test)
+    method.bank = bank
     method.fit(bank)
     config = plan_run(method="tipadapterf", dataset="oxford-pets", classes="all", data=None, overrides={"epochs": 4})
     engine = Engine(method, config)
@@ -109,7 +110,7 @@ def test_the_public_rule_of_tipadapterf_keeps_the_epoch_and_the_setting_with_the
         engine.backward(engine.terms(Batch(features, train_labels, ())))
         engine.update()
         accuracies.append(100 * float((method.head(method.space)(test[0]).argmax(1) == test[1]).double().mean()))
-        method.score_epoch(bank)
+        method.end_epoch(step, config.recipe)
     assert accuracies == pytest.approx(figures["cloud/steps/test_accuracy_per_epoch"].tolist(), abs=1e-4)
     kept = method.best_keys.clone()
     method.finish(bank)

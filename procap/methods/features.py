@@ -6,7 +6,6 @@ embedding.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -21,7 +20,6 @@ from procap.methods.method import Method, Noise
 from procap.methods.prompts import ClassPrompts
 from procap.methods.zeroshot import ENSEMBLE
 from procap.plan import NO_CHANGE, Plan
-from procap.recipe import Recipe
 from procap.teacher import text_bank
 from procap.text import LabelSpace
 
@@ -48,40 +46,31 @@ class FeatureBank:
 class FeatureMethod(Method):
     """A method that leaves both towers unchanged and learns a head on their features.
 
-    A training encodes the views of its images (`num_views`), calls `fit`, takes the recipe's steps on batches of
-    features, and calls `finish`. `head` defines training and inference alike.
+    A training encodes the views of its images, calls `fit`, takes the recipe's steps on batches of features if a
+    parameter requires a gradient, and calls `finish`. `head` defines training and inference alike.
 
-    augments: views are random, as the recipe says; otherwise there is one, prepared as test images are.
-    has_steps: training takes the recipe's steps; otherwise `fit` does everything.
+    augments: views are random, as the recipe says: as many as the option `views` if the method has one and it is not 0,
+        else one for each epoch. Otherwise there is one view, prepared as test images are.
+    bank: what a training learns from, from `fit` on.
     """
 
     changes = ()
     augments: ClassVar[bool] = True
-    has_steps: ClassVar[bool] = True
-
-    @classmethod
-    def missing_members(cls) -> list[str]:
-        return super().missing_members() + ["head()"] * (cls.head is FeatureMethod.head)
-
-    def num_views(self, recipe: Recipe) -> int:
-        """Return V: the option `views` if the method has one and it is not 0, else one view for each epoch."""
-        return (getattr(self.options, "views", 0) or recipe.epochs) if self.augments else 1
+    bank: FeatureBank
 
     def fit(self, bank: FeatureBank) -> None:
         """Set what does not need the recipe's steps: a closed form, initial values, or all by a loop over `bank`."""
 
-    def score_epoch(self, bank: FeatureBank) -> None:
-        """Look at the head after an epoch of steps."""
-
     def finish(self, bank: FeatureBank) -> None:
         """Set what is chosen after the last step."""
 
-    @abstractmethod
     def head(self, space: LabelSpace) -> Head:
         """Return the map of image features [B, E], not normalised, to logits [B, C] of the classes of `space`.
 
-        A module, or a partial function whose tensors are keyword arguments, so that a classifier can copy them.
+        A module, or a partial function whose tensors are keyword arguments, so that a classifier can copy them. Other
+        spaces than that of the training have new classes only if `knows_new_classes`.
         """
+        raise NotImplementedError
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return NO_CHANGE, NO_CHANGE
@@ -96,14 +85,6 @@ class FeatureMethod(Method):
             return self.constant("text", lambda: text_bank(self.clip, space, self.templates(space)))
         return text_bank(self.clip, space, self.templates(space))
 
-    def known_only(self, space: LabelSpace) -> Tensor:
-        """Return `known` for a method without a rule for new classes; UserError names the first one."""
-        positions = self.known(space)
-        if (positions < 0).any():
-            new = space.classnames[int((positions < 0).nonzero()[0])]
-            raise UserError(f"{type(self).__name__} has no rule for classes that it did not learn, such as '{new}'")
-        return positions
-
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy of a global batch; `images` are its features [B, E]."""
         with torch.autocast(images.device.type, enabled=False):
@@ -112,6 +93,10 @@ class FeatureMethod(Method):
     @torch.no_grad()
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
         space = space or self.space
+        new = self.known(space) < 0
+        if not self.knows_new_classes and new.any():
+            name = space.classnames[int(new.nonzero()[0])]
+            raise UserError(f"{type(self).__name__} has no rule for classes that it did not learn, such as '{name}'")
         return HeadClassifier(self.clip, self.head(space), len(space.classnames))
 
 

@@ -48,7 +48,6 @@ class LPPP(FeatureMethod):
 
     Options = LPPPOptions
     summary: ClassVar[str] = "LP++ (Huang et al. 2024): a linear probe blended with the class features"
-    has_steps: ClassVar[bool] = False
     selection = "validation"
     knows_new_classes: ClassVar[bool] = False
     options: LPPPOptions
@@ -66,7 +65,7 @@ class LPPP(FeatureMethod):
         return Recipe(lr=1e-3, epochs=1, batch_size=256, crop_scale=(0.5, 1.0), warmup="none", drop_last=False)
 
     def head(self, space: LabelSpace) -> Head:
-        known = self.known_only(space)
+        known = self.known(space)
         learned = {"rows": self.rows[known], "bias": self.bias[known], "alpha": self.alpha[known]}
         return partial(blended_logits, **learned, text=self.text(space))
 

@@ -31,7 +31,6 @@ class Baseline(FeatureMethod):
     """What both baselines share: one view of each image, prepared as test images are, and no rule for new classes."""
 
     augments: ClassVar[bool] = False
-    has_steps: ClassVar[bool] = False
     reads_names: ClassVar[bool] = False
     knows_new_classes: ClassVar[bool] = False
 
@@ -83,7 +82,7 @@ class LinearProbe(Baseline):
         return accuracy(logits, bank.val_labels), -float(F.cross_entropy(logits, bank.val_labels))
 
     def head(self, space: LabelSpace) -> Head:
-        known = self.known_only(space)
+        known = self.known(space)
         return partial(F.linear, weight=self.rows[known], bias=self.bias[known])
 
 
@@ -120,4 +119,4 @@ class NearestMean(Baseline):
         self.rows.index_add_(0, bank.labels, unit(bank.features[:, 0]))
 
     def head(self, space: LabelSpace) -> Head:
-        return partial(cosine_logits, text=self.rows[self.known_only(space)], scale=self.scale())
+        return partial(cosine_logits, text=self.rows[self.known(space)], scale=self.scale())

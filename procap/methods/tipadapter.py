@@ -68,7 +68,6 @@ class TipAdapter(FeatureMethod):
     Options = TipAdapterOptions
     summary: ClassVar[str] = "Tip-Adapter (Zhang et al. 2022): votes of few-shot features, nothing is trained"
     varying_rows = ("keys", "key_labels", "best_keys")
-    has_steps: ClassVar[bool] = False
     selection = "validation"
     published = name_options(("alpha", "beta_end", "alpha_end"), PUBLISHED)
     options: TipAdapterOptions
@@ -78,7 +77,7 @@ class TipAdapter(FeatureMethod):
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TipAdapterOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
-        self.keys = nn.Parameter(torch.zeros(0, clip.geometry.embed_dim), requires_grad=self.has_steps)
+        self.keys = nn.Parameter(torch.zeros(0, clip.geometry.embed_dim), requires_grad=False)
         self.register_buffer("key_labels", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("alpha", torch.tensor(options.alpha))
         self.register_buffer("beta", torch.tensor(options.beta))
@@ -91,7 +90,7 @@ class TipAdapter(FeatureMethod):
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:
         """Store the normalised mean feature of each training image as a key."""
-        self.keys = nn.Parameter(unit(bank.features.mean(dim=1)), requires_grad=self.has_steps)
+        self.keys = nn.Parameter(unit(bank.features.mean(dim=1)), requires_grad=self.keys.requires_grad)
         self.key_labels = bank.labels.clone()
 
     def head(self, space: LabelSpace) -> partial[Tensor]:

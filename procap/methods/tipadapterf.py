@@ -25,12 +25,12 @@ class TipAdapterF(TipAdapter):
     """
 
     summary: ClassVar[str] = "Tip-Adapter-F (Zhang et al. 2022): Tip-Adapter with trained features"
-    has_steps: ClassVar[bool] = True
     best_keys: Tensor
     best_accuracy: Tensor
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TipAdapterOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
+        self.keys.requires_grad_()
         if options.selection == "test":
             self.register_buffer("best_keys", torch.zeros_like(self.keys))
             self.register_buffer("best_accuracy", torch.tensor(-1.0))
@@ -43,9 +43,9 @@ class TipAdapterF(TipAdapter):
         return super().recipe(task, shots, dataset).model_copy(update=changes)
 
     @torch.no_grad()
-    def score_epoch(self, bank: FeatureBank) -> None:
+    def end_epoch(self, epoch: int, recipe: Recipe) -> None:
         # With the alpha and beta of the start, as in the public code: `finish` searches others afterwards.
-        if self.options.selection == "test" and (score := self._test_accuracy(bank)) > self.best_accuracy:
+        if self.options.selection == "test" and (score := self._test_accuracy(self.bank)) > self.best_accuracy:
             self.best_accuracy.fill_(score)
             self.best_keys = self.keys.detach().clone()
 
