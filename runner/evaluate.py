@@ -33,7 +33,7 @@ from runner.run_folders import RunFolder, check_content, check_training_content
 from runner.setup import clip_transform, label_space, make_method, warn_of_unknown_names
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
-from runner.tracking.log import exporter_for
+from runner.tracking.exporter import exporter_for
 from runner.workbench import Workbench
 from shards.fewshot import evaluation_split
 from shards.reader import Split, open_dataset

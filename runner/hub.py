@@ -21,7 +21,7 @@ from runner.config import FrozenModel, RunConfig, RuntimeConfig, Target
 from runner.remote_results import RemoteResults, synchronized_run
 from runner.results import EvalResult, TrainResult, read_document, write_bytes, write_json
 from runner.run_folders import RunFolder, locate_run
-from runner.tracking.log import exporter_for
+from runner.tracking.exporter import exporter_for
 from shards.files import read_regular
 from shards.remote import translate_errors
 

@@ -18,7 +18,7 @@ from runner.remote_results import RemoteResults, synchronized_run
 from runner.results import CheckpointCard, ImportedFile, TrainResult, write_bytes, write_json
 from runner.run_folders import RunFolder
 from runner.setup import build
-from runner.tracking.log import exporter_for
+from runner.tracking.exporter import exporter_for
 from runner.workbench import Workbench
 from shards.fewshot import evaluation_labels
 from shards.files import file_sha256

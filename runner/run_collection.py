@@ -32,7 +32,7 @@ class Collection(FrozenModel):
     runs: tuple[str, ...] = Field(default=(), description="their paths below the results, each once")
     settings: dict[str, Any] = Field(default_factory=dict, description="the options of the command, for display")
     status: Status = "running"
-    metrics: dict[str, float] = Field(default_factory=dict, description="over all runs, as hm/procap")
+    metrics: dict[str, float] = Field(default_factory=dict, description="hm/procap of a suite, best/val of a sweep")
     failed: dict[str, MaskedText] = Field(
         default_factory=dict, description="reasons, of runs whose last attempt failed"
     )

@@ -32,7 +32,7 @@ from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
 from runner.teacher_run import load_teacher
 from runner.threads import fitting_threads
-from runner.tracking.log import exporter_for
+from runner.tracking.exporter import exporter_for
 from runner.validate import Callbacks, Validator
 from runner.workbench import Workbench
 from shards.device.stream import DeviceTrainStream

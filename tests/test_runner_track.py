@@ -22,8 +22,8 @@ from runner.remote_results import RemoteResults
 from runner.results import PerClass, ValidationCount, ValidationHistory, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
-from runner.tracking import log
-from runner.tracking.log import Exporter, exporter_for
+from runner.tracking import exporter as exporter_module
+from runner.tracking.exporter import Exporter, exporter_for
 from runner.tracking.store import TrackingStore
 from runner.tracking.sync import PARENT_TAG, sync
 
@@ -116,7 +116,7 @@ def train_until_sigterm(data: str, results: str, checkpoint: str, uri: str) -> N
     from runner.checkpoint import TrainState
     from runner.train import train
 
-    log.INTERVAL_SECONDS = 0.0
+    exporter_module.INTERVAL_SECONDS = 0.0
     count, marker = TrainState.count, Path(results) / "stopped"
 
     def count_and_stop(state: TrainState, *step: object) -> None:
@@ -245,7 +245,7 @@ def test_a_dead_server_costs_one_line_and_no_time(store, tmp_path, capsys):
 
 def test_system_metrics_are_logged_while_a_run_trains(store, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
-    monkeypatch.setattr(log, "INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(exporter_module, "INTERVAL_SECONDS", 0.0)
     exporter = Exporter(store, RemoteResults(None, store.results))
     path = folder.path.relative_to(tmp_path).as_posix()
     tracked_runs.go_on(folder, 1)

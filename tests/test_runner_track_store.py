@@ -13,8 +13,8 @@ from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
 from runner.run_collection import Collection, read_collection, write_collection
-from runner.tracking import log
-from runner.tracking.log import CollectionTracker, exporter_for
+from runner.tracking import exporter as exporter_module
+from runner.tracking.exporter import CollectionTracker, exporter_for
 from runner.tracking.store import TrackingStore
 from runner.tracking.sync import PARENT_TAG, sync
 
@@ -23,7 +23,7 @@ def test_a_server_that_never_answers_is_named_and_asked_once(tmp_path, monkeypat
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        exporter = log.Exporter(TrackingStore(address, "procap", tmp_path), RemoteResults(None, tmp_path))
+        exporter = exporter_module.Exporter(TrackingStore(address, "procap", tmp_path), RemoteResults(None, tmp_path))
         for _ in range(2):
             exporter.post(evaluated(tmp_path, 1))
             exporter.flush()
@@ -77,7 +77,8 @@ def test_a_suite_is_a_parent_run_with_its_runs_below(store):
 def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(store):
     results = store.results
     shared, alone = evaluated(results, 1), evaluated(results, 2)
-    write_collection(results, Collection(kind="sweep", name="rates", runs=(shared, alone), started=2))
+    best = {"best/val": 61.5}
+    write_collection(results, Collection(kind="sweep", name="rates", runs=(shared, alone), started=2, metrics=best))
     write_collection(results, Collection(kind="suite", name="stability", runs=(shared,), started=1))
     for _ in range(2):
         summary = sync(TrackingStore.choose(results, store.uri))
@@ -86,6 +87,8 @@ def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(store):
     both_tags = "tags.`suite.stability` = 'yes' AND tags.`sweep.rates` = 'yes'"
     both = store.client.search_runs([store.experiment_id], both_tags)
     assert [run.data.params["seed"] for run in both] == ["1"]
+    (parent,) = [run for run in all_runs(store) if run.data.tags.get("sweep") == "rates"]
+    assert parent.data.metrics["best/val"] == 61.5
 
 
 def test_a_run_exported_before_is_nested_below_its_parent_without_duplicates(store):

@@ -25,7 +25,7 @@ from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult
-from runner.tracking.log import exporter_for
+from runner.tracking.exporter import exporter_for
 
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup

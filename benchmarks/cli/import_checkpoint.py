@@ -14,7 +14,7 @@ from benchmarks.console.output import columns, note, note_failures, show, show_j
 from benchmarks.console.packing import ensure_packed
 from procap.errors import UsageError
 from runner.environment import library_defaults
-from runner.tracking.log import exporter_for
+from runner.tracking.exporter import exporter_for
 
 
 @flags.command(

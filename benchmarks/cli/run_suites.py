@@ -26,7 +26,7 @@ from runner.config import RuntimeConfig
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.run_collection import Status, status_after
-from runner.tracking.log import CollectionTracker, exporter_for
+from runner.tracking.exporter import CollectionTracker, exporter_for
 from shards.resolve import is_packed
 
 

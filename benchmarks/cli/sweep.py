@@ -23,7 +23,7 @@ from runner.config import RuntimeConfig
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.run_collection import status_after
-from runner.tracking.log import exporter_for
+from runner.tracking.exporter import exporter_for
 
 if TYPE_CHECKING:
     from cluster.sweep import Sweep

@@ -22,7 +22,7 @@ from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
-from runner.tracking.log import exporter_for
+from runner.tracking.exporter import exporter_for
 
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup

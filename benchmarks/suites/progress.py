@@ -8,7 +8,7 @@ from typing import Any
 from cluster.run import RunSpec, TrialReport
 from runner.progress import ProgressDisplay
 from runner.run_collection import Status
-from runner.tracking.log import CollectionTracker
+from runner.tracking.exporter import CollectionTracker
 
 
 class CollectionTrackers:

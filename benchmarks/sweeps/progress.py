@@ -12,7 +12,7 @@ from cluster.sweep import Sweep
 from cluster.sweep_record import Configuration
 from runner.progress import ProgressDisplay
 from runner.run_collection import Collection, Status
-from runner.tracking.log import CollectionTracker
+from runner.tracking.exporter import CollectionTracker
 
 
 class SweepProgress(TrialProgress):

@@ -125,7 +125,7 @@ def result_metrics(config: RunConfig, train: TrainResult, evaluations: Iterable[
 
 
 def collection_content(collection: Collection, results: Path, now: int) -> Content:
-    """Describe a suite or sweep with accuracy, FPS and training seconds of each method.
+    """Describe a suite or sweep with accuracy, FPS and training seconds of each method, and a sweep's best score.
 
     Accuracies are those of the tables (`hm/procap`), else means over the runs; FPS and seconds are means over the runs.
     The settings are tags, as parameters of MLflow cannot change later.
@@ -146,6 +146,8 @@ def collection_content(collection: Collection, results: Path, now: int) -> Conte
         if f"hm/{method}" in collection.metrics:
             means["accuracy"] = collection.metrics[f"hm/{method}"]
         content.metrics += [(f"{name}/{method}", mean, collection.ended or now, 0) for name, mean in means.items()]
+    best = {name: value for name, value in collection.metrics.items() if name.startswith("best/")}
+    content.metrics += [(name, value, collection.ended or now, 0) for name, value in best.items()]
     return content
 
 

@@ -47,7 +47,7 @@ class Summary:
 def sync(store: TrackingStore, *, only: Collection[str] | None = None) -> Summary:
     """Log what is missing of the runs and collections of the store's results; runs are nested below collections.
 
-    only: paths below the results; default all. The collections that a run in it belongs to are exported as well.
+    only: paths below the results; default all. The collections of these runs are exported as well.
     A broken file fails its run alone. Raises UserError when the store cannot be reached or refuses a request.
     """
     results, summary = store.results, Summary()
