@@ -22,7 +22,7 @@ from procap.methods.method import Method, Noise
 from procap.recipe import Recipe
 from runner.config import Precision, RunConfig
 from runner.distributed.collectives import ProcessGroup
-from runner.schedule import list_peaks, peak_rates
+from runner.schedule import distinct_peak_rates, peak_rates
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def group_parameters(method: Method, recipe: Recipe) -> list[dict[str, Any]]:
 
     rate_index: the index of the group's rate in `Schedule.rates`. relative_rate: its peak divided by the recipe's.
     """
-    peaks, rates = list_peaks(method, recipe), peak_rates(method, recipe)
+    peaks, rates = distinct_peak_rates(method, recipe), peak_rates(method, recipe)
     groups: dict[int, list[nn.Parameter]] = {}
     for name, parameter in learned_parameters(method).items():
         groups.setdefault(peaks.index(rates[name]), []).append(parameter)

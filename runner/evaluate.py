@@ -30,12 +30,12 @@ from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, TrainResult, write_json
 from runner.run_folders import RunFolder, check_content, check_training_content
-from runner.setup import clip_transform, label_space, make_method, warn_of_unknown_names
+from runner.setup import label_space, make_eval_transform, make_method, warn_of_unknown_names
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
 from runner.tracking.exporter import exporter_for
 from runner.workbench import Workbench
-from shards.fewshot import evaluation_split
+from shards.fewshot import select_target_images
 from shards.reader import Split, open_dataset
 from shards.rng import generator
 from shards.transfer import upload
@@ -192,7 +192,7 @@ def _evaluate(
     shards = open_dataset(runtime.data, target.dataset, stream=runtime.no_cache)
     manifest = shards.manifest
     group.check_same(f"the content of {target.dataset}", manifest.digest)
-    selection = evaluation_split(shards, target.classes, target.split)
+    selection = select_target_images(shards, target.classes, target.split)
     count = min(len(selection.images), runtime.limit or len(selection.images))
     images = selection.images.subset(range(count))
     batch_size, workers = config.recipe.test_batch_size, num_decoders(runtime.workers, device)
@@ -207,7 +207,7 @@ def _evaluate(
         fitting_threads(clip, min(batch_size, count), "eval"),
         ProgressDisplay(what, count, unit="images", quiet=quiet) as display,
     ):
-        batches = inference.batches(clip_transform(clip, settings.resize), batch_size, workers, group.ranks)
+        batches = inference.batches(make_eval_transform(clip, settings.resize), batch_size, workers, group.ranks)
         signum, predictions = predict(inference, batches, config, precision, target, meter, stop, group, display)
     if predictions is None:
         group.barrier()

@@ -18,8 +18,8 @@ from runner.distributed.collectives import ProcessGroup
 from runner.engine import autocast, learned_parameters
 from runner.environment import num_decoders
 from runner.schedule import Schedule
-from runner.setup import Setup, clip_transform, train_augment
-from shards.fewshot import evaluation_split
+from runner.setup import Setup, make_eval_transform, train_augment
+from shards.fewshot import select_target_images
 from shards.loader import DecodedImages, TrainStream, prepare_batches
 from shards.reader import Split, open_dataset
 from shards.transforms import TrainAugment
@@ -63,7 +63,7 @@ def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) ->
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
     train, device = setup.fewshot.train, method.clip.device
     encode = partial(encode_images, setup, num_decoders(runtime.workers, device), group)
-    augment, transform = train_augment(config.recipe, method.clip), clip_transform(method.clip)
+    augment, transform = train_augment(config.recipe, method.clip), make_eval_transform(method.clip)
     stream, decoded = TrainStream(train, config.recipe.batch_size, augment, config.seed), DecodedImages(train)
 
     def encode_view(view: int) -> Tensor:
@@ -87,10 +87,10 @@ def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[Split, Split]
     config, val = setup.card.config, setup.fewshot.val
     if config.options.get("selection") == "test":
         shards = open_dataset(runtime.data, config.dataset)
-        test = evaluation_split(shards, config.classes).images
+        test = select_target_images(shards, config.classes).images
         # ImageNet has no val split: the public code searches its test images.
         has_val = "val" in shards.manifest.splits
-        return (evaluation_split(shards, config.classes, "val").images if has_val else test), test
+        return (select_target_images(shards, config.classes, "val").images if has_val else test), test
     return (val if setup.method.selection == "validation" else val.subset([])), val.subset([])
 
 

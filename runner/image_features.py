@@ -15,10 +15,10 @@ from procap.weights.loading import load_clip
 from runner.config import Precision
 from runner.engine import autocast
 from runner.environment import num_decoders, resolve_device
-from runner.setup import clip_transform
+from runner.setup import make_eval_transform
 from runner.threads import fitting_threads
 from shards.default_paths import data_root
-from shards.fewshot import evaluation_split
+from shards.fewshot import select_target_images
 from shards.loader import evaluation_batches
 from shards.reader import open_dataset
 from shards.transfer import to_device
@@ -53,10 +53,10 @@ def image_features(
     Images are prepared as in an evaluation. Raises UserError for data or weights that are not here.
     """
     chosen = resolve_device(device)
-    selection = evaluation_split(open_dataset(data_root(str(data or "")), dataset), classes, split)
+    selection = select_target_images(open_dataset(data_root(str(data or "")), dataset), classes, split)
     images = selection.images
     clip = load_clip(backbone, pretrained).to(chosen)
-    batches = evaluation_batches(images, clip_transform(clip), BATCH, num_decoders(workers, chosen))
+    batches = evaluation_batches(images, make_eval_transform(clip), BATCH, num_decoders(workers, chosen))
     with fitting_threads(clip, BATCH, "eval"), autocast(precision, chosen):
         encoded = [clip.encode_image(pixels).float().cpu() for pixels, _, _ in to_device(batches, chosen, moved=(0,))]
     return ImageFeatures(torch.cat(encoded), torch.from_numpy(images.labels), selection.classnames, images.paths)

@@ -64,16 +64,16 @@ class Inference:
         self, transform: EvalTransform, batch_size: int, workers: int, ranks: Ranks
     ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64]]]:
         """Yield this rank's images [B, 3, S, S] and their indices [B], -1 for padding."""
-        read, share = evaluation_batches, {"rank": ranks.rank, "world_size": ranks.size}
+        make_batches, share = evaluation_batches, {"rank": ranks.rank, "world_size": ranks.size}
         if self._on_device and resizes_on_device(transform):
-            read = partial(device_evaluation_batches, device=self.clip.device)
-        decoded = read(self.images, transform, batch_size, workers, **share)
-        for pixels, _, indices in to_device(decoded, self.clip.device, moved=(0,)):
-            yield pixels, indices.numpy()
+            make_batches = partial(device_evaluation_batches, device=self.clip.device)
+        batches = make_batches(self.images, transform, batch_size, workers, **share)
+        for images, _, indices in to_device(batches, self.clip.device, moved=(0,)):
+            yield images, indices.numpy()
 
-    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Compute logits [B, C] of a batch from `batches`."""
-        return self._logits(pixels)
+        return self._logits(images)
 
 
 class Predictions:

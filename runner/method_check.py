@@ -34,11 +34,11 @@ from runner.feature_bank import learn_features
 from runner.planning import plan_run
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
-from runner.setup import Setup, clip_transform, label_space, make_method, set_up
+from runner.setup import Setup, label_space, make_eval_transform, make_method, set_up
 from runner.teacher_run import load_teacher
 from runner.train import train
 from runner.workbench import Workbench
-from shards.fewshot import evaluation_labels
+from shards.fewshot import select_class_labels
 from shards.reader import open_dataset
 from shards.rng import generator
 
@@ -107,14 +107,14 @@ class CheckCase:
         """Images [4, 3, S, S] for classifiers, on the device."""
         setup = self.setup
         assert setup.fewshot is not None
-        transform = clip_transform(setup.method.clip)
+        transform = make_eval_transform(setup.method.clip)
         images = [transform(setup.fewshot.train.image(i)) for i in range(BATCH)]
         return torch.stack(images).to(setup.method.clip.device)
 
     def space(self, classes: str) -> LabelSpace:
         """Return base, novel or all classes of the data set."""
         shards = open_dataset(self.runtime.data, self.config.dataset)
-        names = tuple(shards.classnames[label] for label in evaluation_labels(shards, classes))
+        names = tuple(shards.classnames[label] for label in select_class_labels(shards, classes))
         return label_space(shards.manifest, names)
 
     def make_method(self) -> Method:

@@ -52,7 +52,7 @@ def plan_run(
     classes = parse_classes(classes or ("all" if resolved_dataset.test_only else "base"))
     fields = {"dataset": resolved_dataset.name, "classes": classes, "shots": shots, "seed": seed}
     fields |= {"method": method, "precision": precision}
-    # Once before the method is known, whose import takes longer than everything else here.
+    # Checks `overrides` with placeholders for the rest, before the import of the method, which takes seconds.
     _make_config(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, **(overrides or {})}), fields)
     cls = method_class(method)
     from procap.methods.method import TASKS
@@ -60,21 +60,23 @@ def plan_run(
     task = task or ("few-shot" if classes == "all" else "base-to-novel")
     if task not in TASKS:
         raise unknown_name("task", task, TASKS)
-    own_recipe = cls.recipe(task, shots, resolved_dataset.name)
-    base = own_recipe if recipe == "published" else method_class("procap").recipe(task, shots, resolved_dataset.name)
+    published_recipe = cls.recipe(task, shots, resolved_dataset.name)
+    named_recipe = (
+        published_recipe if recipe == "published" else method_class("procap").recipe(task, shots, resolved_dataset.name)
+    )
     changes = dict(overrides or {})
     # A method that is not trained stays so in the recipe of a different one.
-    if own_recipe.epochs == 0:
+    if published_recipe.epochs == 0:
         changes["epochs"] = 0
     if "epochs" in changes:
         # Without `iterations` epochs are passes over the images, as a user who gives their number expects.
         changes = {"iterations": None, **changes}
-    resolved = _make_recipe({**base.model_dump(), **changes})
-    if own_recipe.epochs and not resolved.epochs:
+    resolved = _make_recipe({**named_recipe.model_dump(), **changes})
+    if published_recipe.epochs and not resolved.epochs:
         raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
-    published = cls.task_options(task, shots, resolved_dataset.name) if recipe == "published" else {}
-    filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
-    recipe_name = "custom" if resolved != base and own_recipe.epochs > 0 else recipe
+    published_options = cls.task_options(task, shots, resolved_dataset.name) if recipe == "published" else {}
+    filled = method_options(method, {**published_options, **(options or {})}).model_dump(mode="json")
+    recipe_name = "custom" if resolved != named_recipe and published_recipe.epochs > 0 else recipe
     fields |= {"options": filled, "recipe_name": recipe_name, **_resolve_backbone(cls, method, backbone, pretrained)}
     return _make_config(resolved, fields)
 

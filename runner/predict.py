@@ -26,7 +26,7 @@ from runner.engine import autocast
 from runner.environment import num_decoders
 from runner.evaluate import TrainedRun
 from runner.hub import load_run
-from runner.setup import clip_transform, warn_of_unknown_names
+from runner.setup import make_eval_transform, warn_of_unknown_names
 from runner.threads import fitting_threads
 from shards.image_files import EncodedImage, OnError, load_batches, raise_error
 
@@ -41,7 +41,7 @@ class ImageClassifier:
         self.classnames = self.space.names()
         warn_of_unknown_names(run.method, self.classnames)
         self.batch_size = run.config.recipe.test_batch_size
-        self.transform = clip_transform(clip)
+        self.transform = make_eval_transform(clip)
         with autocast(run.config.precision, clip.device):
             self._classifier = run.method.classifier(self.space)
 

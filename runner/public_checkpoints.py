@@ -20,7 +20,7 @@ from runner.run_folders import RunFolder
 from runner.setup import build
 from runner.tracking.exporter import exporter_for
 from runner.workbench import Workbench
-from shards.fewshot import evaluation_labels
+from shards.fewshot import select_class_labels
 from shards.files import file_sha256
 from shards.reader import open_dataset
 
@@ -79,7 +79,7 @@ def load_public_run(config: RunConfig, runtime: RuntimeConfig, file: Path) -> tu
     content, device = read_public(file), resolve_device(runtime.device)
     shards = open_dataset(runtime.data, config.dataset)
     clip = Workbench().load_backbone(config, device, Acceleration.parse("off", device))
-    method, card = build(config, shards, clip, evaluation_labels(shards, config.classes))
+    method, card = build(config, shards, clip, select_class_labels(shards, config.classes))
     try:
         load_public_state(method, content.tensors)
         check_finite(method.state_dict(), "in the file")

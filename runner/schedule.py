@@ -20,8 +20,8 @@ def peak_rates(method: Method, recipe: Recipe) -> dict[str, float]:
     return {name: scales.get(name, 1.0) * (vision if name.startswith("vision.") else recipe.lr) for name in names}
 
 
-def list_peaks(method: Method, recipe: Recipe) -> list[float]:
-    """List the peak rates, the recipe's own first."""
+def distinct_peak_rates(method: Method, recipe: Recipe) -> list[float]:
+    """List the different values of `peak_rates`, the recipe's rate first."""
     return [recipe.lr, *sorted({*peak_rates(method, recipe).values()} - {recipe.lr})]
 
 
@@ -31,8 +31,8 @@ class Schedule:
     def __init__(self, recipe: Recipe, stream: TrainStream, method: Method) -> None:
         self.recipe = recipe
         self.stream = stream
-        # One recipe for each group of parameters, with the peak rate of the group.
-        self._recipes = [recipe.model_copy(update={"lr": peak}) for peak in list_peaks(method, recipe)]
+        # One recipe for each peak rate, from which the rate of a step or epoch is computed.
+        self._recipes = [recipe.model_copy(update={"lr": peak}) for peak in distinct_peak_rates(method, recipe)]
         self.steps = recipe.iterations or recipe.epochs * stream.steps_per_epoch
         self.stage_starts, self.cycles = method.stage_starts(self.steps), method.cycles
 
@@ -45,7 +45,7 @@ class Schedule:
         return sum(start <= step for start in self.stage_starts) - 1
 
     def rates(self, step: int, epoch: int) -> list[float]:
-        """Return the learning rates of `step`, which is in `epoch`, in the order of `list_peaks`.
+        """Return the learning rates of `step`, which is in `epoch`, in the order of `distinct_peak_rates`.
 
         A constant warm-up has the same rate for all.
         """

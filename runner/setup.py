@@ -32,7 +32,7 @@ from runner.schedule import Schedule
 from runner.workbench import Workbench
 from shards.device.images import augments_on_device
 from shards.device.stream import DeviceTrainStream
-from shards.fewshot import FewShot, check_classes, evaluation_labels, load_few_shot
+from shards.fewshot import FewShot, check_classes, load_few_shot, select_class_labels
 from shards.loader import TrainStream
 from shards.manifest import Manifest
 from shards.reader import ShardSet, Split, open_dataset
@@ -94,7 +94,7 @@ def set_up(
         augment = train_augment(config.recipe, clip, method_class(config.method).views)
         workers = num_decoders(runtime.workers, device)
         stream = train_stream(fewshot.train, config, augment, workers, device, acceleration, group.ranks)
-    labels = fewshot.labels if fewshot else evaluation_labels(shards, config.classes)
+    labels = fewshot.labels if fewshot else select_class_labels(shards, config.classes)
     method, card = build(config, shards, clip, labels)
     warn_of_unknown_names(method, method.space.names())
     if stream and not any(parameter.requires_grad for parameter in method.parameters()):
@@ -242,7 +242,7 @@ def train_augment(recipe: Recipe, clip: CLIP, views: int = 1) -> TrainAugment:
     return TrainAugment(size, mean, std, views=views, **{name: getattr(recipe, name) for name in names})
 
 
-def clip_transform(clip: CLIP, resize: Literal["crop", "squash"] = "crop") -> EvalTransform:
+def make_eval_transform(clip: CLIP, resize: Literal["crop", "squash"] = "crop") -> EvalTransform:
     """Make the test transform of the backbone; it squashes the images if `resize` says so, or its training did."""
     resize = "squash" if clip.squash else resize
     return eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std, resize, clip.interpolation)

@@ -15,9 +15,9 @@ from runner.evaluate import predict
 from runner.inference import Inference
 from runner.meters import Meter
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
-from runner.setup import clip_transform, label_space
+from runner.setup import label_space, make_eval_transform
 from runner.stop_signals import StopRequest
-from shards.fewshot import evaluation_split
+from shards.fewshot import select_target_images
 from shards.reader import Split, open_dataset
 
 SPLITS = ("val", "train")
@@ -61,7 +61,7 @@ class Validator:
                 for target in self.callbacks.targets:
                     shards = open_dataset(runtime.data, target.dataset, stream=runtime.no_cache)
                     self.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
-                    selection = evaluation_split(shards, target.classes, target.split)
+                    selection = select_target_images(shards, target.classes, target.split)
                     space = label_space(shards.manifest, selection.classnames)
                     self._targets.append((target, space, selection.images))
 
@@ -90,7 +90,7 @@ class Validator:
             for target, space, images in self._targets:
                 with autocast(config.precision, clip.device):
                     inference = Inference(clip, self.method.classifier(space), images)
-                batches = inference.batches(clip_transform(clip), batch_size, self._workers, self.group.ranks)
+                batches = inference.batches(make_eval_transform(clip), batch_size, self._workers, self.group.ranks)
                 # A separate one: validated images must not count in the rates of the training.
                 meter = Meter(clip.device, warmup=0)
                 signum, predictions = predict(

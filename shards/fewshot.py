@@ -148,21 +148,21 @@ def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all")
     )
 
 
-def evaluation_split(shards: ShardSet, classes: str = "all", split: str = "test") -> Selection:
-    """Select all images of the chosen classes of a split, in list order.
+def select_target_images(shards: ShardSet, classes: str = "all", split: str = "test") -> Selection:
+    """Select all images of a target, the chosen classes of a split, in list order.
 
     Raises UsageError for half of a test-only set, and where there is no image of these classes.
     """
     images = shards.split(split, sequential=True)
-    labels = evaluation_labels(shards, classes)
+    labels = select_class_labels(shards, classes)
     if not np.isin(images.labels, labels).any():
         raise UsageError(f"'{shards.name}' has no image of {classes} classes in its {split} split")
     classnames = tuple(shards.classnames[label] for label in labels)
     return Selection(select_images(images, range(len(images)), labels), classnames, tuple(labels))
 
 
-def evaluation_labels(shards: ShardSet, classes: str = "all") -> list[int]:
-    """Return the labels that `evaluation_split` keeps, without reading an image."""
+def select_class_labels(shards: ShardSet, classes: str = "all") -> list[int]:
+    """Return the labels of the chosen classes of a packed data set, without reading an image."""
     if "train" in shards.manifest.splits:
         return select_labels(shards.labels("train").tolist(), classes)
     if parse_classes(classes) != "all":

@@ -181,9 +181,9 @@ def _write(
     results = map_in_order(pack_shard, tasks, min(workers, len(ranges), images // per_shard))
     packed: dict[str, list[PackedShard]] = {split: [] for split in counts}
     problems: list[str] = []
-    for (split, _, stop), (shard, broken) in zip(ranges, results, strict=True):
-        packed[split].append(shard)
-        problems += broken
+    for (split, _, stop), (packed_shard, shard_problems) in zip(ranges, results, strict=True):
+        packed[split].append(packed_shard)
+        problems += shard_problems
         if on_progress:
             on_progress(split, stop, counts[split])
     if on_note:

@@ -21,7 +21,7 @@ from procap.errors import UsageError, UserError
 from shards.index import read_index, read_paths
 from shards.manifest import Manifest, Shard, is_mirror, read_manifest, repack_hint
 from shards.mirror import fetch_lists, fetch_shards, mirrored_url, refresh
-from shards.streaming import Locations, make_pipeline, stream_images
+from shards.streaming import LocatedShards, make_pipeline, stream_images
 from shards.tar import sample_key
 from shards.urls import join
 
@@ -50,7 +50,7 @@ class SplitFiles:
     def shards(self) -> tuple[Shard, ...]:
         return self.manifest.splits[self.split].shards
 
-    def locations(self) -> Locations:
+    def located_shards(self) -> LocatedShards:
         """List each shard with the file or URL that it is streamed from."""
         if not self.remote:
             return [(str(self.folder / shard.file), shard) for shard in self.shards]
@@ -103,7 +103,7 @@ class Split:
 
     def stream(self, order: Sequence[int]) -> Generator[bytes]:
         """Yield the encoded bytes of the images `order`, each at most once, from shards that are read as a whole."""
-        return stream_images(self._files.locations(), self.rows, self.positions, order)
+        return stream_images(self._files.located_shards(), self.rows, self.positions, order)
 
     def image(self, i: int) -> Image:
         """Read and decode image `i` to RGB; raises UserError naming shard, member and path if it is undecodable."""
@@ -189,7 +189,7 @@ class ShardSet:
 
     def pipeline(self, name: str) -> webdataset.WebDataset:
         """Make a webdataset pipeline over the shards of a split, dealt to processes and workers."""
-        return make_pipeline(self.split(name, sequential=True)._files.locations(), distribute=True)
+        return make_pipeline(self.split(name, sequential=True)._files.located_shards(), distribute=True)
 
     def check_sizes(self, name: str) -> None:
         """Raise UserError for a shard of a split that is missing or has a different size."""

@@ -27,14 +27,14 @@ from shards.urls import redact
 if TYPE_CHECKING:
     import webdataset
 
-Locations = Sequence[tuple[str, Shard]]
+LocatedShards = Sequence[tuple[str, Shard]]
 """Shards with the URL or file that each is read from."""
 
 # Shards that are read while images of an earlier one are used, each in a separate thread.
 SHARDS_AHEAD = 2
 
 
-def make_pipeline(shards: Locations, *, distribute: bool = False) -> webdataset.WebDataset:
+def make_pipeline(shards: LocatedShards, *, distribute: bool = False) -> webdataset.WebDataset:
     """Make a pipeline of undecoded samples: `__key__`, `__url__`, `cls`, `json`, the image under its extension.
 
     distribute: give each process of torch.distributed and each worker of a DataLoader its own shards.
@@ -59,7 +59,7 @@ def make_pipeline(shards: Locations, *, distribute: bool = False) -> webdataset.
 
 
 def stream_images(
-    shards: Locations, rows: NDArray[np.void], positions: NDArray[np.int64], order: Sequence[int]
+    shards: LocatedShards, rows: NDArray[np.void], positions: NDArray[np.int64], order: Sequence[int]
 ) -> Generator[bytes, None, None]:
     """Yield the encoded images `order` of a selection with index rows [N] and positions [N], each of them once.
 
@@ -85,14 +85,14 @@ def stream_images(
             yield images.pop(position)
 
 
-def _read_shard(shard: tuple[str, Shard], positions: set[int]) -> dict[int, bytes]:
+def _read_shard(located_shard: tuple[str, Shard], positions: set[int]) -> dict[int, bytes]:
     images = {}
-    for sample in make_pipeline([shard]):
+    for sample in make_pipeline([located_shard]):
         position = int(sample["__key__"][1:])
         if position in positions:
             images[position] = next(sample[extension] for extension in IMAGES if extension in sample)
     if len(images) != len(positions):
-        raise UserError(f"{redact(shard[0])} has no sample for some images of its index")
+        raise UserError(f"{redact(located_shard[0])} has no sample for some images of its index")
     return images
 
 

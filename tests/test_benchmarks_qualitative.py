@@ -103,7 +103,7 @@ def test_picked_are_the_first_images_on_which_the_methods_differ(count):
 
 def test_every_picked_image_is_answered_as_recorded(pair, run, place):
     """One image after the other, from the shards to the class and to the map."""
-    selection = fewshot.evaluation_split(reader.open_dataset(place.data, "digits"), "base")
+    selection = fewshot.select_target_images(reader.open_dataset(place.data, "digits"), "base")
     for method in PAIR:
         loaded = evaluate.load_trained(run(method), place)
         transform = transforms.eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)

@@ -17,7 +17,7 @@ from runner.inference import count_classes
 from runner.results import Progress, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
-from shards.fewshot import evaluation_split
+from shards.fewshot import select_target_images
 from shards.reader import open_dataset
 
 SHARES = {"coop": 0.9, "maple": 0.6, "zeroshot": 0.3}
@@ -38,7 +38,7 @@ def put_predictions(results, config, labels, predicted, names, digest):
 
 @pytest.fixture(scope="module")
 def digits(few_digits):
-    return evaluation_split(open_dataset(few_digits, "digits"))
+    return select_target_images(open_dataset(few_digits, "digits"))
 
 
 @pytest.fixture(scope="module")

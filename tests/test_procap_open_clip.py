@@ -23,7 +23,7 @@ from procap.plan import NO_CHANGE
 from procap.teacher import text_features
 from procap.weights.architectures import model_configs, plain_towers
 from procap.weights.loading import load_clip
-from runner.setup import clip_transform
+from runner.setup import make_eval_transform
 
 WITHOUT_TRANSFORMERS = [name for name, config in model_configs().items() if "hf_model_name" not in config["text_cfg"]]
 REPRESENTATIVE = [
@@ -151,7 +151,7 @@ def test_images_are_prepared_as_open_clip_does(name, shallow):
     names = ("mean", "std", "interpolation", "resize_mode")
     theirs = PreprocessCfg(size=clip.geometry.image_size, **{key: settings[key] for key in names})
     image = Image.fromarray(torch.randint(0, 256, (300, 400, 3), generator=seeded(), dtype=torch.uint8).numpy())
-    assert torch.equal(clip_transform(clip)(image), image_transform_v2(theirs, is_train=False)(image))
+    assert torch.equal(make_eval_transform(clip)(image), image_transform_v2(theirs, is_train=False)(image))
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def test_bits_are_those_of_looking_at_one_image_after_the_other(trained, short_c
     loaded = load_trained(config, trained)
     transform = transforms.eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)
     for target in TARGETS:
-        selection = fewshot.evaluation_split(reader.open_dataset(trained.data, "digits"), target.classes)
+        selection = fewshot.select_target_images(reader.open_dataset(trained.data, "digits"), target.classes)
         classifier = loaded.method.classifier(replace(loaded.method.space, classnames=selection.classnames))
         labels = selection.images.labels
         answers = [int(classifier(transform(selection.images.image(i))[None]).argmax()) for i in range(len(labels))]

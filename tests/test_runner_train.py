@@ -234,7 +234,7 @@ def test_global_randomness_is_neither_read_nor_moved(finished, runtime, tmp_path
 def count_plainly(config: RunConfig, target: Target, runtime: RuntimeConfig) -> tuple[list[int], list[int]]:
     """One image after the other, no batches, no meters."""
     trained = evaluate.load_trained(config, runtime)
-    selection = fewshot.evaluation_split(reader.open_dataset(runtime.data, target.dataset), target.classes)
+    selection = fewshot.select_target_images(reader.open_dataset(runtime.data, target.dataset), target.classes)
     space = dataclasses.replace(trained.method.space, classnames=selection.classnames)
     classifier = trained.method.classifier(space)
     transform = transforms.eval_transform(32, trained.clip.image_mean, trained.clip.image_std)

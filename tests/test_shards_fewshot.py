@@ -15,7 +15,7 @@ from toy_shards import CLASSNAMES, COUNTS, label, pixels, toy_source
 
 from procap import errors
 from shards import manifest, pack, reader, records
-from shards.fewshot import draw_positions, evaluation_labels, evaluation_split, load_few_shot, select_labels
+from shards.fewshot import draw_positions, load_few_shot, select_class_labels, select_labels, select_target_images
 
 SPLITS = Path(__file__).resolve().parents[1].parent / "shared" / "splits"
 
@@ -168,9 +168,9 @@ def test_a_choice_without_classes_is_refused_by_name(tmp_path):
 
     pack.pack_source(toy_source(images, classnames=CLASSNAMES[:2], counts={"train": 4, "test": 4}), tmp_path)
     shards = reader.open_dataset(tmp_path, "toy")
-    assert len(evaluation_split(shards, "dev-base").images) == 2
+    assert len(select_target_images(shards, "dev-base").images) == 2
     with pytest.raises(errors.UsageError, match="'toy' has no image of dev-novel classes in its test split"):
-        evaluation_split(shards, "dev-novel")
+        select_target_images(shards, "dev-novel")
 
 
 def test_val_takes_at_most_four_and_small_classes_give_what_they_have(toy):
@@ -199,8 +199,8 @@ def test_impossible_requests_are_answered(toy, shots, classes, message):
 def test_evaluation_keeps_every_test_image_of_its_classes_in_list_order(toy):
     test = toy.split("test")
     for classes in ("all", "base", "new", "dev-base", "dev-novel"):
-        selection = evaluation_split(toy, classes)
-        assert list(selection.labels) == evaluation_labels(toy, classes)
+        selection = select_target_images(toy, classes)
+        assert list(selection.labels) == select_class_labels(toy, classes)
         kept = [i for i in range(len(test)) if test.labels[i] in selection.labels]
         assert selection.images.paths == [test.paths[i] for i in kept]
         assert [selection.labels[new] for new in selection.images.labels] == [test.labels[i] for i in kept]
@@ -210,9 +210,9 @@ def test_evaluation_keeps_every_test_image_of_its_classes_in_list_order(toy):
 def test_a_test_only_set_has_no_halves_and_nothing_to_train_on(tmp_path):
     pack.pack_source(toy_source(counts={"test": 17}), tmp_path)
     shards = reader.open_dataset(tmp_path, "toy")
-    assert len(evaluation_split(shards).images) == 17
+    assert len(select_target_images(shards).images) == 17
     with pytest.raises(errors.UsageError, match="test set without halves"):
-        evaluation_split(shards, "base")
+        select_target_images(shards, "base")
     with pytest.raises(errors.UsageError, match="no images to train on"):
         load_few_shot(shards, 16, 1)
 

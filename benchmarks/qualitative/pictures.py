@@ -22,9 +22,9 @@ from runner.config import RuntimeConfig, Target
 from runner.engine import autocast
 from runner.evaluate import TrainedRun, evaluate, load_trained
 from runner.results import write_json
-from runner.setup import clip_transform, label_space
+from runner.setup import label_space, make_eval_transform
 from runner.workbench import Workbench
-from shards.fewshot import evaluation_split
+from shards.fewshot import select_target_images
 from shards.reader import open_dataset
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def compare(
     Returns that and the pixels [S, S, 3] of these images.
     """
     shards = open_dataset(runtime.data, target.dataset)
-    selection = evaluation_split(shards, target.classes, target.split)
+    selection = select_target_images(shards, target.classes, target.split)
     results = [evaluate(run.config, target, runtime, trained=run).predicted or [] for run in runs.values()]
     # Results of earlier commands may have more images than --limit asks for now.
     count = min(map(len, results)) if runtime.limit is None else min(runtime.limit, *map(len, results))
@@ -86,14 +86,14 @@ def compare(
         # Prompts are computed at the precision of the run, as for its predictions.
         with autocast(run.config.precision, run.clip.device):
             plans[title] = run.method.classifier(label_space(shards.manifest, selection.classnames)).image_plan
-    as_seen = clip_transform(next(iter(runs.values())).clip)
+    as_seen = make_eval_transform(next(iter(runs.values())).clip)
     names = [name.replace("_", " ") for name in selection.classnames]
     pixels, picks = [], []
     for index in select_images(right, images):
         image = selection.images.image(index)
         pixels.append(np.asarray(as_seen.crop(image)))
         maps = {
-            title: image_maps(run.clip, clip_transform(run.clip)(image)[None].to(run.clip.device), plans[title])
+            title: image_maps(run.clip, make_eval_transform(run.clip)(image)[None].to(run.clip.device), plans[title])
             for title, run in runs.items()
         }
         picks.append(

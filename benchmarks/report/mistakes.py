@@ -202,7 +202,7 @@ def _read_images(
     """
     from PIL import Image
 
-    from shards.fewshot import evaluation_labels, select_images
+    from shards.fewshot import select_class_labels, select_images
     from shards.manifest import read_manifest
     from shards.reader import ShardSet
 
@@ -213,7 +213,7 @@ def _read_images(
     if shards.manifest.digest != manifest:
         raise UserError(f"{target.dataset} in {data} was packed again with other content since")
     split = shards.list_images(target.split)
-    images = select_images(split, range(len(split)), evaluation_labels(shards, target.classes))
+    images = select_images(split, range(len(split)), select_class_labels(shards, target.classes))
     thumbnails = {}
     for position in positions:
         image: Any = images.image(position)

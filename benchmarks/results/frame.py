@@ -152,7 +152,7 @@ def make_records(
                 f"{folder.path} was evaluated on {result.target}{under} with other weights than it holds now; "
                 f"repeat it: procap eval {folder.path} --targets {result.target} --force"
             )
-        target, fit = Target.parse_unchecked(result.target), result.calibration
+        target, calibration = Target.parse_unchecked(result.target), result.calibration
         result_fields = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "limited")
         yield {
             **run,
@@ -163,10 +163,10 @@ def make_records(
             "target_dataset": target.dataset,
             "target_classes": target.classes,
             "split": target.split,
-            "nll": fit.nll if fit else math.nan,
-            "brier": fit.brier if fit else math.nan,
-            "ece": fit.equal_width.ece if fit else math.nan,
-            "calibration": fit,
+            "nll": calibration.nll if calibration else math.nan,
+            "brier": calibration.brier if calibration else math.nan,
+            "ece": calibration.equal_width.ece if calibration else math.nan,
+            "calibration": calibration,
             "images": result.dataset_size,
             "evaluation": result.settings.label,
             "fps": result.images_per_second or math.nan,

@@ -23,10 +23,10 @@ from procap.text import LabelSpace
 from runner.config import RunConfig
 from runner.meters import Meter
 from runner.schedule import Schedule
-from runner.setup import clip_transform, label_space, make_method, train_augment, train_stream
+from runner.setup import label_space, make_eval_transform, make_method, train_augment, train_stream
 from runner.step import AsyncLosses
 from shards.device.stream import DeviceTrainStream
-from shards.fewshot import FewShot, Selection, evaluation_split, load_few_shot
+from shards.fewshot import FewShot, Selection, load_few_shot, select_target_images
 from shards.loader import TrainStream, evaluation_batches
 from shards.reader import open_dataset
 from shards.resolve import resolve_dataset
@@ -54,7 +54,7 @@ def load_case_data(name: str, root: Path, classes: str = "base") -> CaseData:
     shards = open_dataset(root, name)
     fewshot = load_few_shot(shards, SHOTS, SEED, classes)
     space = label_space(shards.manifest, fewshot.classnames)
-    return CaseData(name, root, classes, fewshot, evaluation_split(shards, classes), space)
+    return CaseData(name, root, classes, fewshot, select_target_images(shards, classes), space)
 
 
 class Case:
@@ -108,7 +108,7 @@ class Case:
     def evaluate_pass(self) -> None:
         """Classify all test images, from packed bytes to predictions, class features included."""
         correct, batch = [], self.config.recipe.test_batch_size
-        transform = clip_transform(self.method.clip)
+        transform = make_eval_transform(self.method.clip)
         with timed(self.device) as timing:
             # Class features belong to a pass: the text tower is a large part of it for many classes.
             self.evaluation.update_classifier()
@@ -226,7 +226,7 @@ def _evaluate(cases: Sequence[Case], settings: Settings) -> list[list[float]]:
     """Run repeated batches of the encoder alone, then passes over the test images, each alternately."""
     device, test = cases[0].device, cases[0].data.test.images
     batch = min(settings.test_batch, len(test))
-    transform = clip_transform(cases[0].method.clip)
+    transform = make_eval_transform(cases[0].method.clip)
     images = next(evaluation_batches(test, transform, batch, limit=batch))[0].to(device)
     # The last batch of a pass may be smaller and is warmed up too.
     for case in cases:
