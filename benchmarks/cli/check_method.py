@@ -25,18 +25,18 @@ from shards.default_paths import data_root
 def method(
     output: OutputFlags,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a method, see `procap ls methods`")],
-    only: Annotated[str, flag("A,B", "these checks [default: all]")] = "",
+    only: Annotated[str, flag("A,B", "checks to run [default: all]")] = "",
     option: Annotated[list[str] | None, flag("KEY=VALUE", "option of the method, repeatable")] = None,
     dataset: Annotated[str, flag("NAME", "data set of the checks")] = "shapes",
-    backbone: Annotated[str, flag("NAME|FILE", "of the checks")] = "mini",
+    backbone: Annotated[str, flag("NAME|FILE", "backbone of the checks")] = "mini",
     data: Data = "",
 ) -> int:
     """Check a method and print what passed and what failed; the exit code is 1 if a check failed.
 
-    shapes: of loss terms and logits. inference: depends on what is learned. gradients: every learned tensor gets one,
-    and none is CLIP's. determinism: equal seeds give equal tensors. resume: to the same bits. reloaded: a method loaded
-    from a checkpoint classifies as the trained one. processes: two have the weights of one. It takes about half a
-    minute on a CPU.
+    shapes: loss terms and logits have the right shapes. inference: logits depend on what is learned. gradients: every
+    learned tensor gets one, and CLIP gets none. determinism: equal seeds give equal tensors. resume: an interrupted
+    training ends with the same bits. reloaded: a method loaded from a checkpoint classifies as the trained one.
+    processes: two learn the weights of one. It takes about half a minute on a CPU.
     """
     library_defaults()
     # Raises for a class that cannot be loaded.

@@ -38,7 +38,7 @@ def pack(
     raw: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", envvar="PROCAP_RAW", exists=True, file_okay=False, help="raw data sets, as CoOp has them"
+            metavar="FOLDER", envvar="PROCAP_RAW", exists=True, file_okay=False, help="published sets as CoOp has them"
         ),
     ] = None,
     skip_broken: Annotated[bool, switch("--skip-broken", "leave out images of yours that cannot be read")] = False,
@@ -47,7 +47,7 @@ def pack(
     """Pack data sets into WebDataset shards with a manifest.
 
     Packing twice gives the same bytes, and finished data sets are kept. Raw folders are only read. For a folder of your
-    images a YAML file is guessed, and written next to it once packed; all findings are listed at once.
+    images, the command guesses a YAML file, lists all problems at once, and writes the file next to the folder.
     """
     root = packing_root(data)
     selected = select_datasets(names, raw, root)

@@ -19,7 +19,7 @@ QUICK_DATASETS = ("digits",)
 @flags.command("procap demo", "procap demo --out /tmp/demo", "procap demo --quick --json")
 def demo(
     output: flags.OutputFlags,
-    out: Annotated[Path, flags.flag("FOLDER", "for everything that the demo writes")] = Path("demo"),
+    out: Annotated[Path, flags.flag("FOLDER", "folder of data and results")] = Path("demo"),
     quick: Annotated[bool, typer.Option("--quick", help="one small data set and two epochs: does it run?")] = False,
     device: flags.Device = "auto",
     tracking: flags.Tracking = "",
@@ -28,8 +28,8 @@ def demo(
 ) -> int:
     """Run a small benchmark end to end, offline, on a CPU.
 
-    Zero-shot CLIP, CoOp, MaPLe and ProCAP are trained on base classes and tested on base and novel classes. Interrupt
-    the demo at any time; the same command resumes it.
+    CoOp, MaPLe and ProCAP are trained on base classes. They and zero-shot CLIP are tested on base and novel classes.
+    Interrupt the demo at any time; the same command resumes it.
     """
     methods, datasets = ",".join(METHODS), ",".join(QUICK_DATASETS if quick else DATASETS)
     suite = flags.SuiteFlags(profile="mini", methods=methods, datasets=datasets, seeds="1", quick=quick, limit=limit)

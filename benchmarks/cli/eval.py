@@ -45,14 +45,14 @@ def evaluate(
     runtime_flags: flags.RuntimeFlags,
     mode: flags.ModeFlags,
     output: flags.OutputFlags,
-    folders: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="run folders, instead of names")] = None,
+    folders: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="folders, instead of flags")] = None,
     targets: Annotated[str, flags.flag("SET[:CLASSES[:SPLIT]]", "comma list [default: base and novel classes]")] = "",
     limit: flags.Limit = None,
     eval_precision: flags.EvalPrecision = "",
     eval_resize: flags.EvalResize = "",
     samples: flags.Samples = 0,
 ) -> int:
-    """Evaluate trained runs on any target; results under different evaluation flags are different files."""
+    """Evaluate trained runs on any target. Results under different evaluation flags are kept in different files."""
     library_defaults(*(folders or ()))
     settings = eval_settings(eval_precision, eval_resize, samples)
     runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)

@@ -21,17 +21,17 @@ from runner.environment import library_defaults
 def export(
     output: flags.OutputFlags,
     folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders, see `procap ls runs`")],
-    format: Annotated[Literal["dassl", "safetensors", "timm", "onnx"], typer.Option(help="of the files")] = "dassl",
-    out: Annotated[Path, flags.flag("FOLDER", "where the files go, below the path of the run")] = Path("export"),
+    format: Annotated[Literal["dassl", "safetensors", "timm", "onnx"], typer.Option(help="file format")] = "dassl",
+    out: Annotated[Path, flags.flag("FOLDER", "folder of the files, each below the path of its run")] = Path("export"),
     results: flags.Results = "results",
     device: flags.Device = "auto",
 ) -> int:
     """Export trained runs as checkpoints that public code loads, as timm models or as ONNX graphs.
 
     onnx: model.onnx maps images to logits of the classes that the run learned. timm: the image tower, and a README with
-    the code for logits; for methods that leave the structure of the image tower as it is. dassl: the file is
-    RUN/MODEL/model.pth.tar-EPOCHS below --out, where MODEL is what the public code calls its model: run it with
-    --model-dir OUT/RUN --load-epoch EPOCHS.
+    the code for logits; for methods that leave the structure of the image tower as it is. dassl: the checkpoint
+    OUT/RUN/MODEL/model.pth.tar-EPOCHS, with MODEL as the public code names it. Load it there with --model-dir OUT/RUN
+    --load-epoch EPOCHS.
     """
     library_defaults(*folders)
     runtime = runtime_config(flags.RuntimeFlags(results=results, device=device))

@@ -39,7 +39,7 @@ def switch(name: str, text: str, *short: str) -> Any:
 # The types of flags that several commands have, alone or in a group below.
 Recipe = Annotated[
     str,
-    flag("published|procap", "each method's own, or ProCAP's [default of runs: published, of profile mini: procap]"),
+    flag("published|procap", "published for each method, or ProCAP's [default: published; profile mini: procap]"),
 ]
 MethodOptions = Annotated[
     list[str] | None, flag("KEY=VALUE", "method option; METHOD.KEY=VALUE sets it for one method; repeatable")
@@ -50,37 +50,37 @@ Results = Annotated[str, flag("FOLDER|URL", "folder of runs and their results")]
 Device = Annotated[str, flag("NAME", "auto, cpu, cuda or cuda:N")]
 Tracking = Annotated[str, flag("off|URI", "MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]")]
 Limit = Annotated[int | None, flag("N", "evaluate on the first N images; results are marked", min=1)]
-EvalPrecision = Annotated[str, flag("fp32|bf16|fp16", "arithmetic of the evaluation [default: of the training]")]
-EvalResize = Annotated[str, flag("crop|squash", "crop of the centre, or the whole image [default: the backbone's]")]
+EvalPrecision = Annotated[str, flag("fp32|bf16|fp16", "precision of the evaluation [default: that of the training]")]
+EvalResize = Annotated[str, flag("crop|squash", "crop of the centre, or the whole image squashed [default: crop]")]
 Samples = Annotated[int, flag("N", "average N samples of Gaussian tokens; 0 takes their means")]
 Workers = Annotated[int | None, flag("N", "processes [default: one per core]", min=1)]
 Reference = Annotated[
-    str, flag("METHOD", "last row; suites compare it with each other row [default: the only plug-in, else procap]")
+    str, flag("METHOD", "last row, with which suites compare the others [default: the only plug-in, else procap]")
 ]
 DryRun = Annotated[bool, switch("--dry-run", "print the plan, write nothing")]
 
 
 @dataclass(frozen=True)
 class ChoiceFlags:
-    """Flags that choose every method on every data set with every seed."""
+    """Flags that choose methods, data sets and seeds; all combinations are runs."""
 
     heading: ClassVar[str] = "Selection"
     methods: Annotated[
         str,
         flag(
             "A,B",
-            "see `procap ls methods`; all, table1, adapters, prompts, probabilistic [default on own data, mini: probe]",
+            "names, or all, table1, adapters, prompts, probabilistic [default for your data with mini: probe]",
             "--methods",
             "--method",
         ),
     ] = ""
     datasets: Annotated[
-        str, flag("A,B", "see `procap ls datasets`; all: the generated; paper: the paper's", "--datasets", "--dataset")
+        str, flag("A,B", "names, or all (those that need no files), paper (the paper's)", "--datasets", "--dataset")
     ] = ""
-    seeds: Annotated[str, flag("1,2,3", "random seeds [default: 1; suites define their own]")] = ""
+    seeds: Annotated[str, flag("1,2,3", "random seeds [default: 1; in suites: the suite's]")] = ""
     shots: Annotated[str, flag("N|full", "training images per class [default: 16]")] = ""
     backbone: Annotated[
-        str, flag("NAME", "CLIP, see `procap ls backbones` [default of runs: mini, of suites: the profile's]")
+        str, flag("NAME", "CLIP, see `procap ls backbones` [default: mini; in suites: the profile's]")
     ] = ""
     pretrained: Annotated[str, flag("TAG|FILE", "weights [default: the backbone's own]")] = ""
     precision: Annotated[
@@ -112,7 +112,7 @@ class RecipeFlags:
 
 
 @dataclass(frozen=True)
-class PlaceFlags:
+class StorageFlags:
     """Flags for folders, the device and the store; none of them changes a result."""
 
     heading: ClassVar[str] = "Execution"
@@ -123,7 +123,7 @@ class PlaceFlags:
 
 
 @dataclass(frozen=True)
-class RuntimeFlags(PlaceFlags):
+class RuntimeFlags(StorageFlags):
     """Flags for folders, devices and speed; none of them changes a result."""
 
     heading: ClassVar[str] = "Execution"
@@ -132,7 +132,7 @@ class RuntimeFlags(PlaceFlags):
         int | None, flag("N", "threads that decode images [default: 0 on a CPU, up to 12 with a GPU]", min=0)
     ] = None
     deterministic: Annotated[bool, switch("--deterministic", "deterministic algorithms of torch and cuBLAS")] = False
-    accelerate: Annotated[str, flag("auto|off|LIST", "GPU accelerations: compile,graphs,images; auto: all")] = "auto"
+    accelerate: Annotated[str, flag("auto|off|LIST", "on a GPU: compile,graphs,images; auto: all three")] = "auto"
     timeout: Annotated[float, flag("SECONDS", "timeout of collective operations", min=1)] = 300.0
 
 
@@ -167,7 +167,7 @@ class SweepFlags:
     """Flags that define a sweep: what it searches, how, and how long."""
 
     heading: ClassVar[str] = "Search"
-    name: Annotated[str, flag("NAME", "a sweep of the same name is resumed [default: by what is searched]")] = ""
+    name: Annotated[str, flag("NAME", "an existing sweep is resumed [default: made from what is searched]")] = ""
     param: Annotated[
         list[str] | None,
         flag(
@@ -177,13 +177,13 @@ class SweepFlags:
         ),
     ] = None
     search: Annotated[str, flag("grid|random|tpe", "search algorithm [default: grid of lists, else random]")] = ""
-    search_seed: Annotated[int | None, flag("N", "of the random choices [default: 0]")] = None
+    search_seed: Annotated[int | None, flag("N", "seed of the search [default: 0]")] = None
     trials: Annotated[int | None, flag("N", "configurations in all, each with all seeds")] = None
     hours: Annotated[float | None, flag("H", "time limit; repeat the command to resume")] = None
-    metric: Annotated[str, flag("val|held-out", "accuracy on val, or HM over two halves of base [default: val]")] = ""
+    metric: Annotated[str, flag("val|held-out", "accuracy on val, or HM of dev-base and dev-novel [default: val]")] = ""
     scheduler: Annotated[str, flag("none|asha", "asha stops configurations that fall behind [default: none]")] = ""
     grace_period: Annotated[int | None, flag("N", "asha: epochs before the first stop [default: 1]")] = None
-    reduction_factor: Annotated[int | None, flag("N", "asha: one of so many continues [default: 3]")] = None
+    reduction_factor: Annotated[int | None, flag("N", "asha: one in N configurations continues [default: 3]")] = None
 
 
 @dataclass(frozen=True)

@@ -26,19 +26,19 @@ from runner.tracking.exporter import exporter_for
 def import_checkpoint(
     selection: flags.SelectionFlags,
     recipe: flags.RecipeFlags,
-    runtime_flags: flags.PlaceFlags,
+    runtime_flags: flags.StorageFlags,
     mode: flags.ModeFlags,
     output: flags.OutputFlags,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="what Dassl saved; {dataset}, {seed}: those of a run")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="checkpoint of Dassl; {dataset}, {seed}: those of a run")],
     task: Annotated[
         str, flags.flag("NAME", "task of the published recipe [default: base-to-novel, few-shot on all classes]")
     ] = "",
 ) -> int:
     """Import checkpoints of public trainers as finished runs.
 
-    The tensors that the method learned are read without executing anything in the file. Recipe and options are those
-    published for the task, or what flags say; the file's shapes must fit them. `procap eval` and tables go on from
-    there; results are marked as imported.
+    The learned tensors are read; no code in the file is executed. Recipe and options are those published for the task,
+    unless flags change them; the file's shapes must fit them. Evaluate the runs with `procap eval`; results are marked
+    as imported.
     """
     library_defaults()
     runtime = runtime_config(flags.RuntimeFlags(**vars(runtime_flags)))

@@ -49,8 +49,8 @@ def predict(
 ) -> int:
     """Classify new images with a trained run.
 
-    Writes a row for each image: its path, the most probable class as the data set names it (of class folders, the name
-    of the folder) and as prompts do (`label`), and the probability. Images that cannot be read are named at the end.
+    Writes a row for each image: its path, the most probable class, the name of this class in prompts (`label`), and the
+    probability. Images that cannot be read are named at the end.
     """
     library_defaults(run)
     if out and (out.is_dir() or not out.parent.is_dir()):

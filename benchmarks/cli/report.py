@@ -34,7 +34,7 @@ def report(
     ] = None,
     results: Results = "results",
     out: Annotated[
-        Path | None, flag("FOLDER", "an old report there is replaced [default: RESULTS/report, or report-NAME]")
+        Path | None, flag("FOLDER", "folder; an old report is replaced [default: RESULTS/report, or report-NAME]")
     ] = None,
     data: Data = "",
     reference: Reference = "",

@@ -37,7 +37,7 @@ class TableFlags:
     """Flags of `procap table` for the tables of a suite."""
 
     data: flags.Data = ""
-    profile: Annotated[str, flags.flag("mini|paper", "the suite's data [default: those that were run]")] = ""
+    profile: Annotated[str, flags.flag("mini|paper", "profile of the suite [default: the one that was run]")] = ""
     check: Annotated[bool, typer.Option("--check", help="exit code 4 unless all published numbers agree")] = False
     tolerance: Annotated[float, flags.flag("POINTS", "difference that --check allows")] = 1.0
     recipe: flags.Recipe = ""
@@ -60,7 +60,7 @@ def table(
         str, typer.Argument(metavar="SUITE", help="a suite or sweep, or `calibration` [default: all runs]")
     ] = "",
     results: flags.Results = "results",
-    form: Annotated[Literal["md", "csv", "latex", "json"], typer.Option("--format", help="of the tables")] = "md",
+    form: Annotated[Literal["md", "csv", "latex", "json"], typer.Option("--format", help="file format")] = "md",
     notes: Annotated[
         Literal["short", "full"], typer.Option(help="full: recipes of all rows; in LaTeX captions too")
     ] = "short",

@@ -46,7 +46,7 @@ def train(
 ) -> int:
     """Train methods on data sets. Finished runs are kept, interrupted ones are resumed.
 
-    Under torchrun all processes train each run together, with the results of one process.
+    Under torchrun all processes train each run together; the results equal those of one process.
     """
     library_defaults()
     file.save(selection, recipe, runtime_flags, engine, init=init)
