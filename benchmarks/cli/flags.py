@@ -92,7 +92,6 @@ class ChoiceFlags:
 class SelectionFlags(ChoiceFlags):
     """Flags that select runs."""
 
-    heading: ClassVar[str] = "Selection"
     classes: Annotated[str, flag("base|all|dev-base|dev-novel", "classes to train on [default: base]")] = ""
 
 
@@ -169,15 +168,10 @@ class SweepFlags:
     heading: ClassVar[str] = "Search"
     name: Annotated[str, flag("NAME", "an existing sweep is resumed [default: made from what is searched]")] = ""
     param: Annotated[
-        list[str] | None,
-        flag(
-            "FIELD=DOMAIN",
-            "n_ctx=2,4,8; lr=loguniform(1e-5,1e-2); weight_decay=uniform(0,0.1); depth=randint(1,10): 1 to 9; "
-            "repeatable",
-        ),
+        list[str] | None, flag("FIELD=DOMAIN", "n_ctx=2,4; lr=loguniform(1e-5,1e-2); depth=randint(1,10); repeatable")
     ] = None
     search: Annotated[str, flag("grid|random|tpe", "search algorithm [default: grid of lists, else random]")] = ""
-    search_seed: Annotated[int | None, flag("N", "seed of the search [default: 0]")] = None
+    search_seed: Annotated[int | None, flag("N", "seed of the random choices [default: 0]")] = None
     trials: Annotated[int | None, flag("N", "configurations in all, each with all seeds")] = None
     hours: Annotated[float | None, flag("H", "time limit; repeat the command to resume")] = None
     metric: Annotated[str, flag("val|held-out", "accuracy on val, or HM of dev-base and dev-novel [default: val]")] = ""
