@@ -35,7 +35,7 @@ from runner.planning import plan_run
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.setup import Setup, label_space, make_eval_transform, make_method, set_up
-from runner.teacher_run import load_teacher
+from runner.source_runs import load_teacher
 from runner.train import train
 from runner.workbench import Workbench
 from shards.fewshot import select_class_labels

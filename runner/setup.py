@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.engine import Engine
 from runner.environment import num_decoders
-from runner.initial_run import InitialRun
 from runner.schedule import Schedule
 from runner.workbench import Workbench
 from shards.device.images import augments_on_device
@@ -38,6 +37,9 @@ from shards.manifest import Manifest
 from shards.reader import ShardSet, Split, open_dataset
 from shards.rng import generator
 from shards.transforms import EvalTransform, TrainAugment, eval_transform
+
+if TYPE_CHECKING:
+    from runner.source_runs import InitialRun
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,15 @@ from runner.engine import Batch, term_gradients
 from runner.environment import environment, provenance, resolve_device, set_deterministic
 from runner.failures import describe_failure
 from runner.feature_bank import learn_features
-from runner.initial_run import first_stage, read_initial_run
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults, synchronized_run
 from runner.results import FewShotRecord, Progress, TrainResult, write_json
 from runner.run_folders import RunFolder, check_training_content
 from runner.setup import Setup, changed_file, set_up
+from runner.source_runs import first_stage, load_teacher, read_initial_run
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
-from runner.teacher_run import load_teacher
 from runner.threads import fitting_threads
 from runner.tracking.exporter import exporter_for
 from runner.validate import Callbacks, Validator

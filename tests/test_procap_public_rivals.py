@@ -213,7 +213,9 @@ def built_dpc(new_weight=0.0):
         torch.Generator().manual_seed(0),
     )  # fmt: skip
     tuned = torch.from_numpy(0.1 * draws(13).standard_normal((4, 512), dtype=np.float32))
-    method.load_state_dict(method.initial_state({"context": tuned}))
+    with torch.no_grad():
+        method.context.copy_(tuned)
+        method.begin_stage(0)
     return method
 
 

@@ -89,7 +89,7 @@ def selected_runs(
 
 def start_runs(configs: Sequence[RunConfig], init: str, runtime: RuntimeConfig) -> list[RunConfig]:
     """Let runs start from the finished run `init`: its folder, or a unique prefix of its hash."""
-    from runner.initial_run import start_from
+    from runner.source_runs import start_from
 
     source, found_in = find_run(Path(init), runtime)
     return [start_from(config, source, found_in.results, runtime) for config in configs]

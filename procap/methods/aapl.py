@@ -49,7 +49,6 @@ class AAPL(CoCoOp):
         The order is 1, 2, 1A, 1B, 2A, 2B.
         """
         pool = self.training_images
-        assert pool is not None
         rank, size = (self.group.rank, self.group.size) if self.group else (0, 1)
         seeds = torch.randint(2**62, (len(labels),), generator=generator).tolist()
         sets = []

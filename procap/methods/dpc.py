@@ -8,9 +8,7 @@ Shapes: B images of a batch, M images with negatives, C classes, P context token
 
 from __future__ import annotations
 
-import copy
 import random
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -22,7 +20,6 @@ from procap.classifier import Classifier, cosine_logits
 from procap.clip import CLIP
 from procap.methods.coop import ContextMethod, ContextOptions
 from procap.methods.method import Noise
-from procap.methods.prompts import ClassPrompts
 from procap.parallel import gather_batch
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
@@ -56,31 +53,27 @@ class DPC(ContextMethod):
     def __init__(self, clip: CLIP, space: LabelSpace, options: DPCOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
         self.register_buffer("tuned", self.context.detach().clone())
-        # Below 1 only for new classes, in a copy that `classifier` makes.
-        self._share = 1.0
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 0.002, batch 4 before negatives, 20 epochs, for every task and data set."""
         return Recipe(optimizer="sgd", lr=0.002, epochs=20, batch_size=4)
 
-    def initial_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the context of a finished run, of which `tuned` is a copy."""
-        return {**tensors, **({"tuned": tensors["context"]} if "context" in tensors else {})}
+    def begin_stage(self, stage: int) -> None:
+        """Keep the context that the training starts from, that of a finished run."""
+        self.tuned.copy_(self.context.detach())
 
-    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        share = self._share
-        context = self.context if share == 1 else share * self.context + (1 - share) * self.tuned
-        return NO_CHANGE, Plan((TokenOp(INPUT, "replace", context, start=1),))
+    def encode_classes(self, context: Tensor, space: LabelSpace | None = None) -> Tensor:
+        """Compute the class features [C, E] of `space` (default: the classes trained on) under a context."""
+        plan = Plan((TokenOp(INPUT, "replace", context, start=1),))
+        return self.clip.encode_text(self.prompts_of(space).tokenized, plan)
 
     def extend_batch(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Add an image of each class that `negative_classes` chooses; all ranks return all images."""
         pool = self.training_images
-        assert pool is not None
         images = gather_batch(self.group, images)
         with torch.no_grad():
-            tuned = Plan((TokenOp(INPUT, "replace", self.tuned, start=1),))
-            text = self.constant("tuned", lambda: self.clip.encode_text(self.prompts.tokenized, tuned))
+            text = self.constant("tuned", lambda: self.encode_classes(self.tuned))
             similarity = cosine_logits(self.clip.encode_image(images), text, self.scale())
         # Python's generator, because `choose_negatives` repeats the draws of the public code.
         draws = random.Random(int(torch.randint(2**62, (), generator=generator)))
@@ -104,10 +97,12 @@ class DPC(ContextMethod):
         return {name: (term - term.detach()) / self.options.weight + term.detach() for name, term in halves.items()}
 
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
-        space, twin = space or self.space, copy.copy(self)
-        known = space.dataset == self.space.dataset and {*space.classnames} <= {*self.space.classnames}
-        twin._share = 1.0 if known else self.options.new_weight
-        return super(DPC, twin).classifier(space)
+        space, share = space or self.space, self.options.new_weight
+        if space.dataset == self.space.dataset and {*space.classnames} <= {*self.space.classnames}:
+            return super().classifier(space)
+        with torch.no_grad():
+            text = self.encode_classes(share * self.context + (1 - share) * self.tuned, space)
+            return self.make_classifier(NO_CHANGE, text, space)
 
 
 def choose_negatives(

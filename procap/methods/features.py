@@ -20,6 +20,7 @@ from procap.methods.method import Method, Noise
 from procap.methods.prompts import ClassPrompts
 from procap.methods.zeroshot import ENSEMBLE
 from procap.plan import NO_CHANGE, Plan
+from procap.recipe import Recipe
 from procap.teacher import text_bank
 from procap.text import LabelSpace
 
@@ -57,6 +58,12 @@ class FeatureMethod(Method):
     changes = ()
     augments: ClassVar[bool] = True
     bank: FeatureBank
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return one pass over the images, without steps."""
+        scale = (0.5, 1.0) if cls.augments else (0.08, 1.0)
+        return Recipe(lr=1e-3, epochs=1, batch_size=256, crop_scale=scale, warmup="none", drop_last=False)
 
     def fit(self, bank: FeatureBank) -> None:
         """Set what does not need the recipe's steps: a closed form, initial values, or all by a loop over `bank`."""

@@ -21,7 +21,6 @@ from procap.clip import CLIP
 from procap.initialisation import linear
 from procap.methods.features import FeatureBank, FeatureMethod, Head, accuracy
 from procap.methods.method import MethodOptions
-from procap.recipe import Recipe
 from procap.text import LabelSpace
 
 MOMENTUM = 0.9
@@ -58,11 +57,6 @@ class LPPP(FeatureMethod):
         self.rows = nn.Parameter(torch.zeros_like(start.weight), requires_grad=False)
         self.bias = nn.Parameter(start.bias.detach().clone(), requires_grad=False)
         self.alpha = nn.Parameter(torch.zeros(len(space.classnames)), requires_grad=False)
-
-    @classmethod
-    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """Return one random view of each image; the steps are an option, and their sizes follow from the features."""
-        return Recipe(lr=1e-3, epochs=1, batch_size=256, crop_scale=(0.5, 1.0), warmup="none", drop_last=False)
 
     def head(self, space: LabelSpace) -> Head:
         known = self.known(space)

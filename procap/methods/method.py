@@ -97,7 +97,7 @@ class Method(nn.Module):
     first_stage: a method with a subset of its options, whose trained tensors are its initial ones.
     published: options of its published recipes that differ from the defaults.
     varying_rows: names of tensors whose first dimension depends on the training, such as on its number of images.
-    training_images: the training images, None outside of training.
+    training_images: the training images, in training alone.
     teacher_classifier: that of the finished run that the option `teacher` names, in training.
     cycles: equal parts of a training, in each of which the learning rate per epoch falls.
     """
@@ -119,6 +119,7 @@ class Method(nn.Module):
     first_stage: ClassVar[str] = ""
     published: ClassVar[PublishedOptions] = {}
     varying_rows: ClassVar[tuple[str, ...]] = ()
+    training_images: TrainingImages
     class_ids: Tensor
     class_reference: Tensor | None
     cycles: int = 1
@@ -134,7 +135,6 @@ class Method(nn.Module):
         self.space = space
         self.options = options
         self.group: Communicator | None = None
-        self.training_images: TrainingImages | None = None
         self.teacher_classifier: Classifier | None = None
         self.image_adapter: nn.Module = nn.Identity()
         self.text_adapter: nn.Module = nn.Identity()
@@ -264,11 +264,6 @@ class Method(nn.Module):
     def kernels(self) -> str:
         """Which of several implementations the method uses on its device, recorded in `train.json`; empty for one."""
         return ""
-
-    def initial_state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the learned tensors that a training starts from: a finished run's, and its own in `varying_rows`."""
-        state = self.state_dict()
-        return {**tensors, **{name: state[name] for name in self.varying_rows if name in state}}
 
     def extend_batch(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Add training images to a batch before a step; all ranks call this with equal generators.

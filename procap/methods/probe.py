@@ -19,7 +19,6 @@ from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
 from procap.methods.features import FeatureBank, FeatureMethod, Head, accuracy
 from procap.methods.method import MethodOptions
-from procap.recipe import Recipe
 from procap.text import LabelSpace
 
 STRENGTHS = (1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
@@ -37,11 +36,6 @@ class Baseline(FeatureMethod):
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
         self.rows = nn.Parameter(torch.zeros(len(space.classnames), clip.geometry.embed_dim), requires_grad=False)
-
-    @classmethod
-    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """Return one pass over the images, without steps."""
-        return Recipe(lr=1e-3, epochs=1, batch_size=256, warmup="none", drop_last=False)
 
 
 class ProbeOptions(MethodOptions):

@@ -65,7 +65,6 @@ class ReBaPL(MaPLe):
     def begin_epoch(self, epoch: int, rate: float, recipe: Recipe) -> bool:
         """Set the noise of the epoch, which only SGD has, and compute the features of the sample before."""
         pool, o, cycle = self.training_images, self.options, max(1, recipe.epochs // self.cycles)
-        assert pool is not None
         position, first_noisy = epoch % cycle, max(0, cycle - o.noisy_epochs)
         is_noisy = recipe.optimizer == "sgd" and position >= first_noisy
         # As in the public code: SGHMC would take the square roots of the temperature and of the number of images.
@@ -82,8 +81,7 @@ class ReBaPL(MaPLe):
         return position in (0, first_noisy)
 
     def end_epoch(self, epoch: int, recipe: Recipe) -> None:
-        """Keep the weights at the end of a cycle."""
-        # A last cycle that is incomplete leaves no sample, as in the public code.
+        """Keep the weights at the end of a cycle; an incomplete one leaves no sample, as in the public code."""
         if (epoch + 1) % max(1, recipe.epochs // self.cycles) == 0 and len(self.samples) < self.cycles:
             self.samples = torch.cat([self.samples, parameters_to_vector(self.parameters()).detach()[None]])
 

@@ -19,7 +19,6 @@ from procap.classifier import unit
 from procap.clip import CLIP
 from procap.methods.features import FeatureBank, FeatureMethod, accuracy
 from procap.methods.method import MethodOptions, name_options
-from procap.recipe import Recipe
 from procap.text import LabelSpace
 
 BETAS, ALPHAS = 200, 20
@@ -81,11 +80,6 @@ class TipAdapter(FeatureMethod):
         self.register_buffer("key_labels", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("alpha", torch.tensor(options.alpha))
         self.register_buffer("beta", torch.tensor(options.beta))
-
-    @classmethod
-    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """Return the augmentation of the views, in one epoch without steps; the public code is for few-shot only."""
-        return Recipe(lr=1e-3, epochs=1, batch_size=256, crop_scale=(0.5, 1.0), warmup="none", drop_last=False)
 
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:

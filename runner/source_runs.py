@@ -1,9 +1,9 @@
-"""Start a training from the learned tensors of a finished run."""
+"""Read the finished runs that a training starts from, and learns from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -15,8 +15,9 @@ from procap.methods.method import Method
 from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
+from runner.evaluate import load_trained
 from runner.remote_results import RemoteResults
-from runner.run_folders import RunFolder
+from runner.run_folders import RunFolder, locate_run
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,10 @@ class InitialRun:
     sha256: str
 
     def load_into(self, method: Method) -> None:
-        """Set the initial tensors of `method`. Raises UserError, which names tensors that do not fit."""
-        load_into(method, method.initial_state(self.tensors), self.folder)
+        """Set the parameters of `method`, which keeps its buffers. UserError names tensors that do not fit."""
+        parameters = dict(method.named_parameters())
+        buffers = {name: value for name, value in method.state_dict().items() if name not in parameters}
+        load_into(method, {**self.tensors, **buffers}, self.folder)
 
 
 def start_from(config: RunConfig, source: RunConfig, results: Path, runtime: RuntimeConfig) -> RunConfig:
@@ -89,3 +92,19 @@ def read_initial_run(config: RunConfig, runtime: RuntimeConfig, group: ProcessGr
 
     data, sha256 = group.call_on_first(read)
     return InitialRun(folder.path, decode_checkpoint(data, folder.checkpoint_file)[0], sha256)
+
+
+def load_teacher(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> Method | None:
+    """Load the run whose folder the option `teacher` of `config` names; None for another teacher, or none.
+
+    Raises UsageError for a run that has seen other images of the data set, UserError for one that is not finished.
+    """
+    if method_class(config.method).required_option != "teacher":
+        return None
+    folder = Path(config.options["teacher"]).expanduser()
+    if not (folder / "config.json").is_file():
+        return None
+    source, results = locate_run(folder)
+    check_same_images(source, config)
+    # Without the URL, which belongs to the results of the run and not to those of the teacher.
+    return load_trained(source, replace(runtime, results=results, results_url=None), group).method
