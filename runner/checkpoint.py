@@ -80,6 +80,21 @@ def load_into(method: Method, tensors: Mapping[str, Tensor], source: Path) -> No
     method.load_state_dict(dict(tensors))
 
 
+@dataclass(frozen=True)
+class InitialRun:
+    """The learned tensors of a finished run, and the folder and SHA-256 of its checkpoint."""
+
+    folder: Path
+    tensors: Mapping[str, Tensor]
+    sha256: str
+
+    def load_into(self, method: Method) -> None:
+        """Set the parameters of `method`, which keeps its buffers. UserError names tensors that do not fit."""
+        parameters = dict(method.named_parameters())
+        buffers = {name: value for name, value in method.state_dict().items() if name not in parameters}
+        load_into(method, {**self.tensors, **buffers}, self.folder)
+
+
 @dataclass
 class TrainState:
     """Everything that determines how a training continues, except parameters and optimizer."""

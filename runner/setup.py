@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from procap.methods.plugins import PlugInSource
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 from runner.acceleration import Acceleration
-from runner.checkpoint import CheckpointCard
+from runner.checkpoint import CheckpointCard, InitialRun
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
@@ -37,9 +37,6 @@ from shards.manifest import Manifest
 from shards.reader import ShardSet, Split, open_dataset
 from shards.rng import generator
 from shards.transforms import EvalTransform, TrainAugment, eval_transform
-
-if TYPE_CHECKING:
-    from runner.source_runs import InitialRun
 
 
 @dataclass(frozen=True)

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-
-from torch import Tensor
 
 from procap.errors import UsageError, UserError
 from procap.methods import method_class
 from procap.methods.features import FeatureMethod
 from procap.methods.method import Method
-from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
+from runner.checkpoint import InitialRun, decode_checkpoint, read_checkpoint_bytes
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
 from runner.evaluate import load_trained
 from runner.remote_results import RemoteResults
 from runner.run_folders import RunFolder, locate_run
-
-
-@dataclass(frozen=True)
-class InitialRun:
-    """The learned tensors of a finished run, and the folder and SHA-256 of its checkpoint."""
-
-    folder: Path
-    tensors: Mapping[str, Tensor]
-    sha256: str
-
-    def load_into(self, method: Method) -> None:
-        """Set the parameters of `method`, which keeps its buffers. UserError names tensors that do not fit."""
-        parameters = dict(method.named_parameters())
-        buffers = {name: value for name, value in method.state_dict().items() if name not in parameters}
-        load_into(method, {**self.tensors, **buffers}, self.folder)
 
 
 def start_from(config: RunConfig, source: RunConfig, results: Path, runtime: RuntimeConfig) -> RunConfig:
