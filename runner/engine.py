@@ -207,15 +207,15 @@ class Engine:
 
     def backward(self, terms: Tensor) -> None:
         """Compute the gradients of the sum of `terms` [T], or the method's combination, averaged over the ranks."""
-        if self._gradients is not None:
+        if self._gradients is None:
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
             # In place, because the gradients of the parameters must stay views of this vector.
             self._gradients.zero_()
-            self.scaler.scale(terms.sum()).backward()
-            self.group.average(self._gradients)
-            return
-        self.optimizer.zero_grad(set_to_none=True)
         if not self.method.combines_gradients:
             self.scaler.scale(terms.sum()).backward()
+            if self._gradients is not None:
+                self.group.average(self._gradients)
             return
         learned = learned_parameters(self.method)
         gradients = dict(term_gradients(self.objective, self.scaler.scale(terms), self.group))

@@ -62,6 +62,8 @@ def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) ->
     method, config = setup.method, setup.card.config
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
     train, device = setup.fewshot.train, method.clip.device
+    # Raises its errors before minutes are spent on the views.
+    val, test = choosing_images(setup, runtime)
     encode = partial(encode_images, setup, num_decoders(runtime.workers, device), group)
     augment, transform = train_augment(config.recipe, method.clip), make_eval_transform(method.clip)
     stream, decoded = TrainStream(train, config.recipe.batch_size, augment, config.seed), DecodedImages(train)
@@ -77,8 +79,7 @@ def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) ->
     num_views = getattr(method.options, "views", 0) or config.recipe.epochs
     views = [encode_view(view) for view in range(num_views)] if method.augments else [encode_plain(train)[0]]
     labels = torch.from_numpy(train.labels).to(device)
-    val, test = map(encode_plain, choosing_images(setup, runtime))
-    return FeatureBank(torch.stack(views, dim=1), labels, *val, *test)
+    return FeatureBank(torch.stack(views, dim=1), labels, *encode_plain(val), *encode_plain(test))
 
 
 def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[Split, Split]:

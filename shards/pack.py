@@ -108,9 +108,9 @@ def pack_source(
                 if folder.exists():
                     os.rename(folder, replaced)
                 os.rename(partial, folder)
+                shutil.rmtree(replaced, ignore_errors=True)
             finally:
-                for hidden in (partial, replaced):
-                    shutil.rmtree(hidden, ignore_errors=True)
+                shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         room = f" ({shutil.disk_usage(data_root).free / 1e9:,.1f} GB free)" if error.errno == errno.ENOSPC else ""
         reason = f"{error.strerror or error}{room}; choose another --data folder"

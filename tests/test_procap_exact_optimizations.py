@@ -165,6 +165,21 @@ def test_training_computes_text_states_below_the_first_change_once(models, choic
     assert 0 < first_calls == len(calls)
 
 
+def test_blocks_below_the_first_change_are_computed_once_for_frozen_features(models):
+    clip, draw = models["quickgelu"], seeded(2)
+    images, calls = torch.randn(2, 3, 24, 24, generator=draw), list[int]()
+    tokens = torch.randn(2, clip.geometry.vision_width, generator=draw).requires_grad_()
+    plan, blocks = Plan((TokenOp(1, "insert", tokens, 1),), read_op=0), clip.visual.transformer.resblocks
+    handles = [block.register_forward_hook(lambda *_, i=i: calls.append(i)) for i, block in enumerate(blocks)]
+    features, rows, frozen = clip.encode_image_with_frozen(images, plan)
+    for handle in handles:
+        handle.remove()
+    assert sorted(calls) == [0, 1, 1, 2, 2]
+    assert torch.equal(frozen, clip.encode_image(images))
+    for ours, alone in zip((features, rows), clip.encode_image_rows(images, plan), strict=True):
+        assert torch.equal(ours, alone)
+
+
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_vision_tower_is_exact_under_any_plan(models, data):

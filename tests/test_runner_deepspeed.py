@@ -403,8 +403,8 @@ def gradients(name: str, classes: int, group: ProcessGroup, one_message: bool = 
 def write_gradients(folder: str) -> None:
     with init_process_group(ranks_from_environment(), CPU) as group:
         for name, classes, end in product(GRADIENTS, CLASSES, ("", "-one")):
-            found = gradients(name, classes, group, one_message=bool(end))
-            torch.save(found, Path(folder) / f"{name}-{classes}-{group.rank}{end}.pt")
+            tensors = gradients(name, classes, group, one_message=bool(end))
+            torch.save(tensors, Path(folder) / f"{name}-{classes}-{group.rank}{end}.pt")
 
 
 @pytest.fixture(scope="module")

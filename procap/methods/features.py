@@ -62,8 +62,8 @@ class FeatureMethod(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return one pass over the images, without steps."""
-        scale = (0.5, 1.0) if cls.augments else (0.08, 1.0)
-        return Recipe(lr=1e-3, epochs=1, batch_size=256, crop_scale=scale, warmup="none", drop_last=False)
+        recipe = Recipe(lr=1e-3, epochs=1, batch_size=256, warmup="none", drop_last=False)
+        return recipe.model_copy(update={"crop_scale": (0.5, 1.0)}) if cls.augments else recipe
 
     def fit(self, bank: FeatureBank) -> None:
         """Set what does not need the recipe's steps: a closed form, initial values, or all by a loop over `bank`."""
