@@ -51,7 +51,7 @@ Device = Annotated[str, flag("NAME", "auto, cpu, cuda or cuda:N")]
 Tracking = Annotated[str, flag("off|URI", "MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]")]
 Limit = Annotated[int | None, flag("N", "evaluate on the first N images; results are marked", min=1)]
 EvalPrecision = Annotated[str, flag("fp32|bf16|fp16", "precision of the evaluation [default: that of the training]")]
-EvalResize = Annotated[str, flag("crop|squash", "crop of the centre, or the whole image squashed [default: the backbone's]")]
+EvalResize = Annotated[str, flag("crop|squash", "crop of the centre, or all of it squashed [default: the backbone's]")]
 Samples = Annotated[int, flag("N", "average N samples of Gaussian tokens; 0 takes their means")]
 Workers = Annotated[int | None, flag("N", "processes [default: one per core]", min=1)]
 Reference = Annotated[
