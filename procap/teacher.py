@@ -5,7 +5,6 @@ Shapes: B images, C classes, M templates, E joint embedding.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from procap.classifier import Classifier, HeadClassifier, cosine_logits
 from procap.clip import CLIP
 from procap.text import LabelSpace
 
@@ -62,13 +60,3 @@ def image_features(clip: CLIP, images: Tensor) -> Tensor:
     """Compute vanilla image features [B, E] of images [B, 3, H, W], normalised, float32, without gradient."""
     # Unlike texts, images are encoded in every step, so autocast stays as the caller has set it.
     return F.normalize(clip.encode_image(images).float(), dim=-1)
-
-
-def zero_shot_classifier(clip: CLIP, space: LabelSpace, scale: Tensor) -> Classifier:
-    """Make a classifier of vanilla CLIP, whose prompts are the template of the data set, encoded at the first use."""
-    text = functools.cache(lambda: text_bank(clip, space, [space.template]))
-
-    def head(features: Tensor) -> Tensor:
-        return cosine_logits(F.normalize(features, dim=-1), text(), scale)
-
-    return HeadClassifier(clip, head, len(space.classnames))

@@ -17,14 +17,15 @@ import torch.nn.functional as F
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from procap.classifier import cosine_logits
+from procap.classifier import Classifier, cosine_logits
 from procap.errors import UsageError
 from procap.methods.coop import ContextMethod, ContextOptions
 from procap.methods.maple import MaPLe, MaPLeOptions
 from procap.methods.method import Method, MethodOptions, Noise, PublishedOptions
 from procap.parallel import gather_batch
+from procap.plan import NO_CHANGE
 from procap.recipe import Recipe
-from procap.teacher import zero_shot_classifier
+from procap.teacher import text_bank
 from procap.weights.loading import load_clip, weights_digest
 
 
@@ -60,7 +61,8 @@ class Distilled(Method):
         if self.teacher_classifier is None:
             clip = load_clip(*split_teacher(self.options.teacher)).to(self.clip.device)
             # The scale is the student's, as in the public code.
-            self.teacher_classifier = zero_shot_classifier(clip, self.space, self.scale())
+            text = text_bank(clip, self.space, [self.space.template])
+            self.teacher_classifier = Classifier(clip, NO_CHANGE, text, self.scale())
         clip = self.teacher_classifier.clip
         if (clip.geometry.image_size, clip.image_mean) != (self.clip.geometry.image_size, self.clip.image_mean):
             raise UsageError(f"{clip.name} reads images of another size or normalisation than {self.clip.name}")
