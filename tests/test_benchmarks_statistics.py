@@ -38,6 +38,11 @@ def test_flipped_signs_are_all_counted(differences):
     assert sign_flip_p(differences) == pytest.approx(brute_force(differences))
 
 
+def test_signs_of_many_data_sets_are_drawn():
+    assert 0 < sign_flip_p([1.0] * 20) < 1e-4
+    assert sign_flip_p([1.0, -1.0] * 9 + [0.5]) > 0.9
+
+
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 1), max_size=7), st.sampled_from([0.01, 0.05, 0.3]))
 def test_holm_rejects_what_stepping_down_rejects(values, level):
