@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import note
 from benchmarks.experiment.suite import learns_from_features
-from benchmarks.runtime.settings import EPOCHS, QUICK_EPOCHS, Settings, make_settings
+from benchmarks.runtime.settings import EPOCHS, QUICK_EPOCHS, QUICK_REPEATS, Settings, make_settings
 from benchmarks.tables.speed import SCHEMA, load_runtime_reports
 from procap.errors import UsageError
 from runner.environment import environment, resolve_device
@@ -60,6 +60,7 @@ def suite_settings(suite: SuiteResults, runtime: RuntimeConfig, device: torch.de
         classes=suite.suite.classes,
         options=options.options,
         epochs=options.overrides.get("epochs", QUICK_EPOCHS if options.quick else EPOCHS),
+        **({"repeats": QUICK_REPEATS} if options.quick else {}),
     )
 
 

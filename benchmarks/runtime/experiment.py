@@ -26,6 +26,7 @@ SUITE = Suite(
     methods=("zeroshot", "maple", "procap"),
     seeds=(1,),
     datasets={"paper": ("oxford-flowers", "ucf101"), "mini": ("digits", "tiles")},
+    quick_datasets={"mini": ("digits",)},
     trains=False,
     tables=runtime_tables,
     finish=measure_suite,

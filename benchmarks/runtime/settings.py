@@ -20,6 +20,7 @@ SHOTS, SEED = 16, 1
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}, "coprompt": {"sentences": "templates"}}
 """Defaults of the comparison. MaPLe-style, which the paper does not define, has ProCAP's tokens and recipe."""
 QUICK_EPOCHS, EPOCHS = 2, 10
+QUICK_REPEATS = 2
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,15 @@ from benchmarks.experiment.suite import Suite, SuiteOptions
 from benchmarks.tables.transfer import transfer_tables
 from runner.config import Target
 
+QUICK_TARGETS = {"mini": ("tiles", "petals", "digits")}
+"""Data sets tested on under `--quick`, by profile: those that other suites pack."""
+
 
 def other_data_sets(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
-    """Return all classes of the source itself and of every other data set of the profile."""
-    return tuple(Target(name) for name in dict.fromkeys([dataset, *options.profile.datasets]))
+    """Return all classes of the source itself and of every other data set of the profile, or of a few under --quick."""
+    profile = options.profile
+    others = QUICK_TARGETS.get(profile.name, profile.datasets) if options.quick else profile.datasets
+    return tuple(Target(name) for name in dict.fromkeys([dataset, *others]))
 
 
 SUITE = Suite(

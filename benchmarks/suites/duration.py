@@ -38,6 +38,7 @@ SUITE = Suite(
     methods=("procap",),
     variants=by_duration,
     tables=duration_tables,
+    quick_datasets={"mini": ("tiles", "petals")},
     quick_seeds=(1,),
     published="training_duration",
 )
