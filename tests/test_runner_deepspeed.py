@@ -281,7 +281,7 @@ def test_a_missing_deepspeed_is_reported_in_one_line(monkeypatch, clip, tiny_spa
 CPU = torch.device("cpu")
 TRAINED = ["coop", "cocoop", "maple", "2sfs", "procap"]
 OTHER_METHODS = [name for name in IMAGE_METHODS if name not in (*TRAINED, "zeroshot")]
-GRADIENTS = (*TRAINED, "prograd")
+GRADIENTS = (*TRAINED, "prograd", "rebapl")
 NEEDED: dict[str, dict[str, Any]] = {"coprompt": {"sentences": "templates"}}
 CLASSES = [SHARED_FROM - 1, SHARED_FROM + 1]
 # AdamW turns a gradient that is nearly zero into a whole step of either sign, which rounding decides.
@@ -383,6 +383,11 @@ def gradients(name: str, classes: int, group: ProcessGroup, one_message: bool = 
     method: Any = build_method(name, clip, space, options, torch.Generator().manual_seed(1))
     config = plan_run(method=name, dataset="digits", recipe="procap", options=options, overrides=SGD)
     method.group = group if group.size > 1 else None
+    if name == "rebapl":
+        # As in a second cycle: each step is repelled from features of the sample before.
+        draw = torch.Generator().manual_seed(2)
+        method._images = torch.randn(5, 3, 32, 32, generator=draw)
+        method._past = torch.randn(5 + classes, 48, generator=draw)
     found: list[torch.Tensor] = []
     for step in range(2):
         # A method with two stages trains each of them for a step.
