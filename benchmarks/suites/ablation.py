@@ -59,6 +59,6 @@ SUITE = Suite(
     },
     variants=variants,
     tables=ablation_tables,
-    quick_datasets={"mini": ("tiles", "petals")},
+    quick_datasets={"mini": ("tiles",)},
     published="ablation",
 )

@@ -47,6 +47,6 @@ SUITE = Suite(
     },
     variants=by_length,
     tables=prompt_length_tables,
-    quick_datasets={"mini": ("tiles", "petals")},
+    quick_datasets={"mini": ("tiles",)},
     plots=prompt_length_plots,
 )
