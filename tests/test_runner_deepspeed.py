@@ -283,6 +283,8 @@ TRAINED = ["coop", "cocoop", "maple", "2sfs", "procap"]
 OTHER_METHODS = [name for name in IMAGE_METHODS if name not in (*TRAINED, "zeroshot")]
 GRADIENTS = (*TRAINED, "prograd", "rebapl")
 NEEDED: dict[str, dict[str, Any]] = {"coprompt": {"sentences": "templates"}}
+# ReBaPL starts a cycle at the sample that repels it, so rounding decides the direction of the first steps.
+STABLE: dict[str, dict[str, Any]] = {"rebapl": {"repulsion": 0.0}}
 CLASSES = [SHARED_FROM - 1, SHARED_FROM + 1]
 # AdamW turns a gradient that is nearly zero into a whole step of either sign, which rounding decides.
 SGD = {"optimizer": "sgd", "lr": 0.01, "warmup": "none"}
@@ -292,7 +294,7 @@ TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("scans")]
 def configs(checkpoint, methods=TRAINED):
     overrides = {**SGD, "epochs": 2, "batch_size": 4, "grad_clip": 1.0, "drop_last": True}
     more: dict[str, Any] = {"dataset": "digits", "shots": 2, "backbone": checkpoint, "overrides": overrides}
-    options = {method: SHORT_OPTIONS.get(method, {}) | NEEDED.get(method, {}) for method in methods}
+    options = {name: SHORT_OPTIONS.get(name, {}) | NEEDED.get(name, {}) | STABLE.get(name, {}) for name in methods}
     return [plan_run(method=method, options=options[method], **more) for method in methods]
 
 
