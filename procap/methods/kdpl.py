@@ -32,9 +32,7 @@ from procap.weights.loading import load_clip, weights_digest
 class DistilledOptions(MethodOptions):
     """The options of KDPL on any method."""
 
-    teacher: str = Field(
-        "", description="backbone:weights (ViT-H-14-quickgelu:dfn5b in the paper), or the folder of a finished run"
-    )
+    teacher: str = Field("", description="backbone:weights (in the paper ViT-H-14-quickgelu:dfn5b) or a run's folder")
     most_classes: int = Field(
         1000, ge=2, description="classes of a step: those with the highest mean probability of the teacher"
     )
@@ -60,8 +58,8 @@ class Distilled(Method):
         super().prepare_training()
         if self.teacher_classifier is None:
             clip = load_clip(*split_teacher(self.options.teacher)).to(self.clip.device)
-            # The scale is the student's, as in the public code.
             text = text_bank(clip, self.space, [self.space.template])
+            # With the scale of the student, as in the public code.
             self.teacher_classifier = Classifier(clip, NO_CHANGE, text, self.scale())
         clip = self.teacher_classifier.clip
         if (clip.geometry.image_size, clip.image_mean) != (self.clip.geometry.image_size, self.clip.image_mean):
