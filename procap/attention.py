@@ -58,6 +58,7 @@ class AttentionPattern:
         if self.prefix or self.padding:
             # Fused kernels need contiguous keys per sequence; the copy costs about 1 % of a linear layer.
             padding = kv.new_zeros(items, self.groups, self.padding, kv.shape[-1])
+            # [N, G, P + L / G + padding, 2 D].
             group_kv = torch.cat([prefix_kv[:, None].expand(-1, self.groups, -1, -1), group_kv, padding], dim=2)
         # The batch of attention is item by item, each with its G groups, so the masks of the groups repeat per item.
         mask = self.mask if items == 1 else self.mask.repeat(items, 1, 1, 1)
@@ -193,6 +194,7 @@ class Block(nn.Module):
         branch: low-rank branches next to the projections of the attention.
         """
         if branch is not None:
+            # Without `live`, which is None for a block that the plan changes.
             out = self._with_branch(x, pattern, read, folded, branch)
             return out if adapter is None else out + adapter(self.ln_1(x if read is None else read(x)))
         if read is None:

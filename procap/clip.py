@@ -84,6 +84,7 @@ class CLIP(nn.Module):
         expected = {name: weight for name, weight in clip.state_dict().items() if weight.is_meta}
         if problems := describe_differences(expected, state):
             raise ValueError("; ".join(problems))
+        # A copy even of float32 tensors, which `float` returns as they are: the caller keeps its state dict.
         weights = {name: state[name].detach().float().clone() for name in expected}
         clip.load_state_dict(weights, strict=False, assign=True)
         return clip.requires_grad_(False).eval()
@@ -214,6 +215,7 @@ def _initial(name: str, like: Tensor, geometry: Geometry, generator: torch.Gener
     """Initialise one parameter as CLIP does (openai/CLIP, `initialize_parameters`), for both towers alike."""
     if name == "logit_scale":
         return torch.tensor(1 / 0.07).log()
+    # Of all weights those of LayerNorms alone have one dimension.
     if like.dim() == 1 and name.endswith("weight"):
         return torch.ones(like.shape)
     if name.endswith("bias"):

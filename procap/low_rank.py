@@ -40,8 +40,9 @@ class Dropout:
         """Return an int32 for each element of x [N, L, D]: MurmurHash3's mixing of its number and the seed."""
         items, rows, width = x.shape
         numbers = torch.arange(items, device=x.device)[:, None, None] * self.step + self.first
-        # Rows are numbered up to 2^10 and columns up to 2^12; two rounds mix the item with the seed first.
+        # The seed has up to 63 bits: the lower 32 enter with the number of the item, the upper ones in a second round.
         keys = _mix(_mix(numbers.int() + self.seed.int()) ^ (self.seed >> 31).int())
+        # With columns below 2^12 and rows below 2^20 no two cells have the same number.
         cells = torch.arange(rows, device=x.device)[:, None] * 4096 + torch.arange(width, device=x.device)
         # 0x9E3779B9, 2^32 over the golden ratio, spreads neighbouring cells; products of int32 wrap around.
         return _mix(cells.int() * -1640531527 ^ keys)

@@ -118,6 +118,7 @@ class PromptSet:
     def __init__(self, ids: Tensor, columns: int | None = None) -> None:
         host = ids.detach().cpu()
         self.ids = ids
+        # The end token has the largest id of CLIP's vocabulary.
         self.lengths: tuple[int, ...] = tuple((host.argmax(dim=-1) + 1).tolist())
         self.columns = columns or max(self.lengths)
         self.same: tuple[bool, ...] = tuple((host == host[:1]).all(dim=0).tolist())
@@ -221,6 +222,7 @@ def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int, key_mult
     # In the last block only the end rows are queries, so its mask has their rows of the whole mask.
     last = prefixes[layers - 1] if layers else prefixes[INPUT]
     if is_grouped:
+        # [G, 1, Q, 1], counted within each group, as the rows of its mask [G, 1, R, prefix + R] are.
         within = (ends - torch.arange(len(rows.groups))[:, None] * rows.size)[:, None, :, None]
         ends_mask = masks[last].gather(2, within.expand(-1, 1, -1, last + rows.size))
     else:
@@ -304,7 +306,8 @@ def _shared_columns(prompts: PromptSet, ordered: Sequence[TokenOp]) -> int | Non
             elif varies:
                 same[column] = False
             elif op.layer == INPUT:
-                # Equal tokens replace whatever words the prompts had there.
+                # Equal tokens replace whatever words the prompts had there. In a later block they would come too late:
+                # the blocks below it have made the rows different.
                 same[column] = True
     shared = next((column for column, equal in enumerate(same[: prompts.columns]) if not equal), prompts.columns)
     # The end token of the shortest prompt is read out for that prompt alone, so it cannot be shared.
@@ -334,6 +337,7 @@ def _place(op: TokenOp, prefix: int, rows: Rows, device: torch.device) -> Placem
         for prompt, (offset, length) in enumerate(zip(rows.offsets, rows.counts, strict=True)):
             # Rows behind the end token of a prompt are not stored, because nothing attends to them.
             if position - prefix < length:
+                # Row prefix + offset + (position - prefix) of the sequence.
                 at.append(offset + position)
                 source.append((prompt * count if op.tokens.dim() == 3 else 0) + position - op.start)
     lowest = op.start if shared else min(at, default=op.start)
@@ -357,6 +361,7 @@ def _mask(owners: Tensor, prefix: int) -> Tensor:
     # Rows of one prompt follow each other, so within a prompt the lower triangle is its causal order.
     # Padding (-1) attends to itself, because a row that attends to nothing would be NaN.
     allowed = (owners[:, :, None] == owners[:, None, :]).tril()
+    # All rows see the whole prefix, which precedes them: [G, R, R] becomes [G, R, prefix + R].
     allowed = torch.nn.functional.pad(allowed, (prefix, 0), value=True)
     if len(owners) == 1:
         among_prefix = torch.ones(prefix, allowed.shape[-1], dtype=torch.bool).tril()

@@ -61,7 +61,7 @@ def gather_batch(group: Communicator | None, rows: Tensor) -> Tensor:
 
 def overlapped(stream: torch.cuda.Stream | None, images: Compute, classes: Compute) -> tuple[Tensor, Tensor]:
     """Compute both, the second on `stream` if there is one; autograd does the same in the backward pass."""
-    # Both may gather over the processes, and the branches do so in opposite orders: all must take the same one.
+    # Both may gather over the processes, and the two paths below do so in opposite orders: all must take the same one.
     if stream is None:
         return images(), classes()
     current = torch.cuda.current_stream(stream.device)

@@ -103,6 +103,7 @@ class Plan:
         """Restrict the plan to some of the images or prompts of the tower's batch, and to some token sets."""
         # By the dimensions of an operation's tokens: for all items, one set per item, or token sets.
         chosen = {2: slice(None), 3: items, 4: sets}
+        # Dropout numbers the items of the whole batch, so that a chunk must know where it begins.
         branches = {layer: branch.part(items.start) for layer, branch in self.branches.items()}
         return replace(self, branches=branches).with_tokens(op.tokens[chosen[op.tokens.dim()]] for op in self.tokens)
 

@@ -46,6 +46,7 @@ def read_image_rows(clip: CLIP, images: Tensor, plan: Plan) -> Tensor:
 def _final_image_rows(clip: CLIP, images: Tensor, plan: Plan) -> tuple[list[Row], Weights]:
     tower, patch = clip.visual, clip.geometry.patch_size
     weights = dict(tower.named_parameters()) | dict(plan.weights)
+    # [B, 3 S S, N] to [B, N, D]: `unfold` has the pixels of a patch (size S) in the order of the convolution's weight.
     patches = F.unfold(images, kernel_size=patch, stride=patch).transpose(1, 2) @ tower.conv1.weight.flatten(1).T
     states = [tower.class_embedding.expand(len(images), -1), *patches.unbind(dim=1)]
     rows = [(index, state + tower.positional_embedding[index]) for index, state in enumerate(states)]
@@ -117,6 +118,7 @@ Weights = Mapping[str, Tensor]
 
 
 def _label(operation: int) -> int:
+    # Negative, because the rows of the sequence itself have the labels 0 and up.
     return -1 - operation
 
 

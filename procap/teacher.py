@@ -52,6 +52,7 @@ def text_bank(
 def sentence_bank(clip: CLIP, sentences: Sequence[Sequence[str]]) -> Tensor:
     """Compute text features [P, C, E] of P sentences for each of C classes, normalised, float32, without gradient."""
     features = text_features(clip, [sentence for of_class in sentences for sentence in of_class])
+    # [C P, E] to [C, P, E] to [P, C, E], a row of sentences for each draw of a training step.
     return F.normalize(features, dim=-1).unflatten(0, (len(sentences), -1)).transpose(0, 1).contiguous()
 
 

@@ -128,7 +128,7 @@ class VisionTower(nn.Module):
         cls = self.class_embedding.to(patches.dtype).expand(patches.shape[0], 1, -1)
         x = torch.cat([cls, patches], dim=1) + self.positional_embedding
         sequence = TokenSequence(x, read_out=0, causal=False).apply(plan, INPUT)
-        # Another `ln_pre` changes every row.
+        # A plan's `ln_pre` may be learned, and then no row is constant.
         changed = any(name.startswith("ln_pre.") for name in plan.weights)
         live = sequence.live if optimized and not changed else None
         ln_pre = partial(call_with, self.ln_pre, "ln_pre", plan.weights)
@@ -164,6 +164,7 @@ class TextTower(nn.Module):
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
+        # Not constants: `runner.acceleration` sets the multiple, and tests encode in small chunks.
         self.chunk_rows, self.key_multiple = CHUNK_ROWS, 1
         g, width = geometry, geometry.text_width
         # nn.Embedding's constructor would draw random weights, which takes seconds on the meta device.
@@ -204,6 +205,7 @@ class TextTower(nn.Module):
 
         # The precision is part of the key, because a run can be evaluated at another one than it is trained at.
         states = prompts.constant((self, block, optimized, _cast_type(ids.device.type)), compute)
+        # [C, T, D] of all prompts to [K, T, D].
         sequence = TokenSequence(states[chosen], read_out=ids.argmax(dim=-1)[chosen], causal=True)
         blocks = range(block, len(self.transformer.resblocks))
         sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimized, False, blocks)
@@ -265,6 +267,7 @@ class TextTower(nn.Module):
             sequence, first = self._embed(layout, plan), 0
         blocks = range(first, layers)
         ends = call_with(self.transformer, "transformer", plan.weights, sequence, plan, True, False, blocks).x
+        # The last block gives [S, G Q, D], with padding where a group has fewer prompts; [S, C, D] are selected.
         features = self._project(ends.index_select(1, layout.end_index), plan)
         return features if sets else features[0]
 

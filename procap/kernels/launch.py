@@ -47,6 +47,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute one level: new v and t, z [P, Dt], and the inner rows [8, P, I] (q, k, v, o of each direction)."""
     tokens, inner = len(v), len(vision.query)
+    # In float32 also for bfloat16 tokens, so that nothing is rounded between two launches.
     z = v.new_empty((tokens, t.shape[1]), dtype=torch.float32)
     rows = v.new_empty((8, tokens, inner), dtype=torch.float32)
     q_v, k_v, v_v, o_v, q_t, k_t, v_t, o_t = rows.unbind()
@@ -86,7 +87,7 @@ def backward(
     g_v, g_t = gradients
     (tokens, v_width), t_width, inner = v.shape, t.shape[1], len(vision.query)
     q_v, k_v, v_v, o_v, q_t, k_t, v_t, o_t = rows.unbind()
-    # Not of o_v and o_t, whose gradients `attend_backward` computes without storing them.
+    # There is none of o_v and o_t: `attend_backward` computes these gradients and uses them without storing them.
     dq_v, dk_v, dv_v, dq_t, dk_t, dv_t = torch.empty_like(rows[:6]).unbind()
     jobs: tuple[tuple[Tensor, ...], ...] = (
         (q_v, k_v, v_v, vision.output, g_v, dq_v, dk_v, dv_v),

@@ -44,6 +44,7 @@ def _store_vector(x, k, entries, K: tl.constexpr):
 def _moments(rows, k, K: tl.constexpr, EPS: tl.constexpr):
     """Compute mean and inverse deviation [R] of rows [R, K2]."""
     mean = tl.sum(rows, axis=1) / K
+    # Padding was loaded as 0, so that without the mask it would add mean^2 to the variance.
     centred = tl.where((k < K)[None, :], rows - mean[:, None], 0.0)
     return mean, 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / K + EPS)
 
@@ -176,6 +177,8 @@ def attend_backward(
             scores = tl.where((i < P)[None, :], scores, float("-inf"))
             a = tl.exp(scores - tl.max(scores, axis=1)[:, None])
             a = a / tl.sum(a, axis=1)[:, None]
+            # Rows of padding have do = 0, so that they add nothing to dk and dv.
+            # The gradient of a softmax a is a (da - sum of a da).
             da = tl.sum(do[:, None, :] * v[None, :, :], axis=2)
             ds = a * (da - tl.sum(a * da, axis=1)[:, None]) * SCALE
             _store(dq, i, column, tl.sum(ds[:, :, None] * k[None, :, :], axis=1), P, INNER)

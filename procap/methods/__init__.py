@@ -170,6 +170,7 @@ def _class_texts(module: str, class_name: str) -> dict[str, str]:
     cls = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name), None)
     texts: dict[str, str] = {}
     if cls is not None:
+        # Reversed, because the first base wins, as in Python. A base that is not imported is in the same module.
         for base in reversed([base.id for base in cls.bases if isinstance(base, ast.Name)]):
             texts |= _class_texts(imports.get(base, module), base)
         texts |= dict(_string_members(cls))

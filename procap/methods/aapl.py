@@ -67,6 +67,7 @@ class AAPL(CoCoOp):
         """Compute the cross-entropy of the first images and, where `extend_batch` has added others, the triplets."""
         if images.dim() == 4:
             return {"ce": self.options.ce_weight * super().loss(images, labels, noise)["ce"]}
+        # [B, 6, E], in the order 1, 2, 1A, 1B, 2A, 2B.
         features = self.clip.encode_image(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         # Only the first image classifies; the triplets see the network's shifts, not the context or the classes.
         logits = conditional_logits(
@@ -75,6 +76,7 @@ class AAPL(CoCoOp):
         shifts = self.meta_net(unit(features)).float()
         first_a, first_b = (shifts[:, i] - shifts[:, 0] for i in (2, 3))
         second_a, second_b = (shifts[:, i] - shifts[:, 1] for i in (4, 5))
+        # Near: another image under the same augmentation; far: the same image under the other augmentation.
         triplets = triplet(first_a, second_a, first_b) + triplet(second_b, first_b, second_a)
         return {
             "ce": self.options.ce_weight * F.cross_entropy(gather_batch(self.group, logits), labels),
@@ -103,7 +105,7 @@ def distort(image: Tensor, number: int, generator: torch.Generator) -> Tensor:
 @functools.cache
 def distortions(size: int) -> Mapping[str, Callable[[Tensor], Tensor]]:
     """Return the 14 augmentations of the public code by name, which it applies to normalised images."""
-    # Takes seconds, and other methods do without.
+    # This import takes seconds, and no other method needs it.
     from torchvision import transforms
     from torchvision.transforms.functional import crop
 

@@ -86,6 +86,7 @@ class BPL(ContextMethod):
         """Compute minus the logarithm of the mean probability of the labels, and the weighted divergence."""
         image, text = self.features(images, noise)
         logs = torch.stack([cosine_logits(image, sample, self.scale()).log_softmax(dim=1) for sample in text])
+        # [S, B]: of each sample the log-probability of the labels.
         likelihood = logs.gather(2, labels.expand(len(logs), -1)[..., None])[..., 0]
         divergence = (self.logvar.exp() + self.mean.square() - 1 - self.logvar).mean() / 2
         return {

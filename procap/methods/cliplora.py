@@ -85,6 +85,7 @@ class Factors(nn.ParameterDict):
 
 
 def _key(block: int, projection: str, factor: str) -> str:
+    # A name of a parameter has no dots: `Method.public_names` puts them in place of the slashes.
     return f"transformer/resblocks/{block}/attn/{PUBLIC[projection]}/w_lora_{factor}"
 
 

@@ -63,6 +63,7 @@ class FeatureMethod(Method):
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return one pass over the images, without steps."""
         recipe = Recipe(lr=1e-3, epochs=1, batch_size=256, warmup="none", drop_last=False)
+        # The crops of Tip-Adapter's public code, larger than RandomResizedCrop's by default.
         return recipe.model_copy(update={"crop_scale": (0.5, 1.0)}) if cls.augments else recipe
 
     def fit(self, bank: FeatureBank) -> None:

@@ -55,7 +55,7 @@ class KgCoOp(ContextMethod):
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy, and kg_weight times one minus the mean cosine of all classes to the reference."""
         image, text = self.features(images, noise)
-        # The epsilon is that of the public code.
+        # The epsilon is that of the public code; torch's default is 1e-8.
         distance = 1 - F.cosine_similarity(text.float(), self.constant("reference", self.reference), eps=1e-7).mean()
         return {
             "ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels),

@@ -54,6 +54,7 @@ class LPPP(FeatureMethod):
     def __init__(self, clip: CLIP, space: LabelSpace, options: LPPPOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
         start = linear(clip.geometry.embed_dim, len(space.classnames), generator)
+        # Without gradients a training takes no steps: `fit` does all of it.
         self.rows = nn.Parameter(torch.zeros_like(start.weight), requires_grad=False)
         self.bias = nn.Parameter(start.bias.detach().clone(), requires_grad=False)
         self.alpha = nn.Parameter(torch.zeros(len(space.classnames)), requires_grad=False)

@@ -141,6 +141,7 @@ class Method(nn.Module):
         self._prompts = self.class_prompts(space)
         self.register_buffer("class_ids", self._prompts.ids, persistent=False)
         self.register_buffer("class_reference", self._prompts.reference, persistent=False)
+        # Not buffers: they follow from the frozen CLIP and the classes, and no checkpoint needs them.
         self._constants: dict[str, Tensor] = {}
 
     @classmethod

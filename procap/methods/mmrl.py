@@ -61,7 +61,7 @@ class MMRL(Method):
             "to_text": "representation_learner.compound_rep_tokens_r2tproj.{}",
         },
     )
-    # The data set's weight of the distances.
+    # The weight of the distances (lambda) by task and data set.
     published: ClassVar[PublishedOptions] = {
         "transfer": {"reg_weight": 0.2},
         "stanford-cars": {"reg_weight": 7.0},
@@ -75,6 +75,7 @@ class MMRL(Method):
         "eurosat": {"reg_weight": 0.01, "width": 2048},
         "other": {"reg_weight": 0.5},
     }
+    # Share of new tokens in the rows of each block: MMRL replaces them whole, MMRL++ mixes.
     fresh = 1.0
     options: MMRLOptions
 

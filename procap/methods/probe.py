@@ -35,6 +35,7 @@ class Baseline(FeatureMethod):
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
+        # Without gradients a training takes no steps: `fit` does all of it.
         self.rows = nn.Parameter(torch.zeros(len(space.classnames), clip.geometry.embed_dim), requires_grad=False)
 
 
@@ -92,7 +93,7 @@ def regress(features: Tensor, labels: Tensor, classes: int, strength: float) -> 
     model.fit(features.cpu().double().numpy(), labels.cpu().numpy())
     rows, bias = (torch.from_numpy(values).to(features) for values in (model.coef_, model.intercept_))
     if len(model.classes_) == 2:
-        # One row decides between two classes.
+        # For two classes scikit-learn fits one row, the second logit: halves of either sign have the same softmax.
         rows, bias = torch.cat([-rows, rows]) / 2, torch.cat([-bias, bias]) / 2
     all_rows = features.new_zeros(classes, features.shape[1])
     all_bias = features.new_full((classes,), torch.finfo(features.dtype).min)

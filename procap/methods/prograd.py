@@ -100,6 +100,7 @@ class ProGrad(ContextMethod):
         teacher = cosine_logits(image, self.constant("teacher", self.teacher), self.scale())
         return {
             "ce": F.cross_entropy(logits, labels),
+            # The temperature divides the gradient by t^2, which the factor undoes (Hinton et al. 2015).
             # The entropy of the teacher, which the divergence subtracts, has no gradient.
             "kl": F.cross_entropy(logits / t, (teacher / t).softmax(dim=1)) * t**2,
         }

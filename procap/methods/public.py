@@ -129,6 +129,7 @@ def _check_classes(method: Method, state: Mapping[str, Tensor]) -> None:
     classnames = method.space.classnames
     if len(words) != len(classnames):
         raise UserError(f"trained on {len(words)} classes, while there are {len(classnames)} here")
+    # A suffix has the columns from behind the learned tokens to the end of the context, a whole table all columns.
     ours = method.clip.token_embedding(method.class_ids)[:, -words.shape[1] :]
     others = [name for name, a, b in zip(classnames, words, ours, strict=True) if not _is_close(a, b)]
     if others:

@@ -71,6 +71,7 @@ class ReBaPL(MaPLe):
         self._noise = o.temperature * (2 * rate * recipe.momentum) ** 0.5 / len(pool.labels) if is_noisy else 0.0
         # At the start of a cycle, and after a resume, which restores samples but not their features.
         if len(self.samples) and (not position or not len(self._past)):
+            # The same images and views in every cycle and in a resumed run.
             draws = torch.Generator().manual_seed(self._seed)
             chosen = torch.randperm(len(pool.labels), generator=draws)[: o.references].tolist()
             self._images = torch.stack([pool.image(i, draws) for i in chosen]).to(self.clip.device)

@@ -144,6 +144,7 @@ class SkipT(Method):
         with torch.autocast(image.device.type, enabled=False):
             chosen = self.chosen_classes(image, labels)
         text = self.clip.encode_text_from(self.options.first_block, self.prompts.tokenized, chosen, text_plan)
+        # From [B, K]: where each label is among the chosen classes, 0 if it is not there.
         targets = (chosen == labels[:, None]).int().argmax(dim=1)
         return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), targets)}
 

@@ -51,6 +51,7 @@ class TwoSFS(Method):
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TwoSFSOptions, generator: torch.Generator) -> None:
         g = clip.geometry
+        # As `Method.begin_stage` asks: a finished run that is loaded classifies by its rows.
         self.stage = LINEAR
         check_blocks(clip, g.vision_layers, first_vision_block=options.first_vision_block)
         check_blocks(clip, g.text_layers, first_text_block=options.first_text_block)

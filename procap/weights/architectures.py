@@ -72,6 +72,7 @@ def plain_towers(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(
         tower
         for tower, (values, plain) in settings.items()
+        # An entry that is 0, false or null leaves a feature off that other towers have.
         # The stages of a ResNet, and the two sides of an image that is not square, are lists.
         if all(key in plain and not isinstance(value, list) for key, value in values.items() if value)
     )

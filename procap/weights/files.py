@@ -57,6 +57,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
             with safe_open(path, framework="pt") as file:
                 return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
         content = _read_pickle(path)
+    # Readers of untrusted bytes raise errors of nearly any class.
     except Exception as error:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise UserError(f"{path} is refused: no readable checkpoint, perhaps cut short: {reason}") from error
@@ -89,6 +90,7 @@ def _read_pickle(path: Path) -> Any:
 
 
 def _new_dict(*_: object) -> dict[Any, Any]:
+    # Stands for `defaultdict`: its argument, which a look-up of a missing key would call, is dropped.
     return {}
 
 
@@ -117,6 +119,7 @@ def _custom_text_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
         state.pop(key, None)
     for key in ("logit_scale", "logit_bias"):
         if key in state and state[key].numel() == 1:
+            # Models with open_clip's `nonscalar_logit_scale` store one element [1].
             state[key] = state[key].reshape(())
     table = "text.token_embedding.weight"
     if table in state and "token_rows" in state:

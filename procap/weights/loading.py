@@ -187,6 +187,7 @@ def _build(source: Source, state: dict[str, Tensor], quick_gelu: bool, seed: int
     try:
         # The global random state stays untouched.
         with torch.random.fork_rng(devices=[]):
+            # `torch.manual_seed` would also seed every GPU, whose state is not restored behind the block.
             torch.default_generator.manual_seed(seed)
             options = {"load_weights": False, "pretrained_text": False, "force_custom_text": True}
             model = open_clip.create_model(source.model, **options, quick_gelu=quick_gelu).eval()
