@@ -46,6 +46,7 @@ def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress
     images: list[tuple[str, CheckedImage]] = []
     problems = [*source.problems]
     parts = ((split, source.part(split, start, stop)) for split, start, stop in ranges)
+    # At least two parts for each process, which takes about as long to start as one.
     results = map_in_order(check_part, parts, min(workers, len(ranges) // 2))
     for (split, _, stop), (readable, broken) in zip(ranges, results, strict=True):
         images += [(split, image) for image in readable]
@@ -74,6 +75,7 @@ def check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:
 def describe_unreadable(split: str, path: str, error: Exception) -> str:
     """Format the problem of an image that does not decode."""
     remedy = "replace it, or leave out unreadable own images with --skip-broken"
+    # Without a split the text would begin with the colon.
     return f"{split}: {path} is not a readable image ({error}); {remedy}".removeprefix(": ")
 
 

@@ -213,6 +213,7 @@ def unpack(archive: Path, folder: Path) -> None:
             with tarfile.open(archive) as tar:
                 tar.extractall(folder, filter="data")
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error) as error:
+        # Kept, it would count as downloaded when the command is repeated.
         archive.unlink()
         reason = str(error).partition("\n")[0]
         raise UserError(f"{archive.name} is no whole archive ({reason}); it was deleted") from error

@@ -188,6 +188,7 @@ def evaluation_batches(
     def prepare(image: tuple[int, bytes], out: Tensor) -> None:
         i, data = image
         if i < 0:
+            # By numpy, as transforms write, which starts no threads.
             out.numpy()[:] = 0
         else:
             transform(split.decode(i, data), out)

@@ -44,6 +44,7 @@ class SplitFiles:
     @cached_property
     def paths(self) -> list[bytes]:
         """The paths of all images, read when the first is needed."""
+        # Behind the last line end there is one more, empty element.
         return read_paths(self.folder, self.manifest, self.split).split(b"\n")[:-1]
 
     @property

@@ -29,6 +29,7 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
         return _packed_dataset(data_root / packed_name)
     if os.path.isdir(name):
         raise UsageError(f"unknown data set '{name}': pack the folder first: procap data pack {quote(name)}")
+    # This always raises: `find_or_none` above knows no such name. The error suggests near ones.
     return find(name, [other for other in packed_names(data_root) if other not in CATALOGUE])
 
 

@@ -20,5 +20,5 @@ def generator(seed: int, *names: str | int) -> torch.Generator:
     """Make a CPU generator at the start of the named stream, e.g. `generator(1, "noise", step)`."""
     import torch
 
-    # Also for a GPU: its generators draw different numbers from the same seed.
+    # On the CPU also for work on a GPU, whose generators draw other numbers from the same seed.
     return torch.Generator().manual_seed(stream_seed(seed, *names))

@@ -88,6 +88,7 @@ def stream_images(
 def _read_shard(located_shard: tuple[str, Shard], positions: set[int]) -> dict[int, bytes]:
     images = {}
     for sample in make_pipeline([located_shard]):
+        # The number in the key, which begins with a letter (`sample_key`).
         position = int(sample["__key__"][1:])
         if position in positions:
             images[position] = next(sample[extension] for extension in IMAGES if extension in sample)

@@ -135,6 +135,7 @@ class DeviceResize:
 def _central_taps(length: int, new: int, size: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return the first source pixels [S] and the scaled digits [2, S, K] of the central `size` of `new` pixels."""
     first, digits = taps(length, new)
+    # Rounded as `EvalTransform.crop` does.
     start = round((new - size) / 2)
     scale = np.array([2.0**-HIGH_BITS, 2.0**-LOW_BITS], np.float32).reshape(2, 1, 1)
     return first[start : start + size], digits[:, start : start + size] * scale

@@ -151,6 +151,7 @@ class TapTable:
     def __init__(self, size: int, length: int, device: torch.device) -> None:
         # The longest length grows with the first images; doubling keeps the number of new tables small.
         self.longest = min(1 << length.bit_length(), int(REDUCTION * size))
+        # No crop has a length of 0; its row makes the length the index.
         rows = [taps(max(each, 1), size) for each in range(self.longest + 1)]
         # A row can have fewer taps than a shorter one, depending on where the centres of its pixels fall.
         self._counts = np.maximum.accumulate([digits.shape[2] for _, digits in rows])

@@ -48,6 +48,7 @@ def find_description(folder: Path) -> tuple[Path, str]:
             raise UsageError(f"{file} is there already and describes other images than {folder}; {hint}")
         return file, ""
     keys, what = guess_keys(folder)
+    # A name has at most 64 letters, and `my-` may come in front.
     name = re.sub(r"[^a-z0-9.]+", "-", folder.name.lower()).strip("-.")[:60] or "images"
     name = f"my-{name}" if find_or_none(name) else name
     keys = {"name": name, "template": "a photo of a {}."} | keys
@@ -100,5 +101,6 @@ def _is_table(file: Path) -> bool:
     """Whether a file is a CSV or TSV with columns for paths and labels."""
     if file.suffix.lower() not in (".csv", ".tsv"):
         return False
+    # No more than the header: a file without line ends can be of any size.
     with file.open(encoding="utf-8-sig", errors="replace") as stream:
         return {"path", "label"} <= {*read_columns(stream.readline(10_000))[1]}

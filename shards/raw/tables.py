@@ -60,6 +60,7 @@ def _parse_lines(text: str) -> list[dict[str, Any]]:
     # Cells behind the last column become the field `more`, which `ListedImage` refuses.
     rows = [*csv.DictReader(stream, columns, "more", delimiter=delimiter, skipinitialspace=True, strict=True)]
     labels = [str(row.get("label")) for row in rows]
+    # Longer numbers are identifiers, which stay text.
     if all(label.isascii() and label.isdecimal() and len(label) < 10 for label in labels):
         return [{**row, "label": int(row["label"])} for row in rows]
     return rows

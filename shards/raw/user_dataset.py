@@ -79,6 +79,7 @@ def _split_unreadable(root: Path, images: Sequence[ListedImage], workers: int) -
     parts = []
     for start in range(0, len(images), PART):
         paths = tuple(image.path for image in images[start : start + PART])
+        # Labels do not matter: only whether the images decode.
         parts.append(("", FolderPart(root, paths, (0,) * len(paths), upright=True)))
     readable: set[str] = set()
     for checked, _ in map_in_order(check_part, parts, min(workers, len(parts) // 2)):
@@ -152,6 +153,7 @@ def _assign_splits(
         images["test"] = unassigned
     else:
         fractions = {split: fraction for split in SPLITS if (fraction := getattr(rule, split))}
+        # Whatever the order of a table, the same images give the same split.
         by_name = sorted(unassigned, key=lambda image: (image[1], image[0]))
         if few := small_classes(by_name, names, fractions):
             return {"": by_name}, few

@@ -60,6 +60,7 @@ class Draws:
 
     def integers(self, name: str, choices: int) -> NDArray[np.int64]:
         """Draw integers in [0, choices), [B]."""
+        # The upper 53 bits: all 64 could be negative as int64.
         return (self.words(name) >> np.uint64(11)).astype(np.int64) % choices
 
     def normal(self, name: str, shape: tuple[int, ...] = ()) -> Floats:
@@ -78,5 +79,6 @@ class Draws:
         part = position - low.astype(np.float32)
         # Flat at both ends, so that no lines of the lattice show.
         part = part * part * (3 - 2 * part)
+        # Bilinear: [B, cells + 1, cells + 1] to [B, H, cells + 1], then to [B, H, W].
         rows = lattice[:, low] * (1 - part)[:, None] + lattice[:, low + 1] * part[:, None]
         return rows[:, :, low] * (1 - part) + rows[:, :, low + 1] * part

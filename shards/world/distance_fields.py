@@ -89,6 +89,7 @@ def polygons(x: Floats, y: Floats, *loops: Sequence[tuple[float, float]]) -> Flo
             np.minimum(nearest, dx * dx + dy * dy, out=nearest)
             if ey != 0:
                 crosses = (py >= 0) != (y >= by)
+                # Even-odd: a ray to the right changes sides at each edge that it crosses.
                 inside ^= crosses & (px < py * (ex / ey))
     distance = np.sqrt(nearest)
     return np.where(inside, -distance, distance)
@@ -113,6 +114,7 @@ def ngon(count: int, radius: float, inner: float | None = None) -> list[tuple[fl
 
 
 def _heart(x: Floats, y: Floats) -> Floats:
+    # Quilez's heart: its y goes upwards, its tip is at the origin; 0.3535534 is the root of 2 over 4.
     x, y = np.abs(x) / 1.15, (0.68 - y) / 1.15
     lobe = np.sqrt((x - 0.25) ** 2 + (y - 0.75) ** 2) - 0.3535534
     reach = np.maximum(x + y, 0) * 0.5
@@ -148,6 +150,7 @@ BOLT = [(0.1, -0.75), (-0.42, 0.12), (-0.05, 0.12), (-0.2, 0.75), (0.42, -0.18),
 ARROW = [(-0.7, -0.17), (0.05, -0.17), (0.05, -0.5), (0.72, 0.0), (0.05, 0.5), (0.05, 0.17), (-0.7, 0.17)]
 HOUSE = [(0.0, -0.68), (0.68, -0.08), (0.48, -0.08), (0.48, 0.6), (-0.48, 0.6), (-0.48, -0.08), (-0.68, -0.08)]
 
+# Factors behind formulas that are no distances make their slope at the outline about 1, as `cover` needs it.
 # Every shape fits the disc of radius 0.8, so that a pose never cuts it.
 SHAPES: dict[str, Callable[[Floats, Floats], Floats]] = {
     "circle": lambda x, y: ball(x, y, 0.6),

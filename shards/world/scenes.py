@@ -73,6 +73,7 @@ def _paint_object(distance: Floats, size: Floats, colour: Floats, ground: Floats
     image = over(backdrop(flat(ground), draw, look), colour, mask)
     if look.surface:
         x, y = grid()
+        # A texture takes the coordinates of each image, [B, H, W], in which one unit is a period.
         names = ("diagonal stripes", "polka dots", "checkerboard", "zigzag")
         chosen = draw.integers("surface", len(names))
         for k, name in enumerate(names):
@@ -128,6 +129,7 @@ def paint_flower(name: str, draw: Draws, look: Look) -> Picture:
         edge = 0.55 + 0.3 * np.clip(np.cos(13 * angle) * 2, -1, 1)
     else:
         edge = 0.72 + 0.07 * np.cos(6 * angle)
+    # Where the outline is oblique, the distance to it is shorter than that along the radius.
     distance = (radius - edge) * 0.7
     mask = cover(distance, spread(size))
     petal = nearby(draw, "petal", PALETTE[hue])
@@ -148,6 +150,7 @@ def _glyph_distances(character: str, font: str) -> Floats:
     # Fonts that matplotlib brings, not those of the system: the same pictures on every machine.
     file = f"{matplotlib.get_data_path()}/fonts/ttf/{font}.ttf"
     outline = TextPath((0, 0), character, size=100, prop=FontProperties(fname=file))
+    # The last corner of a loop is its first one again, and `polygons` closes loops itself.
     loops = [np.asarray(loop)[:-1] for loop in outline.to_polygons(closed_only=True)]
     points = np.concatenate(loops)
     low, high = points.min(0), points.max(0)

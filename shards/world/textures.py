@@ -34,6 +34,7 @@ def parity(coordinate: Floats) -> Floats:
 
 
 def _checks(u: Floats, v: Floats, draw: Draws) -> Floats:
+    # The distance to the nearest line of the grid, positive in every second square.
     edge = np.minimum(0.5 - np.abs(cell(u + 0.5)), 0.5 - np.abs(cell(v + 0.5)))
     return np.where(parity(u) == parity(v), edge, -edge)
 
@@ -50,6 +51,7 @@ def _honeycomb(u: Floats, v: Floats, draw: Draws) -> Floats:
     def hexagon(x: Floats, y: Floats) -> Floats:
         return 0.5 - np.maximum(np.abs(x), np.abs(x) * 0.5 + np.abs(y) * (tall / 2))
 
+    # The centres of a honeycomb are two grids of rectangles, of which one is shifted by half a period both ways.
     first = hexagon(cell(u), cell(v / tall) * tall)
     second = hexagon(cell(u + 0.5), cell(v / tall + 0.5) * tall)
     return 0.09 - np.maximum(first, second)

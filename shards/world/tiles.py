@@ -66,6 +66,7 @@ def _field(draw: Draws) -> Picture:
 def _houses(draw: Draws) -> Picture:
     x, y = _straight(draw)
     u, v = x * 1.7 + spread(draw.uniform("u", 0, 1)), y * 1.7 + spread(draw.uniform("v", 0, 1))
+    # A unit of u and v is 1 / 1.7 on the canvas.
     roofs = cover((np.maximum(np.abs(cell(u)) - 0.3, np.abs(cell(v)) - 0.24)) / 1.7)
     ridge = cover((np.abs(cell(v)) - 0.02) / 1.7) * roofs
     image = over(_ground(draw, GRASS), nearby(draw, "roof", ROOF, 0.08), roofs)
