@@ -98,6 +98,7 @@ def execute_in_group(config: Mapping[str, Any], work: TrialWork, report_to: Repo
         reports: list[TrialReport] = ray.get(refs)
     finally:
         for actor in actors:
+            # A rank that waits for a lost one does not end by itself.
             ray.kill(actor)
         queue.shutdown(force=True)
     # A rank that only lost the connection to another one does not know the reason.

@@ -89,6 +89,7 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
     # Report a missing device once, before any run starts.
     resolve_device(device)
     local = local_capacity(launcher, device)
+    # Raises for an acceleration that the device does not have.
     Acceleration.parse(paths.runtime.accelerate, resolve_device(local.device(device)))
     if local.max_concurrent == 1 and launcher.processes == 1 and not always_ray:
         yield local

@@ -72,7 +72,8 @@ def check_nodes(
             ray.wait(tasks, num_returns=len(tasks), timeout=timeout)
         problems = {node: _read_answer(task, timeout) for node, task in zip(workers, tasks, strict=True)}
         if ray.get_runtime_context().runtime_env.get("working_dir"):
-            # Nodes of one machine share the folder of a submitted job, and each replaces it at its first process.
+            # Nodes of one machine share the folder of a submitted job, and each replaces it at its first process: this
+            # process is then in the old folder, which was deleted, and has to enter the new one.
             os.chdir(os.environ["PWD"])
     finally:
         with suppress(Exception):
@@ -96,6 +97,7 @@ def _read_answer(task: Any, timeout: float) -> list[str]:
         return [f"no answer within {timeout:g} s"]
     # Ray raises many different classes for a task that did not run, as on a node without this program.
     except Exception as error:
+        # Ray's texts begin with its own frames and end with the cause.
         return [f"the check did not run: {type(error).__name__}: {' '.join(str(error).split())[-200:]}"]
 
 

@@ -199,6 +199,7 @@ def nodes() -> list[Node]:
     machines = []
     for node in (node for node in ray.nodes() if node["Alive"]):
         resources, address, name = node["Resources"], node["NodeManagerAddress"], node["NodeName"]
+        # Without `ray start --node-name` Ray uses the address as the name.
         name = node["NodeManagerHostname"] if name == address else name
         cpus, gpus = float(resources.get("CPU", 0)), float(resources.get("GPU", 0))
         machines.append(Node(name, address, node["NodeID"], cpus, gpus))

@@ -122,6 +122,7 @@ class Sweep:
         scored = [configuration for configuration in self.configurations.values() if configuration.score is not None]
         unfinished = [stored.values for stored in self.configurations.values() if stored not in scored]
         # Startup draws depend only on the seed: a continued sweep needs another seed, or it would draw them again.
+        # Optuna's random numbers are numpy's, whose seeds have 32 bits.
         seed = stream_seed(self.settings.search_seed, "tpe", len(scored)) % 2**32
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)

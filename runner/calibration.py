@@ -33,6 +33,7 @@ class Calibration(FrozenModel):
     """How well the probabilities of an evaluation fit; means over its images."""
 
     nll: Amount = Field(description="negative log of the true class's probability, in nats")
+    # A little above 2 is possible, because scores are computed in float32.
     brier: float = Field(
         ge=0, le=2.000001, description="sum over the classes of (probability - 1 if it is the true one)^2: 0 to 2"
     )

@@ -29,6 +29,7 @@ from shards.files import read_regular
 
 logger = logging.getLogger(__name__)
 
+# The newest, and one to go back to if that is damaged.
 KEPT_STATES = 2
 STATE_NAME = re.compile(r"step-\d{8}-epoch-\d{4,}-[0-9a-f]{16}\.pt")
 """Names of saved states: steps and epochs that are done, and the beginning of the file's SHA-256."""
@@ -198,7 +199,8 @@ class StateFiles:
         return TRAIN_STATE.validate_json(content["progress"], strict=True), content
 
     def _newest_first(self) -> list[Path]:
-        # The last step of an epoch can be saved twice, before and after the epoch is closed.
+        # Numbers of a fixed length sort as texts. The last step of an epoch can be saved twice, before and after the
+        # epoch is closed.
         return sorted((path for path in self.folder.glob("step-*") if STATE_NAME.fullmatch(path.name)), reverse=True)
 
 

@@ -85,6 +85,7 @@ class RunConfig(FrozenModel):
         A file that an option names counts by its name; `TrainResult.files` has its digest.
         """
         plain = self.portable().model_dump(mode="json", exclude={"recipe_name", "init"})
+        # Left out instead of empty, so that runs without a start keep the hash they had before this field existed.
         if not self.init_digest:
             del plain["init_digest"]
         if self.weights_digest:

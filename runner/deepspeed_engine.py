@@ -56,6 +56,7 @@ class DeepSpeedEngine(Engine):
                 dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
             deepspeed.init_distributed(dist_init_required=False)
             for learnable in self._learnables:
+                # In place of DeepSpeed's own broadcast, which `_initialize` prevents.
                 dist.broadcast(learnable.detach(), src=0)
             self.module = self._deepspeed = self._initialize(deepspeed)
 

@@ -251,6 +251,7 @@ class Engine:
         """Collect the state dicts of all that training changes; all ranks call this."""
         return {
             "method": self.method.state_dict(),
+            # Without its groups: their rates follow from the step, see `load`.
             "optimizer": self.optimizer.state_dict()["state"],
             "scaler": self.scaler.state_dict(),
         }

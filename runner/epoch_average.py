@@ -26,6 +26,7 @@ class EpochAverage:
     def __init__(self, method: nn.Module, epochs: int, mean: float, std: float) -> None:
         self._parameters = dict(method.named_parameters())
         self._weights = gaussian_weights(epochs, mean, std)
+        # Not `swa_utils.AveragedModel`, which would copy the whole method with the frozen towers.
         self._sums = {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}
 
     @torch.no_grad()

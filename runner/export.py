@@ -140,6 +140,7 @@ def timm_tower(clip: CLIP, weights: Mapping[str, Tensor]) -> tuple[Any, dict[str
         "num_heads": g.vision_heads,
         "mlp_ratio": g.vision_mlp / g.vision_width,
     }
+    # The name chooses CLIP's kind of ViT, with a norm before the blocks, and the activation; its sizes are replaced.
     name = f"vit_base_patch16_clip_{'quickgelu_' * g.quick_gelu}224"
     about = {
         "architecture": name,
@@ -148,6 +149,7 @@ def timm_tower(clip: CLIP, weights: Mapping[str, Tensor]) -> tuple[Any, dict[str
         "mean": clip.image_mean,
         "std": clip.image_std,
         "interpolation": clip.interpolation,
+        # CLIP's transform enlarges the shorter side to the image size, while timm's default leaves a margin to cut.
         "crop_pct": 1.0,
         "crop_mode": "squash" if clip.squash else "center",
         "first_conv": "patch_embed.proj",

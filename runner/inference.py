@@ -68,6 +68,7 @@ class Inference:
         if self._on_device and resizes_on_device(transform):
             make_batches = partial(device_evaluation_batches, device=self.clip.device)
         batches = make_batches(self.images, transform, batch_size, workers, **share)
+        # Indices stay on the host, where labels are looked up by them.
         for images, _, indices in to_device(batches, self.clip.device, moved=(0,)):
             yield images, indices.numpy()
 

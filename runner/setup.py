@@ -111,6 +111,7 @@ def set_up(
         schedule = Schedule(config.recipe, stream, method)
         method.training_images = stream
         method.teacher_classifier = teacher.classifier(method.space) if teacher else None
+        # Before digests are computed, because its errors name the option or file that is missing.
         method.prepare_training()
         files = method.file_digests(method.options, method.space.dataset)
         for option, digest in files.items():

@@ -54,6 +54,7 @@ class TrainStep:
     def capture(self, batch: Batch) -> None:
         """Warm up and capture, with `batch` as an example; weights and optimizer do not change."""
         assert self._graphs is not None
+        # A copy, whose memory all replays read: that of `batch` is freed and used again.
         self._batch = self._fixed = batch.copy()
         with self._graphs.side_stream(), _unchanged(self.engine):
             self._replays = warm_up_and_capture(self._graphs, self._parts, "steps are")

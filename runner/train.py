@@ -378,6 +378,7 @@ def _write_result(
         steps=state.step,
         images=state.images,
         epochs=state.epochs,
+        # Phases of a GPU are timed by its events, which differ a little from the clock of the host.
         seconds=max(0.0, meter.seconds - sum(meter.phases.get(name, 0.0) for name in UNTIMED_PHASES)),
         # The steps of a method on features see no image.
         images_per_second=None if on_features else meter.images_per_second(),

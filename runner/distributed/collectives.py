@@ -68,6 +68,7 @@ class ProcessGroup:
         if self.size == 1:
             return rows
         gathered = self.gather(rows)
+        # [W N, ...] to [W, N, ...] to [N, W, ...]: the rows i of all ranks side by side.
         return gathered.view(self.size, len(rows), *rows.shape[1:]).transpose(0, 1).reshape(gathered.shape)
 
     def gather_uneven(self, rows: Tensor, counts: Sequence[int]) -> Tensor:

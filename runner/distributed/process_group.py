@@ -53,6 +53,7 @@ def init_process_group(
             reason = _first_line(error)
             raise UserError(f"rank {ranks.rank} of {ranks.size} {LOST}, which failed or hangs: {reason}") from None
         raise
+    # Objects in reference cycles would still hold the groups.
     group.flag_group = None
     gc.collect()
     dist.destroy_process_group()
@@ -89,6 +90,7 @@ def _close(group: ProcessGroup, device: torch.device) -> None:
     def destroy() -> None:
         with suppress(RuntimeError, ValueError, AssertionError):
             if device.type == "cuda" and dist.group.WORLD is not None:
+                # Ends the messages on a GPU, for which the next line would wait.
                 dist.group.WORLD.abort()
             dist.destroy_process_group()
 
