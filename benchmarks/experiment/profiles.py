@@ -32,6 +32,7 @@ class Profile:
     quick: Mapping[str, Any] = field(default_factory=dict)
 
 
+# The catalogue lists the paper's eleven data sets first, and then ImageNet's shifts.
 PAPER = Profile(
     "paper",
     tuple(DATASETS)[:11],

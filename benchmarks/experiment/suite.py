@@ -149,7 +149,9 @@ class SuiteOptions:
         if not is_trained(method):
             # Without training neither seed nor shots change anything: the run is the same for all of them.
             return planned(overrides=changes, seed=1, shots=SHOTS)
-        shots = (*self.shots, SHOTS)[0] if variant.shots is None else variant.shots
+        usual = self.shots[0] if self.shots else SHOTS
+        shots = usual if variant.shots is None else variant.shots
+        # A first plan, because the number of epochs may be that of the published recipe.
         config = planned(overrides=changes, seed=seed, shots=shots)
         epochs = config.recipe.epochs
         # A change of `epochs` would turn a recipe of iterations into passes over the images.

@@ -135,6 +135,7 @@ def weights_map(suite: SuiteResults) -> Figure | None:
     low, high = values.min(axis=None), values.max(axis=None)
     figure, (axes,) = style.panels(1, 0.36 * len(lambdas) + 0.4, "weight of KL, β", "weight of InfoNCE, λ")
     figure.set_figwidth(max(style.COLUMN, 0.52 * len(betas) + 1.1))
+    # At least a tenth of a point wide: a single value would have no range of colours.
     axes.imshow(values, cmap="cividis", vmin=low, vmax=max(high, low + 0.1), origin="lower", aspect="auto")
     for row, column in product(range(len(lambdas)), range(len(betas))):
         value = values.iloc[row, column]

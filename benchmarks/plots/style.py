@@ -132,6 +132,7 @@ def image_of(figure: Figure, form: str) -> bytes:
             # Lay out once for all formats; savefig would do it twice for each.
             figure.draw_without_rendering()
             figure.set_layout_engine("none")
+            # The heading begins above the first panel, whose place is known only after the layout.
             for title in figure.texts:
                 title.set_x(figure.axes[0].get_position().x0)
         figure.savefig(image, format=form, dpi=DPI, metadata=metadata[form], bbox_inches="tight", pad_inches=0.03)
@@ -211,7 +212,7 @@ def legend(figure: Figure) -> None:
     entries = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    # Inches of a handle and of letters.
+    # The width of an entry in inches: its handle, and its letters.
     width = max(0.58 + 0.056 * len(label) for label in entries)
     columns = max(1, int(figure.get_figwidth() / width))
     # The panels would give their height to the rows of a long legend.

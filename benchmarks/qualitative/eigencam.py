@@ -78,7 +78,9 @@ def eigencam(patches: Tensor, class_token: Tensor, like: Tensor | None = None) -
     centred = tokens - mean[:, None]
     # The first right singular vector of the centred tokens is their first principal component [B, D].
     direction = torch.linalg.svd(centred, full_matrices=False).Vh[:, 0]
+    # [B, N]: the coordinate of each patch along the component.
     scores = torch.einsum("bnd,bd->bn", centred, direction)
+    # [B]: its sign is that of the correlation with the reference, and it is 0 without one.
     side = ((reference - reference.mean(dim=1, keepdim=True)) * scores).sum(dim=1)
     side = torch.where(side == 0, ((class_token - mean) * direction).sum(dim=1), side)
     scores = torch.where(side[:, None] < 0, -scores, scores)

@@ -86,6 +86,7 @@ def compare(
         # Prompts are computed at the precision of the run, as for its predictions.
         with autocast(run.config.precision, run.clip.device):
             plans[title] = run.method.classifier(label_space(shards.manifest, selection.classnames)).image_plan
+    # All runs have one backbone, and so the same pixels.
     as_seen = make_eval_transform(next(iter(runs.values())).clip)
     names = [name.replace("_", " ") for name in selection.classnames]
     pixels, picks = [], []

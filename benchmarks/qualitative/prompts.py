@@ -43,6 +43,7 @@ class Words(NamedTuple):
     def of(cls, clip: CLIP) -> Words:
         """Collect the words of `clip` that `WORD_RULE` keeps."""
         table = clip.text.token_embedding.weight.detach().cpu().float()
+        # As bytes, because rows of a tensor cannot be counted.
         rows = [row.tobytes() for row in table.numpy()]
         uses = Counter(rows)
         # A model may have fewer embeddings than the tokenizer has tokens.

@@ -135,6 +135,7 @@ def write_page(contents: Mapping[str, Any], folder: Path) -> None:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
+    # All texts are escaped, as names in results can come from outside; a wrong name in the template is an error.
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"digest": _digest, "url": _to_url, "mark_code": lambda text: Markup(mark_code(text))}
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))

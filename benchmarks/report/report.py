@@ -39,6 +39,7 @@ def write_report(
     folder = out or results / "report"
     page = folder / "index.html"
     if folder.is_dir() and any(folder.iterdir()):
+        # A report names its generator in the first lines.
         head = page.read_text(encoding="utf-8", errors="replace")[:2000] if page.is_file() else ""
         if f'content="{GENERATOR}"' not in head:
             raise UsageError(f"{folder} is not empty and no report: name another folder with --out")

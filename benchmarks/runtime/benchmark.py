@@ -86,7 +86,7 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) ->
     if device.type == "cuda":
         # cuDNN's default for convolutions is TF32, also at --precision fp32.
         torch.backends.cudnn.allow_tf32 = False
-    # Of one minute, before this process adds to it.
+    # The mean load of the last minute, before this process adds to it.
     load, began = os.getloadavg()[0], time.perf_counter()
     datasets = [load_case_data(name, runtime.data, settings.classes) for name in settings.datasets]
     clip = load_clip(settings.backbone, settings.pretrained).to(device)

@@ -227,6 +227,7 @@ def _evaluate(cases: Sequence[Case], settings: Settings) -> list[list[float]]:
     device, test = cases[0].device, cases[0].data.test.images
     batch = min(settings.test_batch, len(test))
     transform = make_eval_transform(cases[0].method.clip)
+    # One batch for all cases, on the device: this measures towers and not the reading of images.
     images = next(evaluation_batches(test, transform, batch, limit=batch))[0].to(device)
     # The last batch of a pass may be smaller and is warmed up too.
     for case in cases:

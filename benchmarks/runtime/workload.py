@@ -53,6 +53,7 @@ class Preparation:
 def models_by_mode(clip: CLIP, accelerations: Acceleration) -> Models:
     """Return `clip` for each mode; if fast mode compiles it, reference mode gets a copy of the weights."""
     plain = copy.deepcopy(clip) if accelerations.compile else clip
+    # Before `prepare`, which sets attributes of `clip`: this shallow copy keeps the old ones.
     reference = plain.without_optimizations()
     accelerations.prepare(clip)
     return {"reference": reference, "fast": clip}
@@ -65,6 +66,7 @@ def make_engine(method: Method, config: RunConfig, mode: ModeName) -> Engine:
         # Only fused optimizers skip a step of fp16 themselves; for others the scaler reads the flag on the host.
         engine.optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
         for group in engine.optimizer.param_groups:
+            # The rate becomes a number again: a tensor is for captured steps alone.
             group.update(fused=None, lr=config.recipe.lr)
             if "capturable" in group:
                 group["capturable"] = False

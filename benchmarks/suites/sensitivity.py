@@ -31,6 +31,7 @@ def grid(options: SuiteOptions, method: str) -> list[Variant]:
     points = [(weight, beta, paper_temperature) for weight in lambdas for beta in betas]
     points += [(paper_weight, paper_beta, temperature) for temperature in temperatures]
     names = ("nce_weight", "kl_weight", "nce_temperature")
+    # The paper's own point is in both lists, and is one variant.
     settings = [dict(zip(names, point, strict=True)) for point in dict.fromkeys(points)]
     return [Variant(method, key=setting, options=setting) for setting in settings]
 

@@ -49,6 +49,7 @@ def calibration_tables(variants: Mapping[str, pd.DataFrame], notes: Notes, suite
     # Trained on base classes first, then in the order of IMAGES; within a group in the order of `variants`.
     rows = [row for group in sorted(groups) for row in groups[group]]
     name, labels, lines = f"{suite}-calibration".strip("-"), ("Test images", "Method"), list(notes.lines)
+    # In the first note, because a table has at most four.
     lines[:1] = [" ".join([RULE, *lines[:1]])]
     return [Table(name, "Calibration", labels, [*MEASURES.values()], rows, lines, notes.details)] if rows else []
 

@@ -24,6 +24,7 @@ def qualitative_tables(suite: SuiteResults) -> list[Table]:
 def _accuracy_table(suite: SuiteResults) -> Table:
     def printed(dataset: str) -> Iterator[tuple[list[str], list[float]]]:
         for method, number in PROMPT_PICTURE.get(dataset, {}).items():
+            # The figure does not name its baseline, see `PROMPT_PICTURE`.
             title = {"maple": "trained baseline"}.get(method, title_method(method))
             yield [f"{title} (published)"], [number]
 

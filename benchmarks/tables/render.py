@@ -142,6 +142,7 @@ def to_html(table: Table, labelled_by: str) -> str:
         if table.matrix:
             counts = [cell.mean if isinstance(cell, Metric) else 0 for cell in row.cells]
             total = sum(counts) or 1
+            # Ten shades, by the share of the row; cells without an image have none.
             names[1:] = [f"wrong share{round(9 * count / total)}" if count else "" for count in counts]
             names[1 + number] = names[1 + number].replace("wrong", "right") or "right"
         classes.append([f"{name} {shared}".strip() for name in names])
