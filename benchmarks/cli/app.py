@@ -43,11 +43,14 @@ def lazy_group(commands: Commands) -> type[TyperGroup]:
             if isinstance(contents, str):
                 module, _, name = contents.partition(":")
                 function = getattr(importlib.import_module(module), name)
+                # `flags.command` keeps the typer app of a function in an attribute; `bench` is an app itself.
                 app = getattr(function, "app", function)
             else:
                 app = typer.Typer(help=summary, cls=lazy_group(contents), **PLAIN)
+                # Without a callback typer refuses an app whose commands it does not know.
                 app.callback(context_settings=HELP_NAMES)(lambda: None)
             command = typer.main.get_command(app)
+            # In place of the function's name, which the usage line would show.
             command.name = cmd_name
             return command
 
@@ -161,12 +164,14 @@ def run(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    # Before the arguments are parsed, because parsing them can fail.
     verbose = "-v" in arguments or "--verbose" in arguments
     try:
         with sigterm_as_interrupt() as terminated, one_line_warnings():
             command = typer.main.get_command(program)
             # Without standalone mode Click raises errors instead of printing them and ending the process.
             code = command.main(args=arguments or ["--help"], prog_name="procap", standalone_mode=False)
+        # Here, so that a reader of a pipe that has ended is noticed below and not at exit.
         sys.stdout.flush()
         # Typer turns an interrupt into this code without a message.
         if code == 130:

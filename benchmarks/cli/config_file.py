@@ -53,6 +53,7 @@ class ConfigFlags:
         Path | None,
         typer.Option(
             metavar="FILE.yaml",
+            # Before the other flags, whose defaults it sets.
             is_eager=True,
             callback=read_config,
             help="read flags from a YAML file; those typed here win",

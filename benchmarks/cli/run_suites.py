@@ -75,6 +75,7 @@ def bench(
                 open_runs, states, paths, runtime, launcher, trackers, force=mode.force, verbose=output.verbose
             )
         remote.pull_all()
+        # Also if no run was open: `execute` sets it where some are.
         trackers.started = True
         note("making tables and plots")
         outputs = [

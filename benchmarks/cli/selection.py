@@ -229,6 +229,7 @@ def find_run(run: Path, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfi
         folders = [each.path for each in find_runs(runtime.results)]
         return select_run([path for path in folders if path.name.rpartition("-")[2].startswith(str(run))], runtime)
     config, results = locate_run(below if below.exists() and not folder.exists() else folder)
+    # A folder elsewhere is no copy of what is at the URL.
     url = runtime.results_url if results == runtime.results.resolve() else None
     return config, replace(runtime, results=results, results_url=url)
 

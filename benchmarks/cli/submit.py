@@ -90,6 +90,7 @@ def _follow(client: JobSubmissionClient, job: str, stream: TextIO, verbose: bool
             print(text if verbose else MANAGER_LINE.sub("", text), end="", file=stream, flush=True)
 
     asyncio.run(print_log())
+    # The log can end before Ray has recorded the end of the job.
     while not (details := client.get_job_info(job)).status.is_terminal():
         time.sleep(1)
     status, code = details.status.value, details.driver_exit_code

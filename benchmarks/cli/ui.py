@@ -59,12 +59,12 @@ def ui(
     if store.is_server:
         return 0
     note("starting MLflow; Ctrl-C stops it")
-    # Requests under another name come from pages of other sites whose names resolve to this machine. The URI of the
-    # store may contain a password, and other users can read command lines.
+    # Not as arguments: the URI of the store may contain a password, and other users can read command lines.
     os.environ |= {"MLFLOW_BACKEND_STORE_URI": store.uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     # Otherwise the start prints a deprecation warning of MLflow's own code and the lines of uvicorn's logger.
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     arguments = ["--host", HOST, "--port", str(port), "--uvicorn-opts", "--log-level=warning"]
+    # Requests under another name come from pages of other sites whose names resolve to this machine.
     arguments += ["--allowed-hosts", f"{HOST}:{port},localhost:{port}", "--cors-allowed-origins", address]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "mlflow", "server", "--workers", "1", *arguments])
