@@ -42,6 +42,7 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
     methods = parse_methods(selection.methods, table1_methods())
     space = dict(parse_param(text, methods) for text in flags.param or ())
     if isinstance(shots := space.get("shots"), list):
+        # As in --shots: 0 stands for all images.
         space["shots"] = list(dict.fromkeys(0 if value in ("full", "all") else value for value in shots))
     is_listed = all(isinstance(domain, list) for domain in space.values())
     names = [methods, datasets, [field.rpartition(".")[2] for field in space]]
@@ -52,6 +53,7 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
         "methods": methods,
         "datasets": datasets,
         "seeds": parse_integers(selection.seeds, "--seeds") or [1],
+        # A grid has a number of configurations of its own, so --trials means a random search.
         "search": flags.search or ("grid" if is_listed and not flags.trials else "random"),
         "shots": parse_shot_count(selection.shots or "16"),
         "overrides": recipe_changes(recipe),
