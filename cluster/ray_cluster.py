@@ -33,6 +33,7 @@ SETTINGS = {
     # By default Tune writes every report as CSV, JSON and TensorBoard events, here into a folder that is deleted.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    # No warning that checkpoints of the experiment follow each other too fast: nothing reads them.
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     # Sweeps resume from the results of runs, not from Ray Tune's own checkpoints, so Tune need not write them.
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000",

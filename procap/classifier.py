@@ -106,6 +106,7 @@ class AveragedClassifier(Classifier):
 
     def logits(self, features: Tensor) -> Tensor:
         pairs = zip(self.members, features.unbind(dim=1), strict=True)
+        # [S, B, C].
         logits = torch.stack([member.logits(part) for member, part in pairs])
         return mean_log_probability(logits) if self.probabilities else logits.mean(dim=0)
 

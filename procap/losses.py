@@ -21,6 +21,7 @@ def info_nce(image: Tensor, text: Tensor, labels: Tensor, log_temperature: Tenso
     The batch must be the global one: under data parallelism gather `image` and `labels` over the ranks first.
     """
     with torch.autocast(image.device.type, enabled=False):
+        # [B, C], as `is_label`; what is reduced over the images (dim 0) is [C].
         similarity = image.float() @ text.float().t() * torch.exp(-log_temperature.float())
         image_to_class = F.cross_entropy(similarity, labels)
         is_label = labels[:, None] == torch.arange(len(text), device=labels.device)

@@ -98,6 +98,7 @@ class PackedSequence(SequenceStates):
             shared = blend(shared, x[:, placement.start : end], op.share)
             x = x.slice_scatter(shared, 1, placement.start, end)
         if placement.at is not None and placement.source is not None:
+            # [S, M, D], for the M rows of single prompts.
             single = tokens.index_select(1, placement.source).expand(sets, -1, -1)
             if op.share != 1:
                 single = blend(single, x.index_select(1, placement.at), op.share)

@@ -28,6 +28,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
+# Bounds refuse files whose numbers cannot be right, before anything is computed from them.
 Count = Annotated[int, Field(ge=0, le=10**10)]
 """A number of images, steps or parameters in a stored document."""
 Bytes = Annotated[int, Field(ge=0, le=10**15)]

@@ -198,6 +198,7 @@ def _evaluate(
     batch_size, workers = config.recipe.test_batch_size, num_decoders(runtime.workers, device)
     precision = settings.precision or config.precision
     start_memory_peak(device)
+    # No batch is left out of the rates: `prepare_inference` warms up.
     meter = Meter(device, warmup=0)
     space = label_space(manifest, selection.classnames)
     inference = prepare_inference(trained, images, space, settings, runtime, meter, group)

@@ -58,5 +58,6 @@ def image_features(
     clip = load_clip(backbone, pretrained).to(chosen)
     batches = evaluation_batches(images, make_eval_transform(clip), BATCH, num_decoders(workers, chosen))
     with fitting_threads(clip, BATCH, "eval"), autocast(precision, chosen):
+        # Each batch goes to the host, because the features of a large split may not fit next to the backbone.
         encoded = [clip.encode_image(pixels).float().cpu() for pixels, _, _ in to_device(batches, chosen, moved=(0,))]
     return ImageFeatures(torch.cat(encoded), torch.from_numpy(images.labels), selection.classnames, images.paths)

@@ -109,6 +109,7 @@ class Predictions:
         order = np.argsort(indices[real])
         if not np.array_equal(indices[real][order], np.arange(len(self._labels))):
             raise RuntimeError("not every image was evaluated exactly once")
+        # [N, 4] to four columns [N], in the order of the target.
         predicted, confidence, nll, brier = rows[real][order].astype(np.float64).T
         return ImagePredictions(self._labels, predicted.astype(np.int64), confidence, nll, brier)
 

@@ -32,6 +32,7 @@ class ProgressDisplay:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._started = self._shown = time.monotonic()
+        # Steps of an earlier process took no time of this one: the estimate leaves them out.
         self._done_before, self._named = self.done, False
 
     def __enter__(self) -> ProgressDisplay:

@@ -67,6 +67,7 @@ class ImportedFile(FrozenModel):
 class TrainResult(FrozenModel):
     """`train.json`, written last: if it exists, the training is finished."""
 
+    # Called `schema` in files: models of pydantic have a method of that name.
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
     config_hash: str
     status: Literal["finished"] = "finished"

@@ -97,6 +97,7 @@ class RunFolder:
 
     def _read(self, path: Path, model: type[RunDocument]) -> RunDocument | None:
         """Read a document of the run. Raises UserError for a broken one or a different configuration."""
+        # The folder of a run ends in the hash of its configuration.
         document, expected = read_document(path, model), self.path.name.rpartition("-")[2]
         if document and document.config_hash != expected:
             raise UserError(
@@ -138,6 +139,7 @@ def check_training_content(config: RunConfig, training: TrainResult, data: Path)
 
 def check_content(config: RunConfig, dataset: str, digest: str, data: Path) -> None:
     """Raise OtherContent if `dataset` is packed in `data` and its digest is not `digest`, that of a result."""
+    # Results can be shown where their data set is not packed.
     if not (data / dataset / FILE).exists():
         return
     if (packed := open_dataset(data, dataset).manifest.digest) != digest:

@@ -75,6 +75,7 @@ class Schedule:
         while step < end:
             number, position = divmod(step, self.stream.steps_per_epoch)
             with closing(self.stream.epoch(number, start_step=position)) as batches:
+                # `end - step` is computed once, before the loop counts on.
                 for batch in islice(batches, end - step):
                     yield batch
                     step += 1

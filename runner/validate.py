@@ -73,6 +73,8 @@ class Validator:
         stored = self.group.call_on_first(self.checkpointer.folder.validation)
         self._counts = [count for count in stored if count.epoch < state.epoch]
         last = {count.target for count in self._counts if count.epoch == state.epoch - 1}
+        # A run that was stopped between the end of an epoch and its validation lacks the counts; the restored weights
+        # are those to count with.
         if state.epoch and not state.step_in_epoch and not last.issuperset(map(str, self.callbacks.targets)):
             self.validate()
             if state.epoch < self.checkpointer.config.recipe.epochs:

@@ -97,6 +97,7 @@ def _load_catalogue() -> dict[str, Dataset]:
         if raw := fields.pop("raw", None):
             raw["archives"] = [Archive(**archive) for archive in raw.get("archives", ())]
             fields |= {"source": "folder", "raw": RawLayout(**tuples_for_lists(raw))}
+        # Of generated sets alone: those of published sets come with their raw files.
         fields.setdefault("classnames", CLASSNAMES.get(fields["name"], ()))
         datasets[fields["name"]] = Dataset(**tuples_for_lists(fields))
     return datasets

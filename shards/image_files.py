@@ -86,6 +86,7 @@ def load_batches(
             broken[name] = f"cannot be read: {error.strerror or error}"
 
     shares = iter(images)
+    # Python 3.12 has `itertools.batched` for this.
     batches = iter(lambda: list(islice(shares, batch_size)), [])
     for share, pixels in prepare_batches(batches, prepare, (3, transform.image_size, transform.image_size), workers):
         for name, _ in share:

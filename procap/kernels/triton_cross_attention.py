@@ -126,6 +126,7 @@ def attend(
             query, key, value, mixed, weight, bias, x, out = jobs[j]
             D: tl.constexpr = WIDTHS[j]
             n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+            # A row of the output projection has the heads side by side, as the rows of tokens have.
             w = _load_heads(weight, n, D, H, H2, W, W2)
             token = tl.arange(0, P2)
             k, v = _load_heads(key, token, P, H, H2, W, W2), _load_heads(value, token, P, H, H2, W, W2)

@@ -109,6 +109,7 @@ class MMA(Method):
 
     def _plan(self, down: nn.ModuleDict, up: nn.ModuleDict) -> Plan:
         adapters = {
+            # Made in every step: it only holds layers and scale. A plan counts blocks from 0.
             int(number) - 1: Adapter(down[number], shared, up[number], self.options.scale, self.options.scale_gradient)
             for number, shared in self.shared.items()
         }

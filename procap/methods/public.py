@@ -39,6 +39,7 @@ class PublicFile:
 def read_public(path: Path) -> PublicFile:
     """Read a checkpoint of Dassl, or safetensors, without executing anything in it. UserError for any other file."""
     tensors, others = read_tensors(path)
+    # A number in files of Dassl, a text in safetensors, and anything or nothing elsewhere.
     text = str(others.get("epoch"))
     epoch = int(text) if text.isdecimal() else None
     return PublicFile(tensors, epoch)

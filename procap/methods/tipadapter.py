@@ -84,6 +84,7 @@ class TipAdapter(FeatureMethod):
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:
         """Store the normalised mean feature of each training image as a key."""
+        # A new tensor, because its rows are as many as images (`varying_rows`); Tip-Adapter-F trains it.
         self.keys = nn.Parameter(unit(bank.features.mean(dim=1)), requires_grad=self.keys.requires_grad)
         self.key_labels = bank.labels.clone()
 

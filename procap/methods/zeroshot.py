@@ -53,6 +53,7 @@ class ZeroShot(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return a recipe of zero epochs: there is nothing to train."""
+        # Every recipe has a rate; without epochs it is not read.
         return Recipe(lr=1e-3, epochs=0, batch_size=32)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:

@@ -95,6 +95,7 @@ def scan_folders(root: Path) -> tuple[list[ListedImage], list[str], list[str]]:
     folders = list_class_folders(root)
     if not folders:
         raise UserError(f"folder: {root} has no class folders: it needs one folder of images per class")
+    # The empty name stands for no split: class folders then lie in the root itself.
     splits = find_split_folders(root) or {"": ""}
     if "" not in splits and (class_folders := [name for name in folders if name not in splits.values()]):
         both = f"{', '.join(splits.values())} with classes inside and also {first_few(class_folders)}"
@@ -110,6 +111,7 @@ def scan_folders(root: Path) -> tuple[list[ListedImage], list[str], list[str]]:
             left_out += sorted({*files} - {*paths})
             if not paths:
                 problems.append(f"folder: {root / prefix / name} holds no image: remove the folder, or add its images")
+    # Files next to the folders are left out as well, and named.
     for folder in {"", *splits.values()}:
         entries = list_folder(root / folder).items()
         left_out += [posixpath.join(folder, name) for name, entry in entries if entry == "file"]

@@ -101,6 +101,7 @@ def find_location(dataset: Dataset, raw_root: Path) -> RawLocation:
 def class_folder_names(dataset: Dataset) -> tuple[str, ...]:
     """Return the names of the class folders in label order; they can differ from the class names."""
     raw = raw_layout(dataset)
+    # ImageNetV2's folders are called by labels, those of the other shifts by WordNet ids.
     if raw.layout == "numbered-folders":
         return tuple(map(str, range(dataset.classes)))
     if raw.layout in ("imagenet", "wnid-folders"):

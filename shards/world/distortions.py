@@ -120,6 +120,7 @@ def distort(image: Floats, draw: Draws, look: Look) -> Floats:
     if look.shade:
         x, y = grid()
         angle = draw.uniform("light", 0, 2 * np.pi)
+        # At most the root of 2, in the corners: 0.7 of it is about 1.
         slope = x * spread(np.cos(angle)) + y * spread(np.sin(angle))
         image = image * (1 + look.shade * 0.7 * slope[:, None])
     image = (image - 0.5) * look.contrast + 0.5 + look.lift
