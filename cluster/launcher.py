@@ -137,6 +137,7 @@ def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, lis
 def local_capacity(launcher: Launcher, device: str) -> Capacity:
     """Compute how many runs fit on this machine by its cores, memory and GPUs, without Ray."""
     cpus = 1.0 if launcher.cpus is None else launcher.cpus
+    # With --cpus 0, which reserves no core, runs are counted as if each had one.
     fit = min(divide(available_cores(), cpus or 1.0), available_memory() // RUN_BYTES)
     count = 0 if device == "cpu" else count_gpus()
     if device.startswith("cuda:"):

@@ -56,6 +56,7 @@ class Dropout:
 
 def _mix(x: Tensor) -> Tensor:
     """Apply MurmurHash3's finalizer to int32 values; shifts of negative values are made logical by a mask."""
+    # 0x85EBCA6B and 0xC2B2AE35 as int32.
     x = (x ^ (x >> 16 & 0xFFFF)) * -2048144789
     x = (x ^ (x >> 13 & 0x7FFFF)) * -1028477387
     return x ^ (x >> 16 & 0xFFFF)

@@ -38,6 +38,7 @@ def export_model(config: RunConfig, runtime: RuntimeConfig, out: Path, format: s
 
     format: onnx or timm. Raises UserError if the run is not finished, or its classifier cannot be such a model.
     """
+    # On the CPU, where the example of ONNX and the features of `linear_head` are.
     trained = load_trained(config, replace(runtime, device="cpu", accelerate="off"))
     if trained.method.depends_on_image:
         raise UserError(f"{config.method} computes class features for each image, which no exported classifier does")
@@ -116,6 +117,7 @@ def export_timm(trained: TrainedRun, folder: Path) -> Path:
     weight, bias, is_normalised = head
     tensors = {"weight": weight.contiguous(), "bias": bias.contiguous()}
     if adapter is not None:
+        # Layers 1 and 3 are ReLUs.
         learned = adapter.state_dict()
         tensors |= {"down": learned["0.weight"], "up": learned["2.weight"]}
     model, sizes = timm_tower(clip, clip.visual.state_dict() | dict(classifier.image_plan.weights))
@@ -183,6 +185,7 @@ def linear_head(logits: Callable[[Tensor], Tensor], width: int) -> tuple[Tensor,
     whether it is that function, of the features or of the normalised features.
     """
     above, below = logits(torch.eye(width)) / 2, logits(-torch.eye(width)) / 2
+    # Both are [E, C]; each row of their sum is the bias.
     weight, bias = (above - below).t(), (above + below)[0]
     features = torch.randn(64, width, generator=generator(0, "export"))
     expected = logits(features)

@@ -97,6 +97,7 @@ class Meter(MeterState):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for name, rate, start, end in self._spans:
+            # Both are seconds on a CPU and events on a GPU, whose distance is in milliseconds.
             if isinstance(start, float) or isinstance(end, float):
                 assert isinstance(start, float) and isinstance(end, float)
                 seconds = end - start

@@ -100,6 +100,7 @@ def export_run(config: RunConfig, runtime: RuntimeConfig, out: Path, format: str
         raise UserError(f"the public code of {config.method} does not read files of Dassl: use --format safetensors")
     imported = trained.training.imported
     epoch = imported.epoch if imported and imported.epoch is not None else config.recipe.epochs
+    # Dassl's --load-epoch finds a file by this number.
     name = f"model.pth.tar-{epoch}" if format == "dassl" else "model.safetensors"
     file = out / config.path / layout.folder / name
     write_bytes(file, pack_public(PublicFile(public_state(trained.method), epoch), format))

@@ -70,4 +70,5 @@ def sigterm_as_interrupt() -> Iterator[list[int]]:
     try:
         yield arrived
     finally:
+        # As in `StopRequest`: None cannot be set again.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)

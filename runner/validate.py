@@ -56,6 +56,7 @@ class Validator:
         self._workers = num_decoders(runtime.workers, self.method.clip.device)
         self._counts: list[ValidationCount] = []
         self._targets: list[tuple[Target, LabelSpace, Split]] = []
+        # Opened before the first step, so that a target that cannot be validated ends the run at once.
         if self.callbacks.targets:
             with checkpointer.meter.phase("validation", rated=False):
                 for target in self.callbacks.targets:

@@ -137,6 +137,7 @@ class Split:
 
     def subset(self, indices: Sequence[int] | NDArray[np.int64], relabel: Mapping[int, int] | None = None) -> Split:
         """Select the images at `indices`, in that order; `relabel` maps their labels to new ones."""
+        # With a type, because an empty list would become floats, which select nothing.
         chosen = np.asarray(indices, np.int64).reshape(-1)
         labels = self.labels[chosen]
         if relabel is not None:

@@ -49,6 +49,7 @@ def few_shot_curves(suite: SuiteResults) -> Figure | None:
     figure, axes = style.panels(len(names), 1.6 if len(names) > 1 else 2.1, "shots per class", "accuracy, %")
     for panel, name in zip(axes, names, strict=True):
         for title, variants in lines.items():
+            # 0 shots have no place on the axis, which is logarithmic.
             if level := cells.get((name, title, 0)):
                 panel.axhline(level.mean, **looks[title].line(label=title, marker="", linewidth=1.2))
             if points := {shots: cells[name, title, shots] for shots in sorted(variants) if shots}:

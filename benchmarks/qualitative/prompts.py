@@ -110,6 +110,7 @@ def read_prompts(title: str, run: TrainedRun) -> dict[str, Any]:
             "learned means": (means, text_means(start)),
             "after cross-attention": (read, first_text_tokens(start)),
         }
+        # Nothing refines the means: one stage instead of two equal ones.
         if torch.equal(means, read):
             stages = {"learned tokens": (means, text_means(start))}
     words = Words.of(run.clip)

@@ -170,6 +170,7 @@ class Evaluation(_Workload):
                 self(images)
             peak = peak_bytes(lambda: self(images), self.device)
             flops = count_flops(lambda: self(images), self.method)
+            # Kernels for the smaller last batch would otherwise be chosen while it is timed.
             if rest and self.device.type == "cuda":
                 self(images[:rest])
             if self._graphs is not None and self._classify is not None:

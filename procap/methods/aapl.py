@@ -111,6 +111,7 @@ def distortions(size: int) -> Mapping[str, Callable[[Tensor], Tensor]]:
 
     def sobel(image: Tensor) -> Tensor:
         kernel = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
+        # Colours become a batch of one channel, [3, 1, S, S]; the norm over both directions gives [3, S, S].
         padded = F.pad(image[:, None], (1, 1, 1, 1), mode="reflect")
         return F.conv2d(padded, torch.stack([kernel, kernel.t()])[:, None]).norm(dim=1)
 

@@ -75,6 +75,7 @@ class Factors(nn.ParameterDict):
         for block, branch in self.branches().items():
             products = {name: up @ down for name, (down, up) in branch.factors.items()}
             name = f"{BLOCKS}{block}.attn.in_proj_weight"
+            # [3 D, D] has the rows of queries, keys and values, of which each letter changes a third.
             like = weights[name][: len(weights[name]) // 3]
             added = [products.get(letter, torch.zeros_like(like)) for letter in "qkv"]
             merged[name] = weights[name] + torch.cat(added)

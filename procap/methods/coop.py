@@ -72,6 +72,7 @@ class ContextMethod(Method):
         return context_prompts(self.clip, space, self.options.n_ctx)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
+        # From row 1 on, behind the start token.
         return NO_CHANGE, Plan((TokenOp(INPUT, "replace", self.context, start=1),))
 
 
@@ -80,6 +81,7 @@ class CoOp(ContextMethod):
 
     Options = ContextOptions
     summary: ClassVar[str] = "CoOp (Zhou et al. 2022): learned context words before the class name"
+    # CoOp's own paper draws 16 tokens at random; 4 from a phrase are those of the CoCoOp paper's comparison.
     published: ClassVar[PublishedOptions] = {"few-shot": {"n_ctx": 16, "ctx_init": ""}}
 
     @classmethod

@@ -140,6 +140,7 @@ def read_sentences(options: CoPromptOptions, space: LabelSpace) -> list[list[str
         by_class = TypeAdapter(dict[str, list[str]]).validate_json(file.read_bytes())
     except ValidationError as error:
         raise UserError(f"sentences of coprompt: {file}: {describe_invalid(error)}") from error
+    # A class that the file lacks counts as one without sentences, which is refused below.
     sentences = [by_class.get(name, []) for name in space.names()]
     counts = sorted({len(each) for each in sentences})
     if len(counts) > 1 or not counts[0]:

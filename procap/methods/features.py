@@ -95,6 +95,7 @@ class FeatureMethod(Method):
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy of a global batch; `images` are its features [B, E]."""
+        # As in `HeadClassifier`: a head computes in float32 in training and inference alike.
         with torch.autocast(images.device.type, enabled=False):
             return {"ce": F.cross_entropy(self.head(self.space)(images), labels)}
 

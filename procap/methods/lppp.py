@@ -82,6 +82,7 @@ class LPPP(FeatureMethod):
         alpha_gradient, best, kept = torch.zeros_like(self.alpha), -1.0, list[Tensor]()
         for step in range(1, self.options.steps + 1):
             logits = self.head(self.space)(image)
+            # The gradient of the mean cross-entropy with respect to the logits, [N, C]; autograd is off here.
             error = (logits.softmax(dim=1) - one_hot) / len(image)
             alpha_gradient += (error * cosines).sum(dim=0)
             for parameter, momentum, gradient in zip(
@@ -102,5 +103,6 @@ class LPPP(FeatureMethod):
 
 def step_sizes(image: Tensor, cosines: Tensor) -> tuple[float, float]:
     """Compute the step sizes of rows and factors from features [N, E] and cosines [N, C]: inverse curvature bounds."""
+    # Eigenvalues come in ascending order.
     largest = torch.linalg.eigvalsh((image.t() @ image).double())[-1]
     return float(4 * len(image) / largest), float(len(image) / (4 * cosines.square().sum(dim=0).max()))

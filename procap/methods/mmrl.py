@@ -105,6 +105,7 @@ class MMRL(Method):
         epochs = 50 if task == "few-shot" else 10
         if dataset.lower() == "imagenet" or task in TRANSFER_TASKS:
             epochs = 1 if task in TRANSFER_TASKS else 5
+        # 10 epochs mean base-to-novel, ImageNet excepted; in a single one the warm-up would be all of the training.
         return Recipe(
             optimizer="adamw",
             lr=0.001,

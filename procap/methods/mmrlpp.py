@@ -87,6 +87,7 @@ class MMRLPP(MMRL):
 
     def _add_projection(self, generator: torch.Generator) -> None:
         g, rank = self.clip.geometry, self.options.projection_rank
+        # Drawn as the factors of the blocks; with B at zero a training starts at CLIP's own projection.
         start = torch.empty(g.vision_width, rank).uniform_(-(rank**-0.5), rank**-0.5, generator=generator)
         self.A, self.B = nn.Parameter(start), nn.Parameter(torch.zeros(rank, g.embed_dim))
 
@@ -104,6 +105,7 @@ class MMRLPP(MMRL):
     @property
     def projection(self) -> Tensor:  # type: ignore[override]
         """The projection [Dv, E] of the read-out tokens: CLIP's own, and a low-rank change."""
+        # Computed anew in every step, where MMRL holds a parameter of this name.
         return self.clip.visual.proj + self.A @ self.B
 
     @property

@@ -96,6 +96,7 @@ def regress(features: Tensor, labels: Tensor, classes: int, strength: float) -> 
         # For two classes scikit-learn fits one row, the second logit: halves of either sign have the same softmax.
         rows, bias = torch.cat([-rows, rows]) / 2, torch.cat([-bias, bias]) / 2
     all_rows = features.new_zeros(classes, features.shape[1])
+    # Not -inf: an evaluation refuses logits that are not finite.
     all_bias = features.new_full((classes,), torch.finfo(features.dtype).min)
     present = torch.from_numpy(model.classes_).to(labels)
     all_rows[present], all_bias[present] = rows, bias

@@ -72,6 +72,7 @@ def load_public_state(method: Method, state: Mapping[str, Tensor]) -> None:
     `method` has. Other words for the same classes are a warning.
     """
     layout, learned = layout_of(method), _learned(method)
+    # A file of one part of the model holds no towers.
     towers = {} if layout.module else frozen_state(method.clip) | {"logit_scale": method.clip.logit_scale}
     frozen = {name: tensor for name, tensor in towers.items() if name not in learned}
 

@@ -126,6 +126,7 @@ class SkipT(Method):
         """
         # The classes of B images have the first B ranks at most.
         first = len(labels) if self.options.keep_labels else 0
+        # Kept for each size of a batch, because without `drop_last` the last one is smaller.
         ranks = self.constant(f"ranks {first}", lambda: self.used_ranks(first))
         prototypes = self.constant("text", lambda: text_bank(self.clip, self.space, [template_of(self.space)]))
         similarity = unit(image.detach()) @ prototypes.t()

@@ -77,6 +77,7 @@ def _source_with_config(name: str) -> Source:
     if name.startswith(HUB):
         repository = name.removeprefix(HUB)
         path = _hub_file(repository, "open_clip_config.json").parent
+        # Only fetched here: the weights come to the folder of the configuration, where they are looked for below.
         _hub_file(repository, *WEIGHTS_FILES)
     if not path.is_dir():
         return Source(path.stem, str(path), path)

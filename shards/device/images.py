@@ -57,6 +57,7 @@ def coefficients(length: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.
     # A running sum adds in Pillow's order; numpy's `sum` adds in pairs.
     weights /= np.cumsum(weights, axis=1)[:, -1:]
     scaled = weights * 2.0**COEFFICIENT_BITS
+    # Halves are rounded away from zero, as in Pillow; numpy's `rint` would take the even neighbour.
     return first, np.where(scaled < 0, scaled - 0.5, scaled + 0.5).astype(np.int64)
 
 
@@ -81,6 +82,7 @@ def taps(length: int, size: int) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
     source = np.arange(count) - back[:, None]
     moved = np.where(source >= 0, np.take_along_axis(whole, np.maximum(source, 0), 1), 0)
     half = 1 << (LOW_BITS - 1)
+    # The mask gives the remainder by 4096, of negative numbers as well.
     low = ((moved + half) & (2 * half - 1)) - half
     digits = np.stack([(moved - low) >> LOW_BITS, low]).astype(np.int16)
     return (first - back).astype(np.int32), digits

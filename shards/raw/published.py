@@ -152,6 +152,7 @@ def _read_split_file(location: RawLocation) -> Listing:
         document = SplitFile.validate_json(file.read_bytes(), strict=True)
         splits = {split: [(path, label) for path, label, _ in document[split]] for split in SPLITS}
         names = {label: name for rows in document.values() for _, label, name in rows}
+        # A gap in the labels is a KeyError: such a file is damaged.
         classnames = tuple(names[label] for label in range(len(names)))
     except FileNotFoundError:
         raise UserError(f"the official split file {file} is missing; get {location.raw.get}") from None

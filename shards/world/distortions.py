@@ -71,6 +71,7 @@ def draw_pose(draw: Draws, look: Look) -> tuple[Floats, Floats, Floats]:
 def backdrop(image: Floats, draw: Draws, look: Look) -> Floats:
     """Add clouds to the flat background, and small discs that do not belong to the object."""
     if look.backdrop:
+        # [B, 3, 1, 1] for colours, times patches [B, 1, H, W].
         tint = draw.uniform("backdrop-tint", -1, 1, (3,))[:, :, None, None]
         patches = draw.clouds("backdrop", 5) * 0.6 + draw.clouds("backdrop-fine", 11) * 0.4 - 0.5
         image = image + look.backdrop * (1 + 0.5 * tint) * patches[:, None]

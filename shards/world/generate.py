@@ -81,6 +81,7 @@ def paint(
             chunk = rows[start : start + CHUNK]
             draw = image_draws(family, int(label), seeds[chunk], style)
             image, mask = painter(CLASSNAMES[family][label], draw, look)
+            # [B, 3, H, W] to [B, H, W, 3].
             pictures[chunk] = _bytes(distort(image, draw, look)).transpose(0, 2, 3, 1)
             masks[chunk] = _bytes(mask)
     return pictures, masks
