@@ -143,6 +143,7 @@ def one_line_warnings() -> Iterator[None]:
 
     def format_once(message: Warning | str, *_: Any, **__: Any) -> str:
         text = str(message)
+        # Nothing is printed for an empty text; all runs of a command share what was shown.
         line = "" if text in shown else f"procap: note: {text}\n"
         shown.add(text)
         return line

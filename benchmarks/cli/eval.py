@@ -103,7 +103,7 @@ def _show_evaluations(done: Sequence[Evaluated], failures: Failures, output: fla
     rows: list[tuple[object, ...]] = []
     for config, target, result in done:
         accuracy, fit = f"{result.accuracy:.2f}{' †' if result.limited else ''}", result.calibration
-        probabilities = (f"{fit.nll:.3f}", f"{fit.equal_width.ece:.2f}") if fit else "--"
+        probabilities = (f"{fit.nll:.3f}", f"{fit.equal_width.ece:.2f}") if fit else ("-", "-")
         rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
         name = result.settings.label or "default"
         rows.append((config.path, str(target), name, result.correct, result.total, accuracy, *probabilities, rate))
@@ -146,6 +146,7 @@ def _evaluate_all(
             ensure_packed([target.dataset], runtime.data)
             trained = None
             if find_result(config, target, runtime, force=force, group=group, workbench=workbench) is None:
+                # A single run is kept: its targets follow each other.
                 if loaded is None or loaded.config != config:
                     loaded = load_trained(config, runtime, group, workbench)
                 trained = loaded

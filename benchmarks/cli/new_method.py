@@ -44,6 +44,7 @@ def method(
         "Visual tokens": " ".join(words).capitalize(),
     }
     checkout, files = Path(__file__).parents[2] / "examples", []
+    # A wheel has the examples among its data files.
     examples = checkout if checkout.is_dir() else Path(sysconfig.get_path("data")) / "share" / "procap-bench"
     for source in ("pyproject.toml", "visual_tokens.py", "tests/test_visual_tokens.py"):
         text = (examples / EXAMPLE / source).read_text(encoding="utf-8")
