@@ -67,6 +67,7 @@ def execute_in_group(config: Mapping[str, Any], work: TrialWork, report_to: Repo
     from ray.util.queue import Queue
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+    # Ray leaves the trial's own empty bundle out of the group, so that rank r has bundle r.
     placement = get_current_placement_group()
     assert placement is not None
     actors: list[Any] = [

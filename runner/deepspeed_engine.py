@@ -121,6 +121,7 @@ class DeepSpeedEngine(Engine):
         with redirect_stdout(sys.stderr):
             self._deepspeed.destroy()
         del self._deepspeed
+        # `destroy` leaves references to process groups in the globals of this module.
         groups._release_process_group_references()
         if self._is_alone:
             gc.collect()

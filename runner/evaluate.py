@@ -66,6 +66,7 @@ def load_trained(
     if training.method_source and not method_source(config.method):
         raise UserError(f"{config.path} was trained by {training.method_source}, which is not installed here")
     file = folder.checkpoint_file
+    # The bytes are sent, not the path, because other machines may not have rank 0's folder.
     data = group.call_on_first(lambda: read_checkpoint_bytes(file, training.checkpoint_sha256))
     tensors, card = decode_checkpoint(data, file)
     device = resolve_device(runtime.device)
@@ -210,6 +211,7 @@ def _evaluate(
     ):
         batches = inference.batches(make_eval_transform(clip, settings.resize), batch_size, workers, group.ranks)
         signum, predictions = predict(inference, batches, config, precision, target, meter, stop, group, display)
+    # No rank leaves while another may still exchange the flags.
     if predictions is None:
         group.barrier()
         raise Interrupted(signum, f"stopped the evaluation of {what}; it starts over when repeated")

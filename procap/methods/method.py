@@ -139,6 +139,7 @@ class Method(nn.Module):
         self.image_adapter: nn.Module = nn.Identity()
         self.text_adapter: nn.Module = nn.Identity()
         self._prompts = self.class_prompts(space)
+        # Not saved: they follow from the names of the classes, which a checkpoint has.
         self.register_buffer("class_ids", self._prompts.ids, persistent=False)
         self.register_buffer("class_reference", self._prompts.reference, persistent=False)
         # Not buffers: they follow from the frozen CLIP and the classes, and no checkpoint needs them.

@@ -125,6 +125,7 @@ def _hub_file(repository: str, *names: str) -> Path:
     """Return the first of these files of a Hub repository that its cache has, or that can be downloaded."""
     from huggingface_hub import hf_hub_download
 
+    # Nothing is downloaded unless the user allows it; the Hub's own default is to download.
     is_offline = os.environ.get("HF_HUB_OFFLINE") != "0"
     for name in names:
         with suppress(OSError):
@@ -153,6 +154,7 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
     config = declared if "vision_cfg" in declared and not source.model else source.config
     if not config:
         raise UsageError(f"{source.file} has no configuration of its model: name the architecture next to it")
+    # Weights do not tell the activation: a configuration, the file's metadata or the tag can name it.
     quick_gelu = any(values.get("quick_gelu") for values in (config, declared, source.settings))
     geometry, plain = geometry_from_config(config, quick_gelu), plain_towers(config)
     names = {"mean": "image_mean", "std": "image_std", "interpolation": "interpolation"}
