@@ -53,7 +53,6 @@ class AAPL(CoCoOp):
         seeds = torch.randint(2**62, (len(labels),), generator=generator).tolist()
         sets = []
         # Images are this rank's, labels and seeds the global batch's: image i of rank r has number i W + r.
-        # What is drawn for an image so depends on this number alone, whichever rank draws it.
         for image, label, seed in zip(images.cpu(), labels.tolist()[rank::size], seeds[rank::size], strict=True):
             draws = torch.Generator().manual_seed(seed)
             others = pool.labels.unique()
@@ -64,15 +63,13 @@ class AAPL(CoCoOp):
         return torch.stack(sets).to(images), labels
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
-        """Compute the cross-entropy of the first images and, where `extend_batch` has added others, the triplets."""
+        """Compute the cross-entropy of the first images, and the triplets of six: 1, 2, 1A, 1B, 2A, 2B."""
         if images.dim() == 4:
             return {"ce": self.options.ce_weight * super().loss(images, labels, noise)["ce"]}
-        # [B, 6, E], in the order 1, 2, 1A, 1B, 2A, 2B.
         features = self.clip.encode_image(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         # Only the first image classifies; the triplets see the network's shifts, not the context or the classes.
-        logits = conditional_logits(
-            self.clip, features[:, 0], self.prompts.tokenized, self.context, self.meta_net, self.scale()
-        )
+        words, scale = self.prompts.tokenized, self.scale()
+        logits = conditional_logits(self.clip, features[:, 0], words, self.context, self.meta_net, scale)
         shifts = self.meta_net(unit(features)).float()
         first_a, first_b = (shifts[:, i] - shifts[:, 0] for i in (2, 3))
         second_a, second_b = (shifts[:, i] - shifts[:, 1] for i in (4, 5))
@@ -96,9 +93,9 @@ def draw_item(items: Tensor, generator: torch.Generator) -> int:
 
 def distort(image: Tensor, number: int, generator: torch.Generator) -> Tensor:
     """Apply one of `distortions` to an image [3, S, S] on the CPU."""
-    # torchvision draws from the global generator.
+    # torchvision draws from the global generator. `torch.manual_seed` would change those of GPUs too.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
         return [*distortions(image.shape[-1]).values()][number](image)
 
 

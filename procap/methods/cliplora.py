@@ -125,7 +125,4 @@ class CLIPLoRA(Method):
         [seed] = noise
         # Image i of this rank has number i * size + rank in the global batch; `Plan.part` numbers prompts.
         rank, size = (self.group.rank, self.group.size) if self.group else (0, 1)
-        return (
-            Plan(branches=self.vision.branches(seed, rank, size)),
-            Plan(branches=self.text.branches(seed + 2**32)),
-        )
+        return Plan(branches=self.vision.branches(seed, rank, size)), Plan(branches=self.text.branches(seed + 2**32))

@@ -69,9 +69,8 @@ class ReBaPL(MaPLe):
         is_noisy = recipe.optimizer == "sgd" and position >= first_noisy
         # As in the public code: SGHMC would take the square roots of the temperature and of the number of images.
         self._noise = o.temperature * (2 * rate * recipe.momentum) ** 0.5 / len(pool.labels) if is_noisy else 0.0
-        # At the start of a cycle, and after a resume, which restores samples but not their features.
+        # At the start of a cycle, and after a resume, which restores samples alone; always of the same views.
         if len(self.samples) and (not position or not len(self._past)):
-            # The same images and views in every cycle and in a resumed run.
             draws = torch.Generator().manual_seed(self._seed)
             chosen = torch.randperm(len(pool.labels), generator=draws)[: o.references].tolist()
             self._images = torch.stack([pool.image(i, draws) for i in chosen]).to(self.clip.device)
