@@ -141,8 +141,11 @@ def term_gradients(objective: Objective, terms: Tensor, group: ProcessGroup) -> 
     for name, term in zip(objective.names, terms.unbind(), strict=True):
         # The terms share a graph. A parameter that a term does not use has a gradient of zeros instead of None.
         parts = torch.autograd.grad(term, list(learned.values()), retain_graph=True, materialize_grads=True)
-        averaged = [group.gather(part[None]).mean(dim=0) if group.size > 1 else part for part in parts]
-        yield name, dict(zip(learned, averaged, strict=True))
+        # An expanded tensor cannot be averaged in place.
+        gradients = [part.contiguous() for part in parts]
+        for gradient in gradients:
+            group.average(gradient)
+        yield name, dict(zip(learned, gradients, strict=True))
 
 
 class Engine:

@@ -49,8 +49,7 @@ class SplitEntry(BaseModel):
 class Manifest(BaseModel):
     """A packed data set as data; two packings of the same images have the same manifest."""
 
-    # Earlier manifests of this schema have fields that are not read any more.
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     schema_version: Literal[2] = 2
     dataset: str = Field(pattern=f"^{NAME.pattern}$")
