@@ -50,7 +50,6 @@ def lazy_group(commands: Commands) -> type[TyperGroup]:
                 # Without a callback typer refuses an app whose commands it does not know.
                 app.callback(context_settings=HELP_NAMES)(lambda: None)
             command = typer.main.get_command(app)
-            # In place of the function's name, which the usage line would show.
             command.name = cmd_name
             return command
 
@@ -78,26 +77,14 @@ COMMANDS: Commands = {
     "bench": ("benchmarks.cli.bench:app", "Run the experiments of the paper, by name."),
     "sweep": ("benchmarks.cli.sweep:sweep", "Search hyperparameters with Ray Tune."),
     "submit": ("benchmarks.cli.submit:submit", "Run a command on a Ray cluster and follow its log."),
-    "new": (
-        {"method": ("benchmarks.cli.new_method:method", "Write a package with a method that works.")},
-        "Write a package with a method to start from.",
-    ),
-    "check": (
-        {"method": ("benchmarks.cli.check_method:method", "Run contract tests on a method.")},
-        "Run contract tests on a method.",
-    ),
-    "import": (
-        "benchmarks.cli.import_checkpoint:import_checkpoint",
-        "Import checkpoints of public trainers as finished runs.",
-    ),
+    "new": ({"method": ("benchmarks.cli.new_method:method", "Write a package with a new method.")}, "Add a method."),
+    "check": ({"method": ("benchmarks.cli.check_method:method", "Run contract tests on a method.")}, "Check a method."),
+    "import": ("benchmarks.cli.import_checkpoint:import_checkpoint", "Import public checkpoints as finished runs."),
     "export": ("benchmarks.cli.export_run:export", "Export trained runs for public code, timm and ONNX."),
     "push": ("benchmarks.cli.push:push", "Publish a trained run on the Hugging Face Hub."),
     "table": ("benchmarks.cli.table:table", "Print results as tables, with the paper's numbers."),
     "report": ("benchmarks.cli.report:report", "Write one HTML page of runs, suites and sweeps."),
-    "track": (
-        {"sync": ("benchmarks.cli.track:sync", "Upload missing results to MLflow.")},
-        "Upload results to MLflow.",
-    ),
+    "track": ({"sync": ("benchmarks.cli.track:sync", "Upload missing results to MLflow.")}, "Send results to MLflow."),
     "ui": ("benchmarks.cli.ui:ui", "Serve MLflow on this machine, with a link to the runs."),
 }
 
@@ -165,14 +152,12 @@ def run(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    # Before the arguments are parsed, because parsing them can fail.
     verbose = "-v" in arguments or "--verbose" in arguments
     try:
         with sigterm_as_interrupt() as terminated, one_line_warnings():
             command = typer.main.get_command(program)
             # Without standalone mode Click raises errors instead of printing them and ending the process.
             code = command.main(args=arguments or ["--help"], prog_name="procap", standalone_mode=False)
-        # Here, so that a reader of a pipe that has ended is noticed below and not at exit.
         sys.stdout.flush()
         # Typer turns an interrupt into this code without a message.
         if code == 130:

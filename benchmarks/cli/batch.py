@@ -40,7 +40,6 @@ class Failures:
         except Exception as error:
             if self.raises:
                 raise
-            # The path of the run begins many reasons, and is printed in front of all of them.
             self.reasons[name] = describe_failure(error).removeprefix(name.partition(" on ")[0]).lstrip(": ")
             note(f"procap: failed: {name}")
             if self.verbose:

@@ -53,7 +53,6 @@ class ConfigFlags:
         Path | None,
         typer.Option(
             metavar="FILE.yaml",
-            # Before the other flags, whose defaults it sets.
             is_eager=True,
             callback=read_config,
             help="read flags from a YAML file; those typed here win",

@@ -26,7 +26,6 @@ def check(
     workers: Workers = None,
 ) -> int:
     """Check packed shards: hash every shard and decode every image."""
-    # Names may be separated by blanks or commas.
     root, chosen = data_root(data), split_names(",".join(names or ())) or ["all"]
     selected = packed_names(root) if "all" in chosen else [resolve_dataset(name, root).name for name in chosen]
     if not selected:

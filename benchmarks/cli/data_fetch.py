@@ -82,7 +82,6 @@ def _fetch_and_pack(plan: FetchPlan, root: Path, force: bool, workers: int) -> M
         except UserError as error:
             raise UserError(f"{error} (from {plan.origin}; its files are in {folder})") from error
         shutil.rmtree(folder)
-    # Fails, as it should, while the folder of another set is in it.
     with suppress(OSError):
         folder.parent.rmdir()
     return manifest

@@ -46,7 +46,6 @@ def select_datasets(names: Iterable[str], raw: Path | None, data_root: Path) -> 
     """
     selected: dict[str, DatasetToPack] = {}
     for text in names:
-        # The name of a folder may contain commas.
         for name in [text] if is_user_folder(text) else split_names(text):
             group = _resolve_group(name, raw) if name in GROUPS else [_resolve_name(name, raw, data_root)]
             for dataset in group:

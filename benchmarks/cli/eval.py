@@ -146,7 +146,6 @@ def _evaluate_all(
             ensure_packed([target.dataset], runtime.data)
             trained = None
             if find_result(config, target, runtime, force=force, group=group, workbench=workbench) is None:
-                # A single run is kept: its targets follow each other.
                 if loaded is None or loaded.config != config:
                     loaded = load_trained(config, runtime, group, workbench)
                 trained = loaded

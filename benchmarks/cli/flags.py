@@ -23,7 +23,6 @@ HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 def examples(*lines: str) -> dict[str, Any]:
     """Make the typer settings of a command whose help ends in example lines."""
-    # A backspace character (Click's syntax) keeps the line breaks.
     return {"epilog": "\b\nexamples:\n" + "\n".join(f"  {line}" for line in lines), "context_settings": HELP_NAMES}
 
 

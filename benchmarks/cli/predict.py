@@ -113,7 +113,6 @@ def _write_predictions(
             best = zip(*(values.tolist() for values in probabilities.topk(top)), strict=True)
             cells = [cell for value, label in best for cell in (*labels[label], f"{value:.{DIGITS}f}")]
             table.writerow((name, *cells))
-            # The number of images is not known before the last one was read.
             display.total = count
             display.update(count)
     if count and out:

@@ -53,7 +53,6 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
         "methods": methods,
         "datasets": datasets,
         "seeds": parse_integers(selection.seeds, "--seeds") or [1],
-        # A grid has a number of configurations of its own, so --trials means a random search.
         "search": flags.search or ("grid" if is_listed and not flags.trials else "random"),
         "shots": parse_shot_count(selection.shots or "16"),
         "overrides": recipe_changes(recipe),

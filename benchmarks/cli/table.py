@@ -98,9 +98,7 @@ def _tables_of_runs(
         raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
     tables = calibration_of_runs(frame, reference) if calibration else run_tables(frame, reference)
     if not tables:
-        raise UserError(
-            f"no evaluation below {results} has recorded its calibration: procap eval RUN --force repeats it"
-        )
+        raise UserError(f"no evaluation below {results} has its calibration: procap eval RUN --force repeats it")
     return tables
 
 
