@@ -32,6 +32,10 @@ LIBRARY_DEFAULTS = {
     # MLflow reads the word alone, not the usual 1.
     "DO_NOT_TRACK": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # By default MLflow tries seven times for 120 s.
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "6",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     # Otherwise torch prints a page of C++ frames when another process of the run dies.
     "TORCH_CPP_LOG_LEVEL": "ERROR",

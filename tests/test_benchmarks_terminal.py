@@ -24,8 +24,7 @@ from benchmarks.console.output import OutputStream, note, show
 from runner.config import RunConfig
 from runner.planning import plan_run
 from runner.run_collection import Collection, write_collection
-from runner.tracking.store import TrackingStore
-from runner.tracking.sync import sync
+from runner.tracking.store import TrackingStore, sync
 
 ROOT = Path(__file__).resolve().parents[1]
 

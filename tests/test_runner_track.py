@@ -18,14 +18,12 @@ from benchmarks.cli import main
 from procap.errors import UserError
 from runner.config import EvalSettings, RuntimeConfig, Target
 from runner.planning import plan_run
-from runner.remote_results import RemoteResults
 from runner.results import PerClass, ValidationCount, ValidationHistory, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from runner.tracking import exporter as exporter_module
 from runner.tracking.exporter import Exporter, exporter_for
-from runner.tracking.store import TrackingStore
-from runner.tracking.sync import PARENT_TAG, sync
+from runner.tracking.store import PARENT_TAG, TrackingStore, sync
 
 
 @pytest.fixture
@@ -246,7 +244,7 @@ def test_a_dead_server_costs_one_line_and_no_time(store, tmp_path, capsys):
 def test_system_metrics_are_logged_while_a_run_trains(store, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     monkeypatch.setattr(exporter_module, "INTERVAL_SECONDS", 0.0)
-    exporter = Exporter(store, RemoteResults(None, store.results))
+    exporter = Exporter(RuntimeConfig(results=tmp_path, tracking_uri=store.uri))
     path = folder.path.relative_to(tmp_path).as_posix()
     tracked_runs.go_on(folder, 1)
     exporter.post_epoch(path)
@@ -283,7 +281,7 @@ def export_and_exit(results: Path, folders: list[RunFolder], start: int) -> None
 def test_processes_exporting_at_once_lose_and_double_nothing(tmp_path, store, monkeypatch):
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
     # On a busy machine one process can need longer than usual to make the tables of a store.
-    monkeypatch.setattr("runner.tracking.sync.LOCK_SECONDS", -1.0)
+    monkeypatch.setattr("runner.tracking.store.LOCK_SECONDS", -1.0)
     folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in range(1, 5)]
     start, go = os.pipe()
     children = []

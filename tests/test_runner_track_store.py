@@ -11,19 +11,16 @@ from tracked_runs import evaluated
 from benchmarks.cli import main
 from procap.errors import UserError
 from runner.config import RuntimeConfig
-from runner.remote_results import RemoteResults
 from runner.run_collection import Collection, read_collection, write_collection
-from runner.tracking import exporter as exporter_module
-from runner.tracking.exporter import CollectionTracker, exporter_for
-from runner.tracking.store import TrackingStore
-from runner.tracking.sync import PARENT_TAG, sync
+from runner.tracking.exporter import CollectionTracker, Exporter, exporter_for
+from runner.tracking.store import PARENT_TAG, TrackingStore, sync
 
 
 def test_a_server_that_never_answers_is_named_and_asked_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        exporter = exporter_module.Exporter(TrackingStore(address, "procap", tmp_path), RemoteResults(None, tmp_path))
+        exporter = Exporter(RuntimeConfig(results=tmp_path, tracking_uri=address))
         for _ in range(2):
             exporter.post(evaluated(tmp_path, 1))
             exporter.flush()
@@ -61,7 +58,7 @@ def test_a_suite_is_a_parent_run_with_its_runs_below(store):
         place(store), Collection(kind="suite", name="base-to-novel", settings={"shots": 16, "world": "s3://a:b@mini"})
     )
     tracker.update(runs)
-    tracker.close("finished", {"hm/maple": 60.0})
+    tracker.close("finished", metrics={"hm/maple": 60.0})
     exporter_for(place(store)).flush()
     assert family(store) == {"suite · base-to-novel": [f"{RUN} · seed 1", f"{RUN} · seed 2"]}
     (parent,) = [run for run in all_runs(store) if run.data.tags.get("suite") == "base-to-novel"]

@@ -109,7 +109,7 @@ def _finish(
     reasons = {**made.failed_runs, **failed}
     failed_runs = {run: reasons[run] for run in tracker.collection.runs if run in reasons}
     status: Status = "failed" if failed_runs or made.failed else "finished"
-    tracker.close(status, {**made.metrics, "runs_failed": float(len(failed_runs))}, failed_runs)
+    tracker.close(status, metrics={**made.metrics, "runs_failed": float(len(failed_runs))}, failed=failed_runs)
     return made
 
 

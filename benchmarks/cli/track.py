@@ -8,7 +8,7 @@ from benchmarks.results.frame import open_results
 from runner.environment import library_defaults
 from runner.run_collection import COLLECTIONS
 from runner.tracking.store import TrackingStore
-from runner.tracking.sync import sync as sync_runs
+from runner.tracking.store import sync as sync_runs
 
 
 @command("procap track sync --results demo/results")

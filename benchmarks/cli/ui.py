@@ -17,8 +17,7 @@ from benchmarks.results.frame import open_results
 from procap.errors import check_names
 from runner.environment import library_defaults
 from runner.run_collection import read_collections
-from runner.tracking.store import TrackingStore
-from runner.tracking.sync import sync
+from runner.tracking.store import TrackingStore, sync
 
 HOST = "127.0.0.1"
 COMPARED = 20
@@ -47,7 +46,8 @@ def ui(
     store = TrackingStore.choose(root, tracking or None)
     for path, reason in sync(store).failed.items():
         note(f"not shown: {path}: {reason}")
-    address = store.address.rstrip("/") if store.is_server else f"http://{HOST}:{port}"
+    is_server = store.uri.startswith(("http://", "https://"))
+    address = store.address.rstrip("/") if is_server else f"http://{HOST}:{port}"
     # On this page MLflow shows accuracy, images/s and seconds of the runs in adjacent rows.
     runs = store.client.search_runs([store.experiment_id], search, max_results=COMPARED)
     compared, experiments = json.dumps([run.info.run_id for run in runs]), json.dumps([store.experiment_id])
@@ -56,7 +56,7 @@ def ui(
     report = root / "-".join(filter(None, ["report", suite])) / "index.html"
     command = f"procap report {suite} --results {shlex.quote(results)}".replace("  ", " ")
     show(f"report: {report.absolute().as_uri() if report.exists() else command}")
-    if store.is_server:
+    if is_server:
         return 0
     note("starting MLflow; Ctrl-C stops it")
     # Not as arguments: the URI of the store may contain a password, and other users can read command lines.

@@ -32,7 +32,7 @@ class SweepProgress(TrialProgress):
             self._tracker.update(configuration.runs)
             if configuration.state == "failed":
                 failures |= dict.fromkeys(configuration.runs, configuration.error)
-        self._tracker.close(status, self._metrics(), failures)
+        self._tracker.close(status, metrics=self._metrics(), failed=failures)
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
         configuration = self.sweep.started(trial, config)

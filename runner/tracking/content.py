@@ -1,86 +1,114 @@
-"""Describe a run, a suite or a sweep for MLflow from the files of its folder."""
+"""Describe runs, suites and sweeps for MLflow from their result files."""
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from statistics import fmean
 
 from procap.errors import UserError
 from procap.recipe import format_value
 from runner.config import RunConfig
 from runner.results import EpochLog, EvalResult, TrainResult, ValidationCount, harmonic_mean
-from runner.run_collection import Collection
-from runner.run_folders import RunFolder
+from runner.run_collection import Collection, read_collections
+from runner.run_folders import RunFolder, find_runs
 
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "paused": "KILLED", "interrupted": "KILLED"}
 """MLflow's status of a run or a collection."""
-
-Metrics = dict[str, float]
 
 
 @dataclass
 class Content:
     """What MLflow shows of a run or collection.
 
-    started, ended: in milliseconds since 1970. metrics: name, value, milliseconds since 1970 and step of each.
-    inputs: name, digest and context of data sets.
+    started, ended: in milliseconds since 1970. metrics: accuracies, FPS and seconds.
+    curves: name, value, milliseconds since the start and epoch of each metric of an epoch.
+    inputs: name, digest and context of data sets. parent: path of the collection that a run is nested below.
     """
 
     name: str
     status: str
     tags: dict[str, str]
     started: int
-    ended: int | None = None
+    ended: int | None
+    metrics: dict[str, float]
     params: dict[str, str] = field(default_factory=dict)
-    metrics: list[tuple[str, float, int, int]] = field(default_factory=list)
+    curves: list[tuple[str, float, int, int]] = field(default_factory=list)
     inputs: list[tuple[str, str, str]] = field(default_factory=list)
+    parent: str = ""
 
 
-def run_content(folder: RunFolder, started: int | None, now: int) -> Content | None:
-    """Describe a run; None before the end of its first epoch. Raises UserError for a broken file.
+def read_contents(results: Path, only: Iterable[str] | None, failed: dict[str, str]) -> dict[str, Content]:
+    """Describe the collections of `results`, then the runs, by their paths.
 
-    started: when its MLflow run starts, if it exists.
+    only: paths of runs or collections; these collections and those of these runs are described, with all of their runs.
+    failed: receives the errors of broken files.
     """
-    import pandas as pd
+    collections = read_collections(results, on_error=lambda path, error: failed.update({path: str(error)}))
+    if only is None:
+        paths = {run.path.relative_to(results).as_posix() for run in find_runs(results)}
+    else:
+        collections = [each for each in collections if not {each.path, *each.runs}.isdisjoint(only)]
+        paths = {*only, *(path for collection in collections for path in collection.runs)}
+    runs: dict[str, Content] = {}
+    for path in sorted(paths):
+        try:
+            # The folder of a collection has no content of a run.
+            if content := run_content(RunFolder(results / path)):
+                runs[path] = content
+        except UserError as error:
+            failed[path] = str(error)
+    parents = {}
+    for collection in collections:
+        children = [runs[path] for path in collection.runs if path in runs]
+        parents[collection.path] = collection_content(collection, results / collection.path, children)
+        # A run can belong to several collections, but MLflow nests it below one: the earliest; the others only tag it.
+        for child in children:
+            child.parent = child.parent or collection.path
+            child.tags[f"{collection.kind}.{collection.name}"] = "yes"
+    return parents | runs
 
+
+def run_content(folder: RunFolder) -> Content | None:
+    """Describe a run; None before the end of its first epoch. Raises UserError for a broken file."""
     config, state = folder.config(), folder.train() or folder.progress()
     if config is None or state is None or not (state.epochs or isinstance(state, TrainResult)):
         return None
-    ended = _milliseconds(state.written) if isinstance(state, TrainResult) else None
-    started = started or (ended or now) - int(1000 * state.seconds)
+    ended, metrics, inputs = None, {}, []
+    if isinstance(state, TrainResult):
+        ended, evaluations = int(1000 * datetime.fromisoformat(state.written).timestamp()), folder.evaluations()
+        metrics = {**result_metrics(config, evaluations), "train_seconds": state.seconds}
+        inputs = [(config.dataset, state.manifest_digest, "training")]
+        inputs += [(result.target, result.manifest_digest, "evaluation") for result in evaluations]
+    started = (ended or time.time_ns() // 1_000_000) - int(1000 * state.seconds)
     shots = f"{config.shots or 'all'} shots"
     name = " · ".join((config.method, config.dataset, config.classes, shots, f"seed {config.seed}"))
     tags = {"config_hash": config.hash, "folder": str(folder.path.resolve())}
     tags["device"] = str(state.environment.get("gpu") or state.environment.get("device"))
     if source := state.environment.get("git"):
         tags["mlflow.source.git.commit"] = str(source["commit"])
-    # MLflow's parameters are not nested: this makes names such as recipe.lr.
-    [fields] = pd.json_normalize(config.model_dump(mode="json")).to_dict("records")
-    params = {str(name): format_value(value) for name, value in fields.items()}
-    metrics = list(_epoch_metrics(state.epochs, folder.validation(), config.dataset, started))
-    inputs = []
-    if isinstance(state, TrainResult):
-        evaluations = folder.evaluations()
-        metrics += [(name, value, now, 0) for name, value in result_metrics(config, state, evaluations).items()]
-        inputs = [(config.dataset, state.manifest_digest, "training")]
-        inputs += [(result.target, result.manifest_digest, "evaluation") for result in evaluations]
-    return Content(name, STATUS[state.status], tags, started, ended, params, metrics, inputs)
+    params: dict[str, str] = {}
+    for key, value in config.model_dump(mode="json").items():
+        # MLflow's parameters are not nested: this makes names such as recipe.lr.
+        fields = {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
+        params |= {name: format_value(each) for name, each in fields.items()}
+    curves = list(_epoch_curves(state.epochs, folder.validation(), config.dataset))
+    return Content(name, STATUS[state.status], tags, started, ended, metrics, params, curves, inputs)
 
 
-def _epoch_metrics(
-    logs: Sequence[EpochLog], counts: Sequence[ValidationCount], dataset: str, started: int
+def _epoch_curves(
+    logs: Sequence[EpochLog], counts: Sequence[ValidationCount], dataset: str
 ) -> Iterator[tuple[str, float, int, int]]:
     """Yield the metrics of the epochs; their times follow from their seconds, so that they are logged only once."""
     validation: dict[int, list[float]] = defaultdict(list)
     for count in counts:
         if count.target.startswith(f"{dataset}:"):
             validation[count.epoch].append(count.accuracy)
-    clock = float(started)
+    clock = 0.0
     for log in logs:
         clock += 1000 * log.seconds
         metrics = {"training/loss": sum(log.terms.values()), "training/lr": log.lr}
@@ -89,68 +117,56 @@ def _epoch_metrics(
         if len(log.terms) > 1:
             metrics |= {f"training/loss_{name}": value for name, value in log.terms.items()}
         if accuracies := validation.get(log.epoch):
-            metrics["validation/accuracy"] = harmonic_mean(*accuracies) if len(accuracies) == 2 else accuracies[0]
+            metrics["validation/accuracy"] = statistics.harmonic_mean(accuracies)
         for name, value in metrics.items():
             yield name, value, int(clock), log.epoch
 
 
-def result_metrics(config: RunConfig, train: TrainResult, evaluations: Iterable[EvalResult]) -> Metrics:
-    """Return accuracies in percent, FPS and seconds of a finished run, few enough for MLflow's pages.
+def result_metrics(config: RunConfig, evaluations: Iterable[EvalResult]) -> dict[str, float]:
+    """Return accuracies in percent and FPS of a finished run, few enough for MLflow's pages.
 
     `accuracy` is the harmonic mean over base and novel classes of the run's data set, else the accuracy on its classes;
     `accuracy/transfer` the mean over different data sets. Results of a part of the images or under settings that are
     not the default are left out.
     """
     whole = [result for result in evaluations if not result.limited and not result.settings.label]
-    accuracies: Metrics = {}
-    transfer: list[float] = []
+    metrics: dict[str, float] = {}
+    transfer = []
     for result in whole:
         dataset, classes, split = result.target.split(":")
         if dataset == config.dataset:
-            accuracies[classes if split == "test" else f"{classes}-{split}"] = result.accuracy
+            metrics[f"accuracy/{classes}" if split == "test" else f"accuracy/{classes}-{split}"] = result.accuracy
         elif split == "test":
             transfer.append(result.accuracy)
-    metrics = {f"accuracy/{name}": accuracy for name, accuracy in accuracies.items()}
     if transfer:
-        metrics["accuracy/transfer"] = fmean(transfer)
-    if {"base", "novel"} <= accuracies.keys():
-        metrics["accuracy"] = harmonic_mean(accuracies["base"], accuracies["novel"])
-    elif config.classes in accuracies:
-        metrics["accuracy"] = accuracies[config.classes]
-    timed = [(result.total, result.images_per_second) for result in whole if result.images_per_second]
-    if timed and len(timed) == len(whole):
+        metrics["accuracy/transfer"] = statistics.fmean(transfer)
+    if {"accuracy/base", "accuracy/novel"} <= metrics.keys():
+        metrics["accuracy"] = harmonic_mean(metrics["accuracy/base"], metrics["accuracy/novel"])
+    elif f"accuracy/{config.classes}" in metrics:
+        metrics["accuracy"] = metrics[f"accuracy/{config.classes}"]
+    rates = [result.images_per_second for result in whole if result.images_per_second]
+    if whole and len(rates) == len(whole):
         # All images by the seconds of all targets: a mean of rates would count small targets as much as large ones.
-        metrics["fps"] = sum(images for images, _ in timed) / sum(images / rate for images, rate in timed)
-    return metrics | {"train_seconds": train.seconds}
+        metrics["fps"] = statistics.harmonic_mean(rates, weights=[result.total for result in whole])
+    return metrics
 
 
-def collection_content(collection: Collection, results: Path, now: int) -> Content:
+def collection_content(collection: Collection, folder: Path, runs: Iterable[Content]) -> Content:
     """Describe a suite or sweep with accuracy, FPS and training seconds of each method, and a sweep's best score.
 
     Accuracies are those of the tables (`hm/procap`), else means over the runs; FPS and seconds are means over the runs.
     The settings are tags, as parameters of MLflow cannot change later.
     """
-    by_method: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for path in collection.runs:
-        folder = RunFolder(results / path)
-        with suppress(UserError):
-            if (config := folder.config()) and (train := folder.train()):
-                for name, value in result_metrics(config, train, folder.evaluations()).items():
-                    by_method[config.method][name].append(value)
-    tags = {collection.kind: collection.name, "folder": str((results / collection.path).resolve())}
+    values: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        for name in {"accuracy", "fps", "train_seconds"} & run.metrics.keys():
+            values[f"{name}/{run.params['method']}"].append(run.metrics[name])
+    metrics = {name: statistics.fmean(each) for name, each in values.items()}
+    for name, value in collection.metrics.items():
+        kind, _, of = name.partition("/")
+        if kind in ("hm", "best"):
+            metrics[f"accuracy/{of}" if kind == "hm" else name] = value
+    tags = {collection.kind: collection.name, "folder": str(folder.resolve())}
     tags |= {f"settings.{name}": format_value(value) for name, value in collection.settings.items()}
     name, status = f"{collection.kind} · {collection.name}", STATUS[collection.status]
-    content = Content(name, status, tags, collection.started, collection.ended)
-    for method, values in by_method.items():
-        means = {name: fmean(values[name]) for name in ("accuracy", "fps", "train_seconds") if values[name]}
-        if f"hm/{method}" in collection.metrics:
-            means["accuracy"] = collection.metrics[f"hm/{method}"]
-        content.metrics += [(f"{name}/{method}", mean, collection.ended or now, 0) for name, mean in means.items()]
-    best = {name: value for name, value in collection.metrics.items() if name.startswith("best/")}
-    content.metrics += [(name, value, collection.ended or now, 0) for name, value in best.items()]
-    return content
-
-
-def _milliseconds(written: str) -> int:
-    """Convert the time when a result was written to milliseconds since 1970."""
-    return int(datetime.fromisoformat(written).timestamp() * 1000)
+    return Content(name, status, tags, collection.started, collection.ended, metrics)

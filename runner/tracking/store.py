@@ -1,33 +1,41 @@
-"""Connect to the MLflow store that runs are exported to."""
+"""Connect to an MLflow store, and export runs, suites and sweeps to it any number of times.
+
+`tracking.json` in the folder of a run holds the ID of its MLflow run. So a run has one MLflow run, however often it is
+interrupted, and the next export logs what is missing there. An export to a different store or experiment starts anew.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from procap.errors import UserError
+from runner.config import FrozenModel
 from runner.environment import library_defaults
+from runner.results import read_document, write_json
+from runner.run_folders import TRACKING_FILE
+from runner.tracking.content import Content, read_contents
 from shards.credentials import mask
+from shards.files import file_lock
 from shards.urls import redact
 
 if TYPE_CHECKING:
+    from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
 EXPERIMENT = "procap"
-SQLITE = "sqlite:///"
 DEFAULT_FILE = "mlflow.db"
-# By default MLflow tries seven times for 120 s.
-DEFAULTS = {
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "6",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-}
+LOCK_SECONDS = 30.0
+RUNS_PER_REQUEST = 500
+PARENT_TAG = "mlflow.parentRunId"
 
 
 @dataclass(frozen=True)
@@ -42,29 +50,23 @@ class TrackingStore:
     def choose(cls, results: Path, uri: str | None = None) -> TrackingStore:
         """Choose `uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`; experiment: MLFLOW_EXPERIMENT_NAME."""
         results = results.resolve()
-        chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{results / DEFAULT_FILE}"
+        chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{results / DEFAULT_FILE}"
         return cls(chosen, os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT, results)
 
     @property
     def exists(self) -> bool:
         """Whether runs can be exported without creating the default store."""
         default = self.results / DEFAULT_FILE
-        return default.exists() or self.uri != f"{SQLITE}{default}"
+        return default.exists() or self.uri != f"sqlite:///{default}"
 
     @property
     def address(self) -> str:
         """The URI without credentials, for messages and pages."""
         return redact(self.uri)
 
-    @property
-    def is_server(self) -> bool:
-        return self.uri.startswith(("http://", "https://"))
-
     @cached_property
     def client(self) -> MlflowClient:
         """A client of the store."""
-        for name, value in DEFAULTS.items():
-            os.environ.setdefault(name, value)
         # Before the import, which reads some of the variables.
         library_defaults()
         from mlflow.tracking import MlflowClient
@@ -77,16 +79,102 @@ class TrackingStore:
     @cached_property
     def experiment_id(self) -> str:
         """The ID of the experiment, which is created if needed. Raises UserError if the store does not answer."""
-        try:
+        with self.requests("open"):
             experiment = self.client.get_experiment_by_name(self.experiment)
             return experiment.experiment_id if experiment else self.client.create_experiment(self.experiment)
+
+    @contextmanager
+    def requests(self, purpose: str) -> Iterator[None]:
+        """Raise UserError for an error of the block: MLflow's or one of the many of its HTTP and SQL libraries."""
+        try:
+            yield
         except Exception as error:
-            raise UserError(f"cannot open {self.address}: {format_error(error)}") from error
+            raise UserError(f"cannot {purpose} {self.address}: {format_error(error)}") from error
 
 
-def report(text: str) -> None:
-    """Print a line about tracking to stderr."""
-    print(f"tracking: {text}", file=sys.stderr, flush=True)
+class TrackingRecord(FrozenModel):
+    """`tracking.json`: the MLflow run of a run or collection."""
+
+    run_id: str
+
+
+@dataclass
+class Summary:
+    """The result of `sync`, by paths below the results. failed: reasons."""
+
+    sent: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def sync(store: TrackingStore, *, only: Collection[str] | None = None) -> Summary:
+    """Log what is missing of the runs and collections of the store's results; runs are nested below collections.
+
+    only: paths below the results; default all. The collections of these runs are exported with all of their runs.
+    A broken file fails its run alone. Raises UserError when the store cannot be reached or refuses a request.
+    """
+    summary, ids = Summary(), dict[str, str]()
+    # Two processes would make two MLflow runs of one run.
+    with file_lock(store.results / ".tracking.lock", timeout=LOCK_SECONDS):
+        contents = read_contents(store.results, only, summary.failed)
+        mlflow_runs = _find_mlflow_runs(store, contents)
+        for path, content in contents.items():
+            if content.parent:
+                content.tags[PARENT_TAG] = ids[content.parent]
+            with store.requests(f"export {path} to"):
+                ids[path], is_new = _export(store, store.results / path, content, mlflow_runs.get(path))
+            if is_new:
+                summary.sent.append(path)
+    return summary
+
+
+def _find_mlflow_runs(store: TrackingStore, paths: Iterable[str]) -> dict[str, Run]:
+    """Find the MLflow runs of folders, by path; those not exported to this experiment of the store have none."""
+    records = {path: read_document(store.results / path / TRACKING_FILE, TrackingRecord) for path in paths}
+    by_id = {record.run_id: path for path, record in records.items() if record}
+    quoted, runs = [f"'{run_id}'" for run_id in by_id], {}
+    experiment = store.experiment_id
+    for first in range(0, len(quoted), RUNS_PER_REQUEST):
+        where = f"attributes.run_id IN ({', '.join(quoted[first : first + RUNS_PER_REQUEST])})"
+        with store.requests("find the runs of"):
+            # Those that were deleted in MLflow as well.
+            for run in store.client.search_runs([experiment], where, run_view_type=3):
+                runs[by_id[run.info.run_id]] = run
+    return runs
+
+
+def _export(store: TrackingStore, folder: Path, content: Content, run: Run | None) -> tuple[str, bool]:
+    """Log what is missing of one folder; returns the ID of its MLflow run, and whether anything was missing."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+
+    client, tags = store.client, {name: mask(value) for name, value in content.tags.items()}
+    if run is None:
+        source = {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
+        run = client.create_run(store.experiment_id, content.started, source, content.name)
+        # Before anything is logged, so that an export which is killed continues with this run.
+        write_json(folder / TRACKING_FILE, TrackingRecord(run_id=run.info.run_id))
+    run_id, logged = run.info.run_id, run.data.metrics
+    latest = {name: value for name, value, _, _ in content.curves} | content.metrics
+    is_logged = latest.items() <= logged.items() and tags.items() <= run.data.tags.items()
+    # The status is set last.
+    if is_logged and run.info.status == content.status:
+        return run_id, False
+    # MLflow stores equal values of equal times once, so the values of all epochs are sent again.
+    metrics = [Metric(name, value, run.info.start_time + at, epoch) for name, value, at, epoch in content.curves]
+    now = time.time_ns() // 1_000_000
+    metrics += [Metric(name, value, now, 0) for name, value in content.metrics.items() if logged.get(name) != value]
+    params = [Param(*param) for param in content.params.items()]
+    client.log_batch(run_id, metrics, params, [RunTag(*tag) for tag in tags.items()])
+    if content.inputs:
+        inputs = [
+            DatasetInput(Dataset(name, digest, "procap", name), [InputTag("mlflow.data.context", context)])
+            for name, digest, context in content.inputs
+        ]
+        client.log_inputs(run_id, inputs)
+    if content.ended is not None:
+        client.set_terminated(run_id, content.status, content.ended)
+    else:
+        client.update_run(run_id, content.status)
+    return run_id, True
 
 
 def format_error(error: BaseException) -> str:
