@@ -25,5 +25,5 @@ def sync(output: OutputFlags, results: Results = "results", tracking: Tracking =
     sent = f"{plural(len(runs), 'run')} and {plural(len(summary.sent) - len(runs), 'collection')}"
     show(f"{sent} sent to {store.address}")
     if output.json:
-        show_json({"destination": store.address, "sent": summary.sent, "failed": summary.failed})
+        show_json({"destination": store.address, "sent": list(summary.sent), "failed": summary.failed})
     return SOME_FAILED if summary.failed else 0

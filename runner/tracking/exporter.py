@@ -17,10 +17,8 @@ from typing import Any
 from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
-from runner.results import read_document
 from runner.run_collection import Collection, Status, write_collection
-from runner.run_folders import TRACKING_FILE
-from runner.tracking.store import TrackingRecord, TrackingStore, format_error, sync
+from runner.tracking.store import TrackingStore, format_error, sync
 
 INTERVAL_SECONDS = 30.0
 """Between two exports. A short run is exported once, at the end of the command, where it disturbs no measurement."""
@@ -35,6 +33,7 @@ class Exporter:
         self.remote = RemoteResults.from_runtime(runtime)
         self._posted = set[str]()
         self._due = time.monotonic() + INTERVAL_SECONDS
+        self._exported: dict[str, str] = {}
         self._monitor: Any = None
         # For a command that an error or a signal ends.
         atexit.register(self.flush, create=False)
@@ -48,14 +47,13 @@ class Exporter:
     def post_epoch(self, path: str) -> None:
         """Post a run that this process trains, and log MLflow's system metrics with it until `post_end`."""
         self.post(path)
-        if self.store is None or self._posted or self._monitor:
-            return
-        if record := read_document(self.store.results / path / TRACKING_FILE, TrackingRecord):
+        if self.store and path in self._exported and path not in self._posted and not self._monitor:
             from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
             # The store may be lost since the export.
             with suppress(Exception):
-                self._monitor = SystemMetricsMonitor(record.run_id, resume_logging=True, tracking_uri=self.store.uri)
+                run_id, uri = self._exported[path], self.store.uri
+                self._monitor = SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=uri)
                 self._monitor.start()
 
     def post_end(self, path: str) -> None:
@@ -72,25 +70,26 @@ class Exporter:
             make its tables than a short training.
         """
         if self.store and self._posted and (create or self.store.exists):
-            for path in self._export():
+            self._export()
+            for path in self._exported:
                 self.remote.try_push_all(path)
 
-    def _export(self) -> list[str]:
-        """Export what was posted; returns the paths of what was sent. A store that fails once is not tried again."""
+    def _export(self) -> None:
+        """Export what was posted. A store that fails once is not tried again."""
         if self.store is None:
-            return []
+            return
         try:
             summary = sync(self.store, only=self._posted)
         except Exception as error:
             later = f"procap track sync --results {shlex.quote(str(self.store.results))}"
             report(f"{format_error(error)}; `{later}` exports what is missing")
-            self.store = None
-            return []
+            self.store, self._exported = None, {}
+            return
         for path, reason in summary.failed.items():
             report(f"{path}: {reason}")
+        self._exported = summary.sent
         self._posted.clear()
         self._due = time.monotonic() + INTERVAL_SECONDS
-        return summary.sent
 
 
 def report(text: str) -> None:

@@ -11,11 +11,11 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from procap.errors import UserError
 from runner.config import FrozenModel
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
-EXPERIMENT = "procap"
 DEFAULT_FILE = "mlflow.db"
 LOCK_SECONDS = 30.0
 RUNS_PER_REQUEST = 500
 PARENT_TAG = "mlflow.parentRunId"
+SOURCE = {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TrackingStore:
         """Choose `uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`; experiment: MLFLOW_EXPERIMENT_NAME."""
         results = results.resolve()
         chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{results / DEFAULT_FILE}"
-        return cls(chosen, os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT, results)
+        return cls(chosen, os.environ.get("MLFLOW_EXPERIMENT_NAME") or "procap", results)
 
     @property
     def exists(self) -> bool:
@@ -98,12 +98,11 @@ class TrackingRecord(FrozenModel):
     run_id: str
 
 
-@dataclass
-class Summary:
-    """The result of `sync`, by paths below the results. failed: reasons."""
+class Summary(NamedTuple):
+    """The result of `sync`, by paths below the results. sent: IDs of MLflow runs. failed: reasons."""
 
-    sent: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
+    sent: dict[str, str]
+    failed: dict[str, str]
 
 
 def sync(store: TrackingStore, *, only: Collection[str] | None = None) -> Summary:
@@ -112,52 +111,53 @@ def sync(store: TrackingStore, *, only: Collection[str] | None = None) -> Summar
     only: paths below the results; default all. The collections of these runs are exported with all of their runs.
     A broken file fails its run alone. Raises UserError when the store cannot be reached or refuses a request.
     """
-    summary, ids = Summary(), dict[str, str]()
+    sent, failed = dict[str, str](), dict[str, str]()
     # Two processes would make two MLflow runs of one run.
     with file_lock(store.results / ".tracking.lock", timeout=LOCK_SECONDS):
-        contents = read_contents(store.results, only, summary.failed)
-        mlflow_runs = _find_mlflow_runs(store, contents)
+        contents = read_contents(store.results, only, failed)
+        runs = _find_mlflow_runs(store, contents)
         for path, content in contents.items():
             if content.parent:
-                content.tags[PARENT_TAG] = ids[content.parent]
+                content.tags[PARENT_TAG] = runs[content.parent].info.run_id
             with store.requests(f"export {path} to"):
-                ids[path], is_new = _export(store, store.results / path, content, mlflow_runs.get(path))
-            if is_new:
-                summary.sent.append(path)
-    return summary
+                if path not in runs:
+                    runs[path] = store.client.create_run(store.experiment_id, content.started, SOURCE, content.name)
+                    # Before anything is logged, so that an export which is killed continues with this run.
+                    write_json(store.results / path / TRACKING_FILE, TrackingRecord(run_id=runs[path].info.run_id))
+                if _log_missing(store.client, runs[path], content):
+                    sent[path] = runs[path].info.run_id
+    return Summary(sent, failed)
 
 
 def _find_mlflow_runs(store: TrackingStore, paths: Iterable[str]) -> dict[str, Run]:
     """Find the MLflow runs of folders, by path; those not exported to this experiment of the store have none."""
+    experiment = store.experiment_id
+    # After the first access to the client, which sets variables that MLflow reads.
+    from mlflow.entities import ViewType
+
     records = {path: read_document(store.results / path / TRACKING_FILE, TrackingRecord) for path in paths}
     by_id = {record.run_id: path for path, record in records.items() if record}
     quoted, runs = [f"'{run_id}'" for run_id in by_id], {}
-    experiment = store.experiment_id
+    # MLflow limits the length of a filter and the number of runs in a response.
     for first in range(0, len(quoted), RUNS_PER_REQUEST):
         where = f"attributes.run_id IN ({', '.join(quoted[first : first + RUNS_PER_REQUEST])})"
         with store.requests("find the runs of"):
-            # Those that were deleted in MLflow as well.
-            for run in store.client.search_runs([experiment], where, run_view_type=3):
+            for run in store.client.search_runs([experiment], where, ViewType.ALL):
                 runs[by_id[run.info.run_id]] = run
     return runs
 
 
-def _export(store: TrackingStore, folder: Path, content: Content, run: Run | None) -> tuple[str, bool]:
-    """Log what is missing of one folder; returns the ID of its MLflow run, and whether anything was missing."""
+def _log_missing(client: MlflowClient, run: Run, content: Content) -> bool:
+    """Log what an MLflow run lacks, unless it was deleted in MLflow; returns whether anything was missing."""
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
-    client, tags = store.client, {name: mask(value) for name, value in content.tags.items()}
-    if run is None:
-        source = {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
-        run = client.create_run(store.experiment_id, content.started, source, content.name)
-        # Before anything is logged, so that an export which is killed continues with this run.
-        write_json(folder / TRACKING_FILE, TrackingRecord(run_id=run.info.run_id))
     run_id, logged = run.info.run_id, run.data.metrics
+    tags = {name: mask(value) for name, value in content.tags.items()}
     latest = {name: value for name, value, _, _ in content.curves} | content.metrics
     is_logged = latest.items() <= logged.items() and tags.items() <= run.data.tags.items()
     # The status is set last.
-    if is_logged and run.info.status == content.status:
-        return run_id, False
+    if run.info.lifecycle_stage == "deleted" or (is_logged and run.info.status == content.status):
+        return False
     # MLflow stores equal values of equal times once, so the values of all epochs are sent again.
     metrics = [Metric(name, value, run.info.start_time + at, epoch) for name, value, at, epoch in content.curves]
     now = time.time_ns() // 1_000_000
@@ -174,7 +174,7 @@ def _export(store: TrackingStore, folder: Path, content: Content, run: Run | Non
         client.set_terminated(run_id, content.status, content.ended)
     else:
         client.update_run(run_id, content.status)
-    return run_id, True
+    return True
 
 
 def format_error(error: BaseException) -> str:
