@@ -96,7 +96,7 @@ def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_for
     assert report == f"report: procap report base-to-novel --results {tmp_path}"
     [words] = started
     assert words[words.index("--host") + 1] == "127.0.0.1" and not any("sqlite:" in word for word in words)
-    assert os.environ["MLFLOW_BACKEND_STORE_URI"] == store.uri and not sync(TrackingStore.choose(tmp_path)).sent
+    assert os.environ["MLFLOW_BACKEND_STORE_URI"] == store.uri and not sync(TrackingStore.choose(tmp_path), print)
     assert main(["ui", "--suite", "base-to-old", "--results", str(tmp_path)]) == 2
     assert "unknown suite 'base-to-old': did you mean base-to-novel" in capsys.readouterr().err
 

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def export(store):
-    return partial(sync, store)
+    return partial(sync, store, print)
 
 
 def runs_of(store: TrackingStore, folder: RunFolder) -> list:
@@ -60,7 +60,7 @@ def assert_no_duplicates(store: TrackingStore, run_id: str) -> None:
 
 def test_a_finished_run_arrives_whole(store, folder, export):
     finished(folder)
-    assert export().sent
+    assert export()
     (run,) = runs_of(store, folder)
     assert run.info.run_name == "maple · shapes · base · 16 shots · seed 1" and run.info.status == "FINISHED"
     assert {"method": "maple", "recipe.lr": "0.0035", "options.depth": "9"}.items() <= run.data.params.items()
@@ -95,14 +95,14 @@ def test_a_run_that_is_evaluated_on_many_data_sets_has_at_most_15_metrics(store,
 
 
 def test_a_run_exported_while_it_trains_is_one_run_without_duplicates(store, folder, export):
-    assert not export().sent, "there is no epoch yet"
+    assert not export(), "there is no epoch yet"
     for epochs in (1, 3):
         tracked_runs.go_on(folder, epochs)
-        assert export().sent and runs_of(store, folder)[0].info.status == "RUNNING"
+        assert export() and runs_of(store, folder)[0].info.status == "RUNNING"
     tracked_runs.finish(folder)
-    assert export().sent
+    assert export()
     tracked_runs.evaluate(folder, "base", 60)
-    assert export().sent and not export().sent
+    assert export() and not export()
     (run,) = runs_of(store, folder)
     assert run.info.status == "FINISHED"
     assert [step for step, _ in points(store, run.info.run_id, "training/loss")] == [0, 1, 2, 3, 4]
@@ -167,14 +167,14 @@ def test_a_new_result_replaces_the_old_one_and_parts_and_other_settings_do_not_c
     finished(folder)
     export()
     tracked_runs.evaluate(folder, "novel", 60, written="2099-02-01T00:00:00Z")
-    assert export().sent and not export().sent
+    assert export() and not export()
     (run,) = runs_of(store, folder)
     assert run.data.metrics["accuracy/novel"] == run.data.metrics["accuracy"] == 75.0
     tracked_runs.evaluate(folder, "novel", 9, total=10, written="2099-02-02T00:00:00Z")
     result = folder.read_evaluation(folder.eval_files()[0])
     result = result.model_copy(update={"settings": EvalSettings(precision="fp32", resize="squash", samples=8)})
     write_json(folder.eval_file(Target("shapes", "base"), result.settings), result)
-    assert not export().sent and runs_of(store, folder)[0].data.metrics["accuracy/novel"] == 75.0
+    assert not export() and runs_of(store, folder)[0].data.metrics["accuracy/novel"] == 75.0
 
 
 @pytest.mark.parametrize("call", ["create_run", "log_batch", "log_batch after", "set_terminated"])
@@ -199,7 +199,7 @@ def test_an_export_that_was_killed_is_completed_by_the_next_one(call, store, fol
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert export().sent and not export().sent
+    assert export() and not export()
     (run,) = runs_of(store, folder)
     parent = store.client.get_run(run.data.tags[PARENT_TAG])
     assert parent.info.run_name == "suite · killed" and {parent.info.status, run.info.status} == {"FINISHED"}
@@ -211,7 +211,7 @@ def test_an_export_that_was_killed_is_completed_by_the_next_one(call, store, fol
 def test_sync_continues_after_a_broken_run(store, tmp_path, capsys):
     folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in (1, 2, 3)]
     good, broken, _ = (folder.path.relative_to(tmp_path).as_posix() for folder in folders)
-    sync(store, only=[good])
+    sync(store, print, only=[good])
     whole = folders[1].train_file.read_bytes()
     folders[1].train_file.write_bytes(whole[:100])
     command = ["track", "sync", "--results", str(tmp_path), "--tracking", store.uri]
@@ -238,7 +238,7 @@ def test_a_dead_server_costs_one_line_and_no_time(store, tmp_path, capsys):
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1
     assert "cannot open http://127.0.0.1:" in printed.err and f"procap track sync --results '{results}'" in printed.err
-    assert "secret" not in printed.err and len(sync(TrackingStore.choose(results, store.uri)).sent) == 3
+    assert "secret" not in printed.err and len(sync(TrackingStore.choose(results, store.uri), print)) == 3
 
 
 def test_system_metrics_are_logged_while_a_run_trains(store, folder, tmp_path, monkeypatch):
@@ -272,7 +272,7 @@ def export_and_exit(results: Path, folders: list[RunFolder], start: int) -> None
     try:
         store = TrackingStore.choose(results)
         os.read(start, 1)
-        sync(store, only=[folder.path.relative_to(results).as_posix() for folder in folders])
+        sync(store, print, only=[folder.path.relative_to(results).as_posix() for folder in folders])
         os._exit(0)
     finally:
         os._exit(1)

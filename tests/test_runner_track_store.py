@@ -68,7 +68,7 @@ def test_a_suite_is_a_parent_run_with_its_runs_below(store):
     assert parent.data.tags["settings.shots"] == "16" and parent.data.tags["settings.world"] == "s3://mini"
     found = store.client.search_runs([store.experiment_id], "tags.`suite.base-to-novel` = 'yes'")
     assert [run.data.metrics["accuracy"] for run in found] == [pytest.approx(60.0)] * 2
-    assert not sync(store).sent
+    assert not sync(store, print)
 
 
 def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(store, monkeypatch):
@@ -79,8 +79,8 @@ def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(store, mon
     write_collection(results, Collection(kind="sweep", name="rates", runs=(shared, alone), started=2, metrics=best))
     write_collection(results, Collection(kind="suite", name="stability", runs=(shared,), started=1))
     for _ in range(2):
-        summary = sync(TrackingStore.choose(results, store.uri))
-    assert not summary.sent and len(all_runs(store)) == 4
+        sent = sync(TrackingStore.choose(results, store.uri), print)
+    assert not sent and len(all_runs(store)) == 4
     assert family(store) == {"suite · stability": [f"{RUN} · seed 1"], "sweep · rates": [f"{RUN} · seed 2"]}
     both_tags = "tags.`suite.stability` = 'yes' AND tags.`sweep.rates` = 'yes'"
     both = store.client.search_runs([store.experiment_id], both_tags)
@@ -91,26 +91,26 @@ def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(store, mon
 
 def test_a_run_exported_before_is_nested_below_its_parent_without_duplicates(store):
     run = evaluated(store.results, 1)
-    assert [*sync(store).sent] == [run]
+    assert [*sync(store, print)] == [run]
     (before,) = all_runs(store)
     write_collection(store.results, Collection(kind="suite", name="late", runs=(run,)))
-    assert [*sync(store).sent] == ["collections/suite/late", run]
+    assert [*sync(store, print)] == ["collections/suite/late", run]
     assert family(store) == {"suite · late": [before.info.run_name]} and len(all_runs(store)) == 2
     for key in before.data.metrics:
         steps = Counter(metric.step for metric in store.client.get_metric_history(before.info.run_id, key))
         assert max(steps.values()) == 1
-    assert not sync(store, only=[run]).sent
+    assert not sync(store, print, only=[run])
     assert family(store) == {"suite · late": [before.info.run_name]}
 
 
 def test_a_run_that_was_deleted_in_mlflow_does_not_return_and_stops_no_other(store):
     folder = begin(store.results)
     go_on(folder, 1)
-    (deleted,) = sync(store).sent.values()
+    (deleted,) = sync(store, print).values()
     store.client.delete_run(deleted)
     go_on(folder, 2)
     other = evaluated(store.results, 2)
-    assert [*sync(store).sent] == [other] and [run.info.run_name for run in all_runs(store)] == [f"{RUN} · seed 2"]
+    assert [*sync(store, print)] == [other] and [run.info.run_name for run in all_runs(store)] == [f"{RUN} · seed 2"]
 
 
 def test_results_whose_url_is_away_are_exported_all_the_same(store, tmp_path, caplog):

@@ -16,14 +16,15 @@ def sync(output: OutputFlags, results: Results = "results", tracking: Tracking =
     """Upload missing results to MLflow. Repeating it sends nothing twice."""
     library_defaults()
     store = TrackingStore.choose(open_results(results), tracking or None)
-    summary = sync_runs(store)
-    for run, reason in summary.failed.items():
+    failed: dict[str, str] = {}
+    sent = list(sync_runs(store, lambda path, error: failed.update({path: str(error)})))
+    for run, reason in failed.items():
         note(f"procap: failed: {run}: {reason}")
-    for run in summary.sent:
+    for run in sent:
         note(run)
-    runs = [path for path in summary.sent if not path.startswith(f"{COLLECTIONS}/")]
-    sent = f"{plural(len(runs), 'run')} and {plural(len(summary.sent) - len(runs), 'collection')}"
-    show(f"{sent} sent to {store.address}")
+    runs = [path for path in sent if not path.startswith(f"{COLLECTIONS}/")]
+    counts = f"{plural(len(runs), 'run')} and {plural(len(sent) - len(runs), 'collection')}"
+    show(f"{counts} sent to {store.address}")
     if output.json:
-        show_json({"destination": store.address, "sent": list(summary.sent), "failed": summary.failed})
-    return SOME_FAILED if summary.failed else 0
+        show_json({"destination": store.address, "sent": sent, "failed": failed})
+    return SOME_FAILED if failed else 0

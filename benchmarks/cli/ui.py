@@ -44,8 +44,7 @@ def ui(
         check_names("suite", [suite], collections)
         search = f"tags.`{collections[suite]}.{suite}` = 'yes' AND {search}"
     store = TrackingStore.choose(root, tracking or None)
-    for path, reason in sync(store).failed.items():
-        note(f"not shown: {path}: {reason}")
+    sync(store, lambda path, error: note(f"not shown: {path}: {error}"))
     is_server = store.uri.startswith(("http://", "https://"))
     address = store.address.rstrip("/") if is_server else f"http://{HOST}:{port}"
     # On this page MLflow shows accuracy, images/s and seconds of the runs in adjacent rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +19,8 @@ from runner.run_folders import RunFolder, find_runs
 
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "paused": "KILLED", "interrupted": "KILLED"}
 """MLflow's status of a run or a collection."""
+
+OnError = Callable[[str, UserError], None]
 
 
 @dataclass
@@ -42,13 +44,12 @@ class Content:
     parent: str = ""
 
 
-def read_contents(results: Path, only: Iterable[str] | None, failed: dict[str, str]) -> dict[str, Content]:
-    """Describe the collections of `results`, then the runs, by their paths.
+def read_contents(results: Path, on_error: OnError, only: Iterable[str] | None = None) -> dict[str, Content]:
+    """Describe the collections of `results`, then the runs, by their paths; broken files are passed to `on_error`.
 
     only: paths of runs or collections; these collections and those of these runs are described, with all of their runs.
-    failed: receives the errors of broken files.
     """
-    collections = read_collections(results, on_error=lambda path, error: failed.update({path: str(error)}))
+    collections = read_collections(results, on_error)
     if only is None:
         paths = {run.path.relative_to(results).as_posix() for run in find_runs(results)}
     else:
@@ -61,7 +62,7 @@ def read_contents(results: Path, only: Iterable[str] | None, failed: dict[str, s
             if content := run_content(RunFolder(results / path)):
                 runs[path] = content
         except UserError as error:
-            failed[path] = str(error)
+            on_error(path, error)
     parents = {}
     for collection in collections:
         children = [runs[path] for path in collection.runs if path in runs]
@@ -94,8 +95,8 @@ def run_content(folder: RunFolder) -> Content | None:
     params: dict[str, str] = {}
     for key, value in config.model_dump(mode="json").items():
         # MLflow's parameters are not nested: this makes names such as recipe.lr.
-        fields = {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
-        params |= {name: format_value(each) for name, each in fields.items()}
+        parts = {f"{key}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {key: value}
+        params |= {part: format_value(each) for part, each in parts.items()}
     curves = list(_epoch_curves(state.epochs, folder.validation(), config.dataset))
     return Content(name, STATUS[state.status], tags, started, ended, metrics, params, curves, inputs)
 
@@ -104,10 +105,7 @@ def _epoch_curves(
     logs: Sequence[EpochLog], counts: Sequence[ValidationCount], dataset: str
 ) -> Iterator[tuple[str, float, int, int]]:
     """Yield the metrics of the epochs; their times follow from their seconds, so that they are logged only once."""
-    validation: dict[int, list[float]] = defaultdict(list)
-    for count in counts:
-        if count.target.startswith(f"{dataset}:"):
-            validation[count.epoch].append(count.accuracy)
+    own = [count for count in counts if count.target.startswith(f"{dataset}:")]
     clock = 0.0
     for log in logs:
         clock += 1000 * log.seconds
@@ -116,7 +114,7 @@ def _epoch_curves(
             metrics["training/images_per_second"] = log.images_per_second
         if len(log.terms) > 1:
             metrics |= {f"training/loss_{name}": value for name, value in log.terms.items()}
-        if accuracies := validation.get(log.epoch):
+        if accuracies := [count.accuracy for count in own if count.epoch == log.epoch]:
             metrics["validation/accuracy"] = statistics.harmonic_mean(accuracies)
         for name, value in metrics.items():
             yield name, value, int(clock), log.epoch

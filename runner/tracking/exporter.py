@@ -79,15 +79,12 @@ class Exporter:
         if self.store is None:
             return
         try:
-            summary = sync(self.store, only=self._posted)
+            self._exported = sync(self.store, lambda path, error: report(f"{path}: {error}"), only=self._posted)
         except Exception as error:
             later = f"procap track sync --results {shlex.quote(str(self.store.results))}"
             report(f"{format_error(error)}; `{later}` exports what is missing")
             self.store, self._exported = None, {}
             return
-        for path, reason in summary.failed.items():
-            report(f"{path}: {reason}")
-        self._exported = summary.sent
         self._posted.clear()
         self._due = time.monotonic() + INTERVAL_SECONDS
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from procap.errors import UserError
 from runner.config import FrozenModel
 from runner.environment import library_defaults
 from runner.results import read_document, write_json
 from runner.run_folders import TRACKING_FILE
-from runner.tracking.content import Content, read_contents
+from runner.tracking.content import Content, OnError, read_contents
 from shards.credentials import mask
 from shards.files import file_lock
 from shards.urls import redact
@@ -98,23 +98,18 @@ class TrackingRecord(FrozenModel):
     run_id: str
 
 
-class Summary(NamedTuple):
-    """The result of `sync`, by paths below the results. sent: IDs of MLflow runs. failed: reasons."""
-
-    sent: dict[str, str]
-    failed: dict[str, str]
-
-
-def sync(store: TrackingStore, *, only: Collection[str] | None = None) -> Summary:
+def sync(store: TrackingStore, on_error: OnError, *, only: Collection[str] | None = None) -> dict[str, str]:
     """Log what is missing of the runs and collections of the store's results; runs are nested below collections.
 
+    Returns the IDs of the MLflow runs that something was sent to, by paths below the results.
+    on_error: gets the path and the error of a broken file, which fails its run alone.
     only: paths below the results; default all. The collections of these runs are exported with all of their runs.
-    A broken file fails its run alone. Raises UserError when the store cannot be reached or refuses a request.
+    Raises UserError when the store cannot be reached or refuses a request.
     """
-    sent, failed = dict[str, str](), dict[str, str]()
+    sent: dict[str, str] = {}
     # Two processes would make two MLflow runs of one run.
     with file_lock(store.results / ".tracking.lock", timeout=LOCK_SECONDS):
-        contents = read_contents(store.results, only, failed)
+        contents = read_contents(store.results, on_error, only)
         runs = _find_mlflow_runs(store, contents)
         for path, content in contents.items():
             if content.parent:
@@ -126,7 +121,7 @@ def sync(store: TrackingStore, *, only: Collection[str] | None = None) -> Summar
                     write_json(store.results / path / TRACKING_FILE, TrackingRecord(run_id=runs[path].info.run_id))
                 if _log_missing(store.client, runs[path], content):
                     sent[path] = runs[path].info.run_id
-    return Summary(sent, failed)
+    return sent
 
 
 def _find_mlflow_runs(store: TrackingStore, paths: Iterable[str]) -> dict[str, Run]:
