@@ -47,16 +47,16 @@ class Content:
 def read_contents(results: Path, on_error: OnError, only: Iterable[str] | None = None) -> dict[str, Content]:
     """Describe the collections of `results`, then the runs, by their paths; broken files are passed to `on_error`.
 
-    only: paths of runs or collections; these collections and those of these runs are described, with all of their runs.
+    only: paths of runs and collections; the collections of these runs are described as well.
     """
     collections = read_collections(results, on_error)
     if only is None:
-        paths = {run.path.relative_to(results).as_posix() for run in find_runs(results)}
+        wanted = {run.path.relative_to(results).as_posix() for run in find_runs(results)}
     else:
-        collections = [each for each in collections if not {each.path, *each.runs}.isdisjoint(only)]
-        paths = {*only, *(path for collection in collections for path in collection.runs)}
+        wanted = {*only}
+        collections = [each for each in collections if not wanted.isdisjoint({each.path, *each.runs})]
     runs: dict[str, Content] = {}
-    for path in sorted(paths):
+    for path in sorted(wanted.union(*(collection.runs for collection in collections))):
         try:
             # The folder of a collection has no content of a run.
             if content := run_content(RunFolder(results / path)):
@@ -71,7 +71,8 @@ def read_contents(results: Path, on_error: OnError, only: Iterable[str] | None =
         for child in children:
             child.parent = child.parent or collection.path
             child.tags[f"{collection.kind}.{collection.name}"] = "yes"
-    return parents | runs
+    # Other runs of the collections have only been read for their figures.
+    return parents | {path: run for path, run in runs.items() if path in wanted}
 
 
 def run_content(folder: RunFolder) -> Content | None:

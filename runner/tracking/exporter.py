@@ -41,8 +41,8 @@ class Exporter:
     def post(self, *paths: str) -> None:
         """Export the runs or collections at `paths`: now if an export is due, else with a later one."""
         self._posted.update(paths)
-        if time.monotonic() >= self._due:
-            self._export()
+        if self.store and time.monotonic() >= self._due:
+            self._export(self.store)
 
     def post_epoch(self, path: str) -> None:
         """Post a run that this process trains, and log MLflow's system metrics with it until `post_end`."""
@@ -70,18 +70,16 @@ class Exporter:
             make its tables than a short training.
         """
         if self.store and self._posted and (create or self.store.exists):
-            self._export()
+            self._export(self.store)
             for path in self._exported:
                 self.remote.try_push_all(path)
 
-    def _export(self) -> None:
+    def _export(self, store: TrackingStore) -> None:
         """Export what was posted. A store that fails once is not tried again."""
-        if self.store is None:
-            return
         try:
-            self._exported = sync(self.store, lambda path, error: report(f"{path}: {error}"), only=self._posted)
+            self._exported = sync(store, lambda path, error: report(f"{path}: {error}"), only=self._posted)
         except Exception as error:
-            later = f"procap track sync --results {shlex.quote(str(self.store.results))}"
+            later = f"procap track sync --results {shlex.quote(str(store.results))}"
             report(f"{format_error(error)}; `{later}` exports what is missing")
             self.store, self._exported = None, {}
             return
@@ -89,8 +87,9 @@ class Exporter:
         self._due = time.monotonic() + INTERVAL_SECONDS
 
 
+@functools.cache
 def report(text: str) -> None:
-    """Print a line about tracking to stderr."""
+    """Print a line about tracking to stderr, each only once."""
     print(f"tracking: {text}", file=sys.stderr, flush=True)
 
 

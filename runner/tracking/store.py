@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,12 +98,12 @@ class TrackingRecord(FrozenModel):
     run_id: str
 
 
-def sync(store: TrackingStore, on_error: OnError, *, only: Collection[str] | None = None) -> dict[str, str]:
+def sync(store: TrackingStore, on_error: OnError, *, only: Iterable[str] | None = None) -> dict[str, str]:
     """Log what is missing of the runs and collections of the store's results; runs are nested below collections.
 
     Returns the IDs of the MLflow runs that something was sent to, by paths below the results.
     on_error: gets the path and the error of a broken file, which fails its run alone.
-    only: paths below the results; default all. The collections of these runs are exported with all of their runs.
+    only: paths below the results; default all. The collections of these runs are exported as well.
     Raises UserError when the store cannot be reached or refuses a request.
     """
     sent: dict[str, str] = {}
