@@ -15,7 +15,8 @@ from typing import Any
 from cluster.ray_cluster import nodes
 from cluster.run import StoragePaths
 from procap.errors import UserError
-from shards.remote import RemoteFolder
+from shards.remote import delete, read_files, upload
+from shards.urls import join
 
 TRAINING_SPLITS = ("train", "val")
 """Splits that training reads, if the data set has them; a node that only trains needs no test split."""
@@ -60,8 +61,8 @@ def check_nodes(
     digests = {name: read_digest(paths.data, name, names) for name, names in splits.items()}
     mark = f".preflight-{uuid.uuid4().hex}"
     requirements = Requirements(paths.data, paths.results, splits, digests, version("procap-bench"), mark)
-    results = RemoteFolder(paths.results)
-    results.write(mark, mark.encode())
+    location = join(paths.results, mark)
+    upload(mark.encode(), location)
     try:
         # Without CPUs, as other jobs may hold all of them. A soft strategy would check a different node in place of one
         # that cannot start the task.
@@ -77,7 +78,7 @@ def check_nodes(
             os.chdir(os.environ["PWD"])
     finally:
         with suppress(Exception):
-            results.delete(mark)
+            delete(location)
     # Nodes that died meanwhile are left out.
     alive = {node.identifier for node in nodes()}
     lines = [f"{node}: {'; '.join(why)}" for node, why in problems.items() if why and node.identifier in alive]
@@ -140,15 +141,15 @@ def read_digest(data: str, name: str, splits: Sequence[str]) -> str:
 
 def _check_results(requirements: Requirements) -> None:
     """Read the driver's mark in the results folder and write there. Raises UserError if the mark is not visible."""
-    results, mark = RemoteFolder(requirements.results), requirements.mark
+    results, mark = requirements.results, requirements.mark
     deadline = time.monotonic() + VISIBLE_SECONDS
-    while results.read([mark]) != {mark: mark.encode()}:
+    while read_files(results, [mark]) != {mark: mark.encode()}:
         if time.monotonic() > deadline:
             raise UserError(
-                f"{requirements.results} is not the storage that the driver writes to: use a folder that all nodes "
+                f"{results} is not the storage that the driver writes to: use a folder that all nodes "
                 "share, or a URL such as s3://bucket/folder"
             )
         time.sleep(0.2)
-    node_mark = f"{mark}-{uuid.uuid4().hex}"
-    results.write(node_mark, b"")
-    results.delete(node_mark)
+    node_mark = join(results, f"{mark}-{uuid.uuid4().hex}")
+    upload(b"", node_mark)
+    delete(node_mark)

@@ -180,7 +180,7 @@ class Sweep:
         is_settled = before.state == "running" and state != "running"
         self._update(key, scores=scores, error=error, state=state if is_settled else before.state)
         if is_settled:
-            self._store.try_push_all(f"{SWEEPS}/{self.settings.name}")
+            self._store.try_push(f"{SWEEPS}/{self.settings.name}")
         return self.configurations[key], is_settled
 
     def _collect_scores(self, runs: Sequence[RunSpec], report: TrialReport) -> dict[str, float]:
@@ -188,7 +188,7 @@ class Sweep:
         scores: dict[str, float] = {}
         for run in runs:
             # Behind a URL the files are on the node that trained the run and at the URL, not yet here.
-            self._store.pull_run(run.path, weights=False)
+            self._store.pull(run.path)
             score = final_score(run, self.runtime)
             if score is None and report.state == "running" and report.epoch:
                 # Reports count finished epochs from 1, the counts on disk number them from 0.

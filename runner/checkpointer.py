@@ -98,7 +98,7 @@ class Checkpointer:
         self.write_progress(status)
         if self.group.ranks.is_first:
             with self.meter.phase("tracking", rated=False):
-                self.store.try_push_all(self.config.path)
+                self.store.try_push(self.config.path)
         self._saved_time = time.monotonic()
 
     def stop(self, signum: int) -> NoReturn:

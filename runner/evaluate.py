@@ -61,7 +61,7 @@ def load_trained(
     group, workbench = group or ProcessGroup(), workbench or Workbench()
     folder = RunFolder(runtime.results / config.path)
     if group.ranks.is_first:
-        RemoteResults.from_runtime(runtime).pull_run(config.path)
+        RemoteResults.from_runtime(runtime).pull(config.path, weights=True)
     training = _read_training(config, folder, group, workbench)
     if training.method_source and not method_source(config.method):
         raise UserError(f"{config.path} was trained by {training.method_source}, which is not installed here")
@@ -105,17 +105,17 @@ def evaluate(
     folder, settings = RunFolder(runtime.results / config.path), runtime.evaluation.for_run(config)
     remote = RemoteResults.from_runtime(runtime) if group.ranks.is_first else RemoteResults(None, runtime.results)
     # A result that exists needs no weights; `load_trained` downloads them for a new one.
-    remote.pull_run(config.path, weights=False)
+    remote.pull(config.path)
     existing = find_result(config, target, runtime, force=force, group=group, workbench=workbench)
     if existing:
-        remote.push_run(config.path)
+        remote.push(config.path)
         return existing
     with StopRequest() as stop:
         trained = trained or load_trained(config, runtime, group, workbench)
         result = _evaluate(target, settings, runtime, trained, stop, group)
         if group.ranks.is_first:
             write_json(folder.eval_file(target, settings), result)
-            remote.push_run(config.path)
+            remote.push(config.path)
         result = group.broadcast_object(result)
         # Signals that arrived since the last batch are obeyed here, when the result is safe.
         stop.check(f"evaluated {config.path} on {target}")

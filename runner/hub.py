@@ -48,7 +48,7 @@ def shared_files(config: RunConfig, runtime: RuntimeConfig, repository: str) -> 
     """Make the files of a finished run for the Hub, by their names. Raises UserError if it is not finished."""
     from runner.checkpoint import decode_checkpoint, read_checkpoint_bytes
 
-    RemoteResults.from_runtime(runtime).pull_run(config.path)
+    RemoteResults.from_runtime(runtime).pull(config.path, weights=True)
     folder = RunFolder(runtime.results / config.path)
     training = folder.train()
     if training is None:

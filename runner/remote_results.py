@@ -1,8 +1,8 @@
 """Keep results behind a URL (s3://bucket/folder, gs://...): a local folder is synchronized with it run by run.
 
-Programs read and write that folder like any other results; `pull_*` downloads, `push_*` uploads. A run with a
-`train.json` at the URL is finished and its checkpoint is there: the checkpoint is uploaded first and `train.json` last,
-and `train.json` is deleted first. An unfinished run continues on another machine from its last uploaded state.
+Programs read and write that folder like any other results; `pull` downloads, `push` uploads. A run with a `train.json`
+at the URL is finished and its checkpoint is there: the checkpoint is uploaded first and `train.json` last, and
+`train.json` is deleted first. An unfinished run continues on another machine from its last uploaded state.
 
 Locks do not reach other machines. Of two machines that train one run at the same time, the last to finish keeps its
 result, whose checkpoint has the SHA-256 that its `train.json` names.
@@ -14,7 +14,7 @@ import logging
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,11 @@ from pathlib import Path
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
 from runner.results import write_bytes
-from shards.remote import RemoteFolder, download, filesystem
-from shards.urls import cache_name, canonical, is_url, join, local_path, redact, scheme
+from shards.remote import delete, download, filesystem, list_files, read_files, upload
+from shards.urls import cache_name, canonical, join, local_path, redact, scheme
 
 TRAIN, CHECKPOINT, PROGRESS = "train.json", "checkpoint.safetensors", "progress.json"
-RUN = re.compile(r"(?:.*/)?seed\d+-[0-9a-f]{8}(?=/|$)")
+RUN = re.compile(r"(?:.*/)?seed\d+-[0-9a-f]{8}(?=/)")
 # MLflow's database is for one machine.
 LOCAL_ONLY = re.compile(r"mlflow\.db|(.*/)?\.")
 
@@ -38,10 +38,9 @@ def results_root(location: str, cache: Path) -> tuple[Path, str | None]:
 
     Raises UsageError for a URL that cannot be written to, UserError if a package is missing.
     """
-    url = canonical(location) if is_url(location) else ""
-    folder = local_path(url) if url else Path(location).expanduser()
-    if folder is not None:
-        return folder, None
+    if (folder := local_path(location)) is not None:
+        return folder.expanduser(), None
+    url = canonical(location)
     if scheme(url) in ("http", "https", "hf"):
         raise UsageError(f"results cannot be written to {redact(url)}: name a folder or a URL such as s3://bucket/path")
     filesystem(url)
@@ -62,106 +61,85 @@ class RemoteResults:
     def from_runtime(cls, runtime: RuntimeConfig) -> RemoteResults:
         return cls(runtime.results_url, runtime.results)
 
-    def pull_run(self, run: str, *, weights: bool = True, state: bool = False) -> None:
-        """Update the local folder of a run from the URL.
+    def pull(self, below: str = "", *, weights: bool = False, states: bool = False) -> None:
+        """Download the documents below a folder, such as that of a run; tables and reports are made of them.
 
-        state: also the state to resume from; only the process that holds the lock of the run may do that.
+        weights: also the checkpoints of finished runs. states: also what unfinished runs resume from; only the process
+            that holds the lock of a run may do that.
         """
         if not self.url:
             return
-        remote = RemoteFolder(self.url)
-        names = [f"{run}/{name}" for name in remote.list(run)]
-        documents = remote.read(name for name in names if name.endswith(".json"))
-        self._write_run(run, documents, weights=weights)
-        if state and f"{run}/{TRAIN}" not in documents:
-            for name in names:
-                # The name of a state contains its hash, so an existing file is the same.
-                if name.startswith(f"{run}/state/") and not (self.local / name).exists():
-                    download(join(self.url, name), self.local / name)
-
-    def pull_all(self) -> None:
-        """Download all documents, which tables and reports are made of; no checkpoints and states."""
-        if not self.url:
-            return
-        remote = RemoteFolder(self.url)
-        runs: dict[str, dict[str, bytes]] = defaultdict(dict)
-        names = (name for name in remote.list() if name.endswith(".json") and not LOCAL_ONLY.match(name))
+        names = self._list_remote(below)
         # All at once: a request for each of a thousand folders would take minutes.
-        for name, content in remote.read(names).items():
-            if run := RUN.match(name):
-                runs[run[0]][name] = content
-            else:
-                self._write(name, content)
-        for run_path, documents in runs.items():
-            self._write_run(run_path, documents, weights=False)
+        documents = read_files(self._address(""), (name for name in names if name.endswith(".json")))
+        for run, group in group_by_run(names).items():
+            self._write_run(run, {name: documents[name] for name in group if name in documents}, weights=weights)
+            if states and f"{run}/{TRAIN}" not in documents:
+                for name in group:
+                    # The name of a state contains its hash, so a file that is here is the same and is kept.
+                    if name.startswith(f"{run}/state/"):
+                        download(self._address(name), self.local / name)
 
-    def push_run(self, run: str) -> None:
-        """Upload what differs from the URL, and delete there what a finished run no longer needs."""
-        if not self.url or not (self.local / run).is_dir():
-            return
-        remote, names = RemoteFolder(self.url), self._list_local(run)
-        stored = {f"{run}/{name}" for name in remote.list(run)}
-        documents = self._changed(name for name in names if name.endswith(".json"))
-        train = documents.pop(f"{run}/{TRAIN}", None)
-        if train is not None:
-            # A kill between any two of these leaves an unfinished run there, never one with different weights.
-            remote.delete(f"{run}/{TRAIN}")
-            remote.write(f"{run}/{CHECKPOINT}", self.local / run / CHECKPOINT)
-        states = {name for name in names if name.startswith(f"{run}/state/")}
-        for name in states - stored:
-            remote.write(name, self.local / name)
-        for name, content in documents.items():
-            remote.write(name, content)
-        if train is not None:
-            remote.write(f"{run}/{TRAIN}", train)
-        # A machine without a state here has only read the run, which another machine may be training.
-        if states or f"{run}/{TRAIN}" in names:
-            for name in stored - set(names):
-                if name.startswith((f"{run}/state/", f"{run}/{PROGRESS}")):
-                    remote.delete(name)
+    def push(self, below: str = "") -> None:
+        """Upload what differs below a folder, and delete at the URL what a finished run no longer needs."""
+        local = group_by_run(self._list_local(below)) if self.url else {}
+        stored = group_by_run(self._list_remote(below)) if local else {}
+        for run, names in local.items():
+            self._push(run, names, stored.get(run, []))
 
-    def push_all(self, below: str = "") -> None:
-        """Upload everything that changed below a folder of the results."""
-        if not self.url:
-            return
-        names = self._list_local(below)
-        for run in sorted({match[0] for name in names if (match := RUN.match(name))}):
-            self.push_run(run)
-        for name, content in self._changed(name for name in names if not RUN.match(name)).items():
-            RemoteFolder(self.url).write(name, content)
-
-    def try_push_all(self, below: str = "") -> None:
-        """Call `push_all` and log a failure; what was not uploaded is on the local disk as well."""
+    def try_push(self, below: str = "") -> None:
+        """Call `push` and log a failure; what was not uploaded is on the local disk as well."""
         try:
-            self.push_all(below)
+            self.push(below)
         except (UserError, OSError) as error:
             logger.warning("%s; what is new is only in %s", error, self.local / below)
 
     def delete_run(self, run: str) -> None:
         """Delete a run at the URL, `train.json` first; its local folder is left to `RunFolder.clear`."""
         if self.url:
-            remote = RemoteFolder(self.url)
-            for name in sorted(remote.list(run), key=lambda name: name != TRAIN):
-                remote.delete(f"{run}/{name}")
+            for name in sorted(self._list_remote(run), key=lambda name: name != f"{run}/{TRAIN}"):
+                delete(self._address(name))
 
     def _write_run(self, run: str, documents: Mapping[str, bytes], *, weights: bool) -> None:
         """Write the documents of a run here, and its checkpoint; a result at the URL replaces the one here."""
         folder, train = self.local / run, documents.get(f"{run}/{TRAIN}")
-        if train is not None and self._read(f"{run}/{TRAIN}") != train:
+        if train is not None and _read(folder / TRAIN) != train:
             # In this order: a kill in between leaves an unfinished run, not a result with other weights.
             for name in (TRAIN, CHECKPOINT):
                 (folder / name).unlink(missing_ok=True)
             shutil.rmtree(folder / "eval", ignore_errors=True)
         if train is not None and weights:
             # An existing checkpoint belongs to `train.json`.
-            download(join(self.url or "", f"{run}/{CHECKPOINT}"), folder / CHECKPOINT)
+            download(self._address(f"{run}/{CHECKPOINT}"), folder / CHECKPOINT)
         # False sorts before True: `train.json` comes last.
         for name in sorted(documents, key=lambda name: name == f"{run}/{TRAIN}"):
-            self._write(name, documents[name])
+            if _read(self.local / name) != documents[name]:
+                write_bytes(self.local / name, documents[name])
         if train is not None:
             # Another machine has finished the run.
             shutil.rmtree(folder / "state", ignore_errors=True)
             (folder / PROGRESS).unlink(missing_ok=True)
+
+    def _push(self, run: str, names: Sequence[str], stored: Sequence[str]) -> None:
+        """Upload a run, or the files of none. names, stored: all files here and at the URL."""
+        local = {name: _read(self.local / name) for name in names if name.endswith(".json") or not run}
+        remote = read_files(self._address(""), local)
+        changed: dict[str, bytes | Path] = {
+            name: content for name, content in local.items() if content not in (None, remote.get(name))
+        }
+        states = {name: self.local / name for name in names if name.startswith(f"{run}/state/")}
+        uploads = {name: file for name, file in states.items() if name not in stored} | changed
+        if train := uploads.pop(f"{run}/{TRAIN}", None):
+            # A kill between any two of these leaves an unfinished run there, never one with different weights.
+            delete(self._address(f"{run}/{TRAIN}"))
+            uploads = {f"{run}/{CHECKPOINT}": self.local / run / CHECKPOINT} | uploads | {f"{run}/{TRAIN}": train}
+        for name, content in uploads.items():
+            upload(content, self._address(name))
+        # A machine without a state here has only read the run, which another machine may be training.
+        if states or f"{run}/{TRAIN}" in names:
+            for name in set(stored) - set(names):
+                if name.startswith((f"{run}/state/", f"{run}/{PROGRESS}")):
+                    delete(self._address(name))
 
     def _list_local(self, below: str) -> list[str]:
         """List the names of the local files below a folder that are kept at the URL."""
@@ -169,22 +147,30 @@ class RemoteResults:
         names = (file.relative_to(self.local).as_posix() for file in files)
         return sorted(name for name in names if not LOCAL_ONLY.match(name))
 
-    def _changed(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Read the local files whose content differs from that at the URL."""
-        assert self.url is not None
-        local = {name: content for name in names if (content := self._read(name)) is not None}
-        stored = RemoteFolder(self.url).read(local)
-        return {name: content for name, content in local.items() if stored.get(name) != content}
+    def _list_remote(self, below: str) -> list[str]:
+        """List the names of the files at the URL below a folder."""
+        return [f"{below}/{name}" if below else name for name in list_files(self._address(below))]
 
-    def _read(self, name: str) -> bytes | None:
-        """Read a local file; None if it does not exist."""
-        with suppress(FileNotFoundError):
-            return (self.local / name).read_bytes()
-        return None
+    def _address(self, name: str) -> str:
+        """Return the URL of a file or folder of the results."""
+        assert self.url
+        return join(self.url, name) if name else self.url
 
-    def _write(self, name: str, content: bytes) -> None:
-        if self._read(name) != content:
-            write_bytes(self.local / name, content)
+
+def group_by_run(names: Iterable[str]) -> dict[str, list[str]]:
+    """Group names by the folder of the run that they lie in; "" for the files of no run."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        match = RUN.match(name)
+        groups[match[0] if match else ""].append(name)
+    return groups
+
+
+def _read(file: Path) -> bytes | None:
+    """Read a file; None if it does not exist."""
+    with suppress(FileNotFoundError):
+        return file.read_bytes()
+    return None
 
 
 @contextmanager
@@ -194,10 +180,10 @@ def synchronized_run(remote: RemoteResults, run: str, *, resumes: bool = True) -
     The caller holds the lock of the run. After an error the upload is tried too, and its own error is only logged.
     """
     if resumes:
-        remote.pull_run(run, state=True)
+        remote.pull(run, weights=True, states=True)
     try:
         yield
     except BaseException:
-        remote.try_push_all(run)
+        remote.try_push(run)
         raise
-    remote.push_run(run)
+    remote.push(run)

@@ -65,7 +65,7 @@ def read_initial_run(config: RunConfig, runtime: RuntimeConfig, group: ProcessGr
     def read() -> tuple[bytes, str]:
         # An absolute path is in different results, which this URL does not hold.
         if not Path(path).is_absolute():
-            RemoteResults.from_runtime(runtime).pull_run(path)
+            RemoteResults.from_runtime(runtime).pull(path, weights=True)
         training = folder.train()
         if training is None:
             raise UserError(f"{folder.path}, from which {config.path} starts, is not finished")

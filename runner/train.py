@@ -77,9 +77,9 @@ def train(
     remote = RemoteResults.from_runtime(runtime) if first else RemoteResults(None, runtime.results)
     if not force:
         # Before the lock: a finished run is only read, also while another process works on it or on a read-only disk.
-        remote.pull_run(config.path)
+        remote.pull(config.path, weights=True)
         if finished := read_finished(config, runtime, folder, group, workbench):
-            remote.push_run(config.path)
+            remote.push(config.path)
             return finished
     if source := first_stage(config):
         train(source, runtime, group=group, workbench=workbench)

@@ -108,17 +108,17 @@ def check(data: str, results: str, **how: float) -> None:
 
 @pytest.mark.slow
 def test_results_and_data_behind_a_url_are_checked_on_every_real_node(nodes, data, tmp_path):
-    from shards.remote import RemoteFolder
+    from shards.remote import upload
 
-    there = RemoteFolder(f"s3://{nodes.s3.bucket}/data")
+    there = f"s3://{nodes.s3.bucket}/data"
     for file in (data / "toy").rglob("*"):
         if file.is_file():
-            there.write(file.relative_to(data).as_posix(), file.read_bytes())
+            upload(file.read_bytes(), f"{there}/{file.relative_to(data).as_posix()}")
     check(str(data), str(tmp_path))
     assert os.listdir(tmp_path) == []
-    check(there.url, f"s3://{nodes.s3.bucket}/results")
+    check(there, f"s3://{nodes.s3.bucket}/results")
     with pytest.raises(UserError, match=r"s3://no-such-bucket.* is not there"):
-        check(there.url, "s3://no-such-bucket/results")
+        check(there, "s3://no-such-bucket/results")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from procap.errors import NotFound, Unreachable, UsageError
 from runner import remote_results
 from runner.remote_results import RemoteResults, results_root
-from shards.remote import RemoteFolder
+from shards.remote import list_files, read_files, upload
 
 RUN = "base/toy/coop/mini/16shot/seed1-0123abcd"
 OTHER = "base/toy/coop/mini/16shot/seed2-89abcdef"
@@ -46,52 +46,50 @@ def content(store: RemoteResults, run: str = RUN) -> dict[str, bytes]:
 
 def remote_files(store: RemoteResults, run: str = RUN) -> dict[str, bytes]:
     assert store.url
-    folder = RemoteFolder(store.url)
-    names = folder.list(run)
-    return {name.removeprefix(f"{run}/"): data for name, data in folder.read(f"{run}/{n}" for n in names).items()}
+    return read_files(f"{store.url}/{run}", list_files(f"{store.url}/{run}"))
 
 
 def test_a_run_that_one_machine_pushes_is_pulled_by_another(here, elsewhere):
     files = finished(b"prompts", **{"eval/toy-base-test.json": b"[1]"})
     write(here, files)
-    here.push_run(RUN)
+    here.push(RUN)
     assert remote_files(here) == files
-    elsewhere.pull_run(RUN)
+    elsewhere.pull(RUN, weights=True)
     assert content(elsewhere) == files
 
 
-def test_pull_all_downloads_documents_without_weights_and_states(here, elsewhere):
+def test_pull_downloads_documents_without_weights_and_states(here, elsewhere):
     for run in (RUN, OTHER):
         write(here, finished(run.encode()), run)
-        here.push_run(run)
+        here.push(run)
     write(here, {"step-1.safetensors": b"state", "progress.json": b"{}"}, "base/toy/maple/mini/16shot/seed1-00000000/x")
     write(here, {"collection.json": b"{}"}, "collections/suite/table-1")
-    here.push_all()
-    elsewhere.pull_all()
+    here.push()
+    elsewhere.pull()
     for run in (RUN, OTHER):
         assert set(content(elsewhere, run)) == {"config.json", "train.json"}
     assert content(elsewhere, "collections/suite/table-1") == {"collection.json": b"{}"}
-    elsewhere.pull_run(RUN)
+    elsewhere.pull(RUN, weights=True)
     assert content(elsewhere) == finished(RUN.encode()), "weights follow when they are needed"
 
 
 def test_a_run_continues_elsewhere_from_the_last_pushed_state(here, elsewhere):
     write(here, {"config.json": b"{}", "progress.json": b"1", "state/step-1.safetensors": b"one"})
-    here.push_run(RUN)
+    here.push(RUN)
     (here.local / RUN / "state/step-1.safetensors").unlink()
     # Of another size: it may be written within the same tick of the file system's clock.
     write(here, {"progress.json": b"22", "state/step-2.safetensors": b"two"})
-    here.push_run(RUN)
-    elsewhere.pull_run(RUN)
+    here.push(RUN)
+    elsewhere.pull(RUN, weights=True)
     assert set(content(elsewhere)) == {"config.json", "progress.json"}, "a state is for who holds the run"
-    elsewhere.pull_run(RUN, state=True)
+    elsewhere.pull(RUN, weights=True, states=True)
     assert content(elsewhere) == {"config.json": b"{}", "progress.json": b"22", "state/step-2.safetensors": b"two"}
     shutil.rmtree(elsewhere.local / RUN / "state")
     (elsewhere.local / RUN / "progress.json").unlink()
     write(elsewhere, finished(b"prompts"))
-    elsewhere.push_run(RUN)
+    elsewhere.push(RUN)
     assert remote_files(here) == finished(b"prompts"), "a finished run leaves no state behind"
-    here.pull_run(RUN, state=True)
+    here.pull(RUN, weights=True, states=True)
     assert content(here) == finished(b"prompts")
 
 
@@ -122,16 +120,16 @@ def life_of_a_run(store: RemoteResults) -> None:
     """A training with a rotated state, its end, an evaluation, and the same once more after --force."""
     for weights in (b"prompts", b"other prompts"):
         write(store, {"config.json": b"{}", "progress.json": b"1", "state/step-1.safetensors": b"one"})
-        store.push_run(RUN)
+        store.push(RUN)
         (store.local / RUN / "state/step-1.safetensors").unlink()
         write(store, {"state/step-2.safetensors": b"two"})
-        store.push_run(RUN)
+        store.push(RUN)
         write(store, finished(weights))
         shutil.rmtree(store.local / RUN / "state")
         (store.local / RUN / "progress.json").unlink()
-        store.push_run(RUN)
+        store.push(RUN)
         write(store, {"eval/toy-base-test.json": weights})
-        store.push_run(RUN)
+        store.push(RUN)
         if weights == b"prompts":
             for name in content(store):
                 (store.local / RUN / name).unlink()
@@ -140,8 +138,8 @@ def life_of_a_run(store: RemoteResults) -> None:
 
 def test_a_kill_between_any_two_uploads_leaves_no_finished_run_without_weights(tmp_path, monkeypatch):
     left = [0]
-    for name in ("write", "delete"):
-        monkeypatch.setattr(RemoteFolder, name, counted(getattr(RemoteFolder, name), left))
+    for name in ("upload", "delete"):
+        monkeypatch.setattr(remote_results, name, counted(getattr(remote_results, name), left))
     last = b"other prompts"
     for kill_at in range(200):
         url = f"local://{tmp_path}/{kill_at}/remote"
@@ -154,9 +152,9 @@ def test_a_kill_between_any_two_uploads_leaves_no_finished_run_without_weights(t
             done = False
         left[0] = 10**6
         assert is_whole(remote_files(here)), f"after {kill_at} calls"
-        elsewhere.pull_run(RUN, state=True)
+        elsewhere.pull(RUN, weights=True, states=True)
         assert is_whole(content(elsewhere))
-        here.push_run(RUN)
+        here.push(RUN)
         assert is_whole(remote_files(here))
         if done:
             assert remote_files(here) == finished(last, **{"eval/toy-base-test.json": last})
@@ -175,21 +173,21 @@ def test_a_kill_during_a_pull_leaves_no_finished_run_without_weights(tmp_path, m
         shutil.rmtree(here.local, ignore_errors=True)
         here.delete_run(RUN)
         write(here, finished(b"prompts"))
-        here.push_run(RUN)
+        here.push(RUN)
         left[0] = 10**6
-        elsewhere.pull_run(RUN)
+        elsewhere.pull(RUN, weights=True)
         here.delete_run(RUN)
         write(here, finished(b"other prompts", **{"eval/toy-base-test.json": b"[2]"}))
-        here.push_run(RUN)
+        here.push(RUN)
         left[0] = kill_at
         try:
-            elsewhere.pull_run(RUN)
+            elsewhere.pull(RUN, weights=True)
             done = True
         except Killed:
             done = False
         left[0] = 10**6
         assert is_whole(content(elsewhere)), f"after {kill_at} files"
-        elsewhere.pull_run(RUN)
+        elsewhere.pull(RUN, weights=True)
         assert content(elsewhere) == content(here)
         if done:
             break
@@ -199,18 +197,18 @@ def test_a_kill_during_a_pull_leaves_no_finished_run_without_weights(tmp_path, m
 def test_a_folder_and_a_file_url_are_the_folder_itself(tmp_path):
     assert results_root("results", tmp_path) == (Path("results"), None)
     assert results_root(f"file://{tmp_path}/a%20b", tmp_path) == (tmp_path / "a b", None)
-    RemoteResults(None, tmp_path / "nowhere").push_run(RUN)
-    RemoteResults(None, tmp_path / "nowhere").pull_run(RUN)
+    RemoteResults(None, tmp_path / "nowhere").push(RUN)
+    RemoteResults(None, tmp_path / "nowhere").pull(RUN, weights=True)
     assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_key_of_a_bucket_that_would_leave_the_results_is_left_out(s3, tmp_path):
     url, store = f"s3://{s3.bucket}/{tmp_path.name}", tmp_path / "here"
-    RemoteFolder(url).write(f"/{tmp_path}/outside/seed1-0123abcd/train.json", b"{}")
-    RemoteFolder(url).write(f"../..{tmp_path}/outside/config.json", b"{}")
+    upload(b"{}", f"{url}//{tmp_path}/outside/seed1-0123abcd/train.json")
+    upload(b"{}", f"{url}/../..{tmp_path}/outside/config.json")
     write(RemoteResults(url, tmp_path / "other"), finished(b"prompts"))
-    RemoteResults(url, tmp_path / "other").push_run(RUN)
-    RemoteResults(url, store).pull_all()
+    RemoteResults(url, tmp_path / "other").push(RUN)
+    RemoteResults(url, store).pull()
     assert (store / RUN / "train.json").exists() and not (tmp_path / "outside").exists()
 
 
@@ -218,7 +216,7 @@ def test_an_address_that_cannot_hold_results_is_one_line(s3, tmp_path):
     with pytest.raises(UsageError, match=r"results cannot be written to https://x/y: name a folder or a URL"):
         results_root("https://x/y", tmp_path)
     with pytest.raises(NotFound, match=r"s3://no-such-bucket/y/base.* is not there"):
-        RemoteResults("s3://no-such-bucket/y", tmp_path).pull_run("base")
+        RemoteResults("s3://no-such-bucket/y", tmp_path).pull("base", weights=True)
 
 
 def test_a_server_that_is_down_is_one_line_and_loses_nothing(s3, tmp_path, monkeypatch):
@@ -231,9 +229,9 @@ def test_a_server_that_is_down_is_one_line_and_loses_nothing(s3, tmp_path, monke
 
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(Unreachable, match=r"s3://results/away/.* cannot be reached \(.*\); try again later") as error:
-        store.push_run(RUN)
+        store.push(RUN)
     assert "\n" not in str(error.value) and "not-a-secret" not in str(error.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.address)
     s3fs.S3FileSystem.clear_instance_cache()
-    store.push_run(RUN)
+    store.push(RUN)
     assert remote_files(store) == finished(b"prompts")

@@ -312,7 +312,7 @@ def test_training_continues_on_another_machine_with_the_same_bits(machines, conf
     third = machines("third")
     result = evaluate.evaluate(config, Target("digits", "base"), third)
     assert result.correct == evaluate.evaluate(config, Target("digits", "base"), machines("alone")).correct
-    remote_results.RemoteResults.from_runtime(machines("fourth")).pull_all()
+    remote_results.RemoteResults.from_runtime(machines("fourth")).pull()
     assert run_folders.RunFolder(machines("fourth").results / config.path).evaluations() == [result]
 
 
@@ -323,14 +323,14 @@ def test_force_deletes_a_run_at_the_url(s3, machines, config):
     again = train.train(config, machines("second"), force=True)
     assert s3.count_requests("PUT", "train.json") == sent + 1, "it was trained again"
     runtime = machines("third")
-    remote_results.RemoteResults.from_runtime(runtime).pull_all()
+    remote_results.RemoteResults.from_runtime(runtime).pull()
     assert run_folders.RunFolder(runtime.results / config.path).train() == again
     assert run_folders.RunFolder(runtime.results / config.path).evaluations() == []
 
 
 def test_an_unreachable_url_costs_only_the_upload(machines, config, monkeypatch, caplog):
     runtime = replace(machines("first"), checkpoint_seconds=0.0)
-    upload = remote_results.RemoteResults.push_run
+    upload = remote_results.RemoteResults.push
     away = [True]
 
     def broken(self: remote_results.RemoteResults, folder: str) -> None:
@@ -338,7 +338,7 @@ def test_an_unreachable_url_costs_only_the_upload(machines, config, monkeypatch,
             raise Unreachable("s3://results cannot be reached; try again later")
         upload(self, folder)
 
-    monkeypatch.setattr(remote_results.RemoteResults, "push_run", broken)
+    monkeypatch.setattr(remote_results.RemoteResults, "push", broken)
     with pytest.raises(Unreachable, match="cannot be reached"):
         train.train(config, runtime)
     assert "what is new is only in" in caplog.text

@@ -12,7 +12,7 @@ from local_server import Answer, LocalServer
 
 from procap.errors import NotFound, Unreachable, UsageError, UserError
 from shards.credentials import mask
-from shards.remote import RemoteFolder, download, read_file
+from shards.remote import delete, download, list_files, read_file, read_files, upload
 from shards.urls import canonical, is_url, join
 
 BYTES = bytes(range(256)) * 9000
@@ -66,7 +66,7 @@ def test_a_file_with_a_different_digest_is_refused_and_not_kept(server, target):
     target.parent.mkdir()
     target.write_bytes(b"older")
     with pytest.raises(UserError) as error:
-        download(f"{server.url}/a.tar", target, replace=True, sha256="0" * 64)
+        download(f"{server.url}/a.tar", target, sha256="0" * 64)
     assert is_one_line(error.value, f"{server.url}/a.tar is not the expected file", "0" * 64)
     assert names(target.parent) == ["a.tar"] and target.read_bytes() == b"older"
 
@@ -161,20 +161,20 @@ def test_processes_and_threads_of_a_machine_download_a_file_once(server, target)
 
 
 def test_an_object_store_is_written_listed_and_read(s3, target):
-    folder, data = RemoteFolder(f"s3://{s3.bucket}/files"), os.urandom(11 * 2**20)
+    url, data = f"s3://{s3.bucket}/files", os.urandom(11 * 2**20)
     target.parent.mkdir()
     target.write_bytes(data)
-    folder.write("big/a.tar", target)
-    folder.write("b.txt", b"b")
-    assert sorted(folder.list()) == ["b.txt", "big/a.tar"] and folder.list("big") == ["a.tar"]
-    folder.write("b.txt", b"c")
-    assert folder.read(["b.txt", "absent"]) == {"b.txt": b"c"}
-    assert read_file(f"{folder.url}/big/a.tar") == data
+    upload(target, f"{url}/big/a.tar")
+    upload(b"b", f"{url}/b.txt")
+    assert sorted(list_files(url)) == ["b.txt", "big/a.tar"] and list_files(f"{url}/big") == ["a.tar"]
+    upload(b"c", f"{url}/b.txt")
+    assert read_files(url, ["b.txt", "absent"]) == {"b.txt": b"c"}
+    assert read_file(f"{url}/big/a.tar") == data
     target.unlink()
-    download(f"{folder.url}/big/a.tar", target, sha256=hashlib.sha256(data).hexdigest())
-    folder.delete("b.txt")
-    folder.delete("b.txt")
-    assert folder.list() == ["big/a.tar"]
+    download(f"{url}/big/a.tar", target, sha256=hashlib.sha256(data).hexdigest())
+    delete(f"{url}/b.txt")
+    delete(f"{url}/b.txt")
+    assert list_files(url) == ["big/a.tar"]
 
 
 def test_an_object_store_names_what_is_missing(s3, monkeypatch):

@@ -140,7 +140,7 @@ def _evaluate_all(
     for config, target in work:
         with failures.collect(f"{config.path} on {target}"):
             if group.ranks.is_first:
-                RemoteResults.from_runtime(runtime).pull_run(config.path, weights=False)
+                RemoteResults.from_runtime(runtime).pull(config.path)
             if not config.recipe.epochs:
                 prepare_untrained(config, runtime, group, workbench, force=force)
             ensure_packed([target.dataset], runtime.data)

@@ -51,7 +51,7 @@ def bench(
         settings.for_run(run.config)
     note_warmup(run.config for run in runs)
     remote = RemoteResults.from_runtime(runtime)
-    remote.pull_all()
+    remote.pull()
     states = read_states(runs, runtime, force=mode.force)
     if mode.dry_run:
         return show_plan(runs, states, output)
@@ -74,7 +74,7 @@ def bench(
             failed = execute(
                 open_runs, states, paths, runtime, launcher, trackers, force=mode.force, verbose=output.verbose
             )
-        remote.pull_all()
+        remote.pull()
         # Also if no run was open: `execute` sets it where some are.
         trackers.started = True
         note("making tables and plots")
@@ -85,10 +85,10 @@ def bench(
     except BaseException as error:
         if trackers.started:
             trackers.close(status_after(error))
-            remote.try_push_all()
+            remote.try_push()
         raise
     exporter_for(runtime).flush()
-    remote.push_all()
+    remote.push()
     # The error of a run says more than that its result is missing.
     failed = {path: why for made in outputs for path, why in made.failed_runs.items()} | failed
     done = [run.path for run in runs if run.path not in failed]

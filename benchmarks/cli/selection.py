@@ -222,10 +222,10 @@ def find_run(run: Path, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfi
 
         return fetch_run(f"hf://{'/'.join(run.parts[1:])}", runtime), runtime
     if runtime.results_url and "/" in str(run) and not run.is_absolute():
-        RemoteResults.from_runtime(runtime).pull_run(run.as_posix())
+        RemoteResults.from_runtime(runtime).pull(run.as_posix())
     folder, below = run.expanduser(), runtime.results / run
     if not folder.exists() and HASH_PREFIX.fullmatch(str(run)):
-        RemoteResults.from_runtime(runtime).pull_all()
+        RemoteResults.from_runtime(runtime).pull()
         folders = [each.path for each in find_runs(runtime.results)]
         return select_run([path for path in folders if path.name.rpartition("-")[2].startswith(str(run))], runtime)
     config, results = locate_run(below if below.exists() and not folder.exists() else folder)
@@ -236,7 +236,7 @@ def find_run(run: Path, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfi
 
 def find_selected_run(selection: SelectionFlags, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:
     """Find the only run that the flags select; the rest is as in `find_run`."""
-    RemoteResults.from_runtime(runtime).pull_all()
+    RemoteResults.from_runtime(runtime).pull()
     is_selected = run_filter(selection)
     folders = [(folder.path, folder.config()) for folder in find_runs(runtime.results)]
     return select_run([path for path, config in folders if config and is_selected(config)], runtime)

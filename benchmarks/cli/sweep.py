@@ -55,7 +55,7 @@ def sweep(
     runtime = runtime_config(runtime_flags, engine)
     settings = make_settings(search_flags, selection, recipe, runtime.data)
     folder = SweepFolder(runtime.results / SWEEPS / settings.name)
-    RemoteResults.from_runtime(runtime).pull_all()
+    RemoteResults.from_runtime(runtime).pull()
     tried = folder.load_configurations(settings)
     # Raises for values that runs reject.
     runs = [run for values in examples(settings) for run in make_runs(settings, values, runtime.data)]
@@ -114,9 +114,9 @@ def _execute(
     except BaseException as error:
         if sweep.configurations:
             progress.close(status_after(error))
-            RemoteResults.from_runtime(runtime).try_push_all()
+            RemoteResults.from_runtime(runtime).try_push()
         raise
-    RemoteResults.from_runtime(runtime).pull_all()
+    RemoteResults.from_runtime(runtime).pull()
     progress.close("failed" if sweep.count("failed") else "interrupted" if sweep.count("running") else "finished")
     exporter_for(runtime).flush()
     return _show_outcome(sweep, runtime_flags, engine, output)
@@ -129,7 +129,7 @@ def _show_outcome(
     best = table.find_best(configurations)
     commands = make_commands(settings, best.values, runtime, engine) if best else []
     # Includes the records of what was exported to MLflow.
-    RemoteResults.from_runtime(sweep.runtime).push_all()
+    RemoteResults.from_runtime(sweep.runtime).push()
     if configurations:
         show(render(table.sweep_table(settings, configurations), "md"))
     if left := sweep.count("running"):

@@ -54,7 +54,7 @@ def train(
     if mode.dry_run:
         if not is_first_rank():
             return 0
-        RemoteResults.from_runtime(runtime).pull_all()
+        RemoteResults.from_runtime(runtime).pull()
         configs = selected_runs(selection, recipe, runtime.data)
         specs = [RunSpec(config=config) for config in (start_runs(configs, init, runtime) if init else configs)]
         return show_plan(specs, read_states(specs, runtime, force=mode.force), output)

@@ -90,7 +90,7 @@ def open_results(results: str | Path) -> Path:
 
     folder, url = results_root(str(results), cache_home())
     # Does nothing for a local folder.
-    RemoteResults(url, folder).pull_all()
+    RemoteResults(url, folder).pull()
     if not folder.is_dir():
         raise UserError(f"no results folder at {results}; name the one of your runs with --results")
     return folder

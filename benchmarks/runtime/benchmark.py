@@ -117,7 +117,7 @@ def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) ->
     folder = runtime.results / "runtime" / re.sub(r"\W+", "-", "-".join(words).lower(), flags=re.ASCII)
     report["folder"] = str(folder)
     write_json(folder / "runtime.json", report)
-    RemoteResults.from_runtime(runtime).push_all("runtime")
+    RemoteResults.from_runtime(runtime).push("runtime")
 
 
 def _describe_device(device: torch.device) -> dict[str, str]:

@@ -72,7 +72,7 @@ class Exporter:
         if self.store and self._posted and (create or self.store.exists):
             self._export(self.store)
             for path in self._exported:
-                self.remote.try_push_all(path)
+                self.remote.try_push(path)
 
     def _export(self, store: TrackingStore) -> None:
         """Export what was posted. A store that fails once is not tried again."""
