@@ -71,7 +71,7 @@ class RemoteResults:
             return
         names = self._list_remote(below)
         # All at once: a request for each of a thousand folders would take minutes.
-        documents = read_files(self._address(""), (name for name in names if name.endswith(".json")))
+        documents = read_files(self._address(), (name for name in names if name.endswith(".json")))
         for run, group in group_by_run(names).items():
             self._write_run(run, {name: documents[name] for name in group if name in documents}, weights=weights)
             if states and f"{run}/{TRAIN}" not in documents:
@@ -85,7 +85,7 @@ class RemoteResults:
         local = group_by_run(self._list_local(below)) if self.url else {}
         stored = group_by_run(self._list_remote(below)) if local else {}
         for run, names in local.items():
-            self._push(run, names, stored.get(run, []))
+            self._push_run(run, names, stored.get(run, []))
 
     def try_push(self, below: str = "") -> None:
         """Call `push` and log a failure; what was not uploaded is on the local disk as well."""
@@ -120,23 +120,23 @@ class RemoteResults:
             shutil.rmtree(folder / "state", ignore_errors=True)
             (folder / PROGRESS).unlink(missing_ok=True)
 
-    def _push(self, run: str, names: Sequence[str], stored: Sequence[str]) -> None:
+    def _push_run(self, run: str, names: Sequence[str], stored: Sequence[str]) -> None:
         """Upload a run, or the files of none. names, stored: all files here and at the URL."""
-        local = {name: _read(self.local / name) for name in names if name.endswith(".json") or not run}
-        remote = read_files(self._address(""), local)
-        changed: dict[str, bytes | Path] = {
-            name: content for name, content in local.items() if content not in (None, remote.get(name))
-        }
+        result = f"{run}/{TRAIN}"
+        documents = {name: _read(self.local / name) for name in names if name.endswith(".json") or not run}
+        there = read_files(self._address(), documents)
         states = {name: self.local / name for name in names if name.startswith(f"{run}/state/")}
-        uploads = {name: file for name, file in states.items() if name not in stored} | changed
-        if train := uploads.pop(f"{run}/{TRAIN}", None):
+        uploads: dict[str, bytes | Path] = {name: file for name, file in states.items() if name not in stored}
+        uploads |= {name: content for name, content in documents.items() if content not in (None, there.get(name))}
+        if train := uploads.pop(result, None):
             # A kill between any two of these leaves an unfinished run there, never one with different weights.
-            delete(self._address(f"{run}/{TRAIN}"))
-            uploads = {f"{run}/{CHECKPOINT}": self.local / run / CHECKPOINT} | uploads | {f"{run}/{TRAIN}": train}
+            delete(self._address(result))
+            upload(self.local / run / CHECKPOINT, self._address(f"{run}/{CHECKPOINT}"))
+            uploads[result] = train
         for name, content in uploads.items():
             upload(content, self._address(name))
         # A machine without a state here has only read the run, which another machine may be training.
-        if states or f"{run}/{TRAIN}" in names:
+        if states or result in names:
             for name in set(stored) - set(names):
                 if name.startswith((f"{run}/state/", f"{run}/{PROGRESS}")):
                     delete(self._address(name))
@@ -151,8 +151,8 @@ class RemoteResults:
         """List the names of the files at the URL below a folder."""
         return [f"{below}/{name}" if below else name for name in list_files(self._address(below))]
 
-    def _address(self, name: str) -> str:
-        """Return the URL of a file or folder of the results."""
+    def _address(self, name: str = "") -> str:
+        """Return the URL of a file or folder of the results; by default of all."""
         assert self.url
         return join(self.url, name) if name else self.url
 
