@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from procap.classifier import cosine_logits
 from own_tokens import OwnTokens
+from procap.plan import INPUT, Plan, TokenOp
 from procap.methods.twosfs import TwoSFS
 class Noisy(OwnTokens):
     def loss(self, images, labels, noise):
@@ -45,6 +46,10 @@ class Behind(OwnTokens):
     def features(self, images, noise):
         image, text = super().features(images, noise)
         return image + self.context.mean(), text
+class Covering(OwnTokens):
+    def plans(self, prompts, noise=None):
+        words = self.context.mean().expand(6, self.clip.geometry.text_width)
+        return super().plans(prompts, noise)[0], Plan((TokenOp(INPUT, "replace", words, start=1),))
 class Failing(OwnTokens):
     def plans(self, prompts, noise=None):
         raise KeyError("tokens")
@@ -67,7 +72,7 @@ class Endless(TwoSFS):
 for kind in OwnTokens.__subclasses__():
     kind.title = kind.__name__
 """
-KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Behind", "Failing", "Alone",
+KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Behind", "Covering", "Failing", "Alone",
          "Shaped", "Unaware", "Endless")  # fmt: skip
 
 
@@ -113,8 +118,9 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
     ("unused", "gradients", "no gradient reaches spare"),
     ("forgetful", "resume", "register_buffer"),
     ("endless", "reloaded", "logits of base classes differ by"),
-    ("narrow", "shapes", "the classifier of 10 classes gives (3, 5) for 3 images"),
+    ("narrow", "shapes", "the classifier of 10 classes gives (4, 5) for 4 images"),
     ("behind", "inference", "features() is replaced, which only loss() calls: inference uses plans(), image_adapter"),
+    ("covering", "inference", "classes have equal logits: the text plan replaces the rows of their names"),
     ("failing", "gradients", "method 'failing' (plug-in) fails in "),
     ("shaped", "shapes", "loss term 'ce' of method 'shaped' has the shape [4], a tensor without shape is needed"),
     ("unaware", "shapes", "classifier() takes 1 positional argument"),

@@ -250,11 +250,13 @@ def test_every_option_is_described_and_strict():
 def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypatch):
     theirs = METHOD + "class NotAMethod:\n    pass\n\nclass Bare(CoOp.__base__.__base__):\n    summary = 'x'\n"
     theirs += "class Quiet(Theirs):\n    @classmethod\n    def recipe(cls, *task):\n        return CoOp.recipe(*task)\n"
+    theirs += "from procap.methods.features import FeatureMethod\nclass Headless(FeatureMethod):\n    pass\n"
     modules = {"their_method": theirs, "half_written": "class Theirs(\n", "exits": "import sys\nsys.exit('bye')\n"}
     points = {
         "theirs": "their_method:Theirs", "broken": "no_such_module:Theirs", "odd": "their_method:NotAMethod",
         "half": "half_written:Theirs", "exits": "exits:Theirs", "bare": "their_method:Bare",
         "maple": "their_method:Theirs", "quiet": "their_method:Quiet",
+        "headless": "their_method:Headless",
     }  # fmt: skip
     install(tmp_path, modules, points)
     monkeypatch.syspath_prepend(tmp_path)
@@ -266,6 +268,7 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
         "half": "cannot be loaded from half_written:Theirs: SyntaxError",
         "exits": "SystemExit: bye .*exits.py, line 2",
         "odd": "is not a subclass",
+        "headless": r"has no head\(\)$",
         "bare": r"has no recipe\(\), no plans\(\)$",
     }
     for name, message in reasons.items():

@@ -60,6 +60,10 @@ class FeatureMethod(Method):
     bank: FeatureBank
 
     @classmethod
+    def missing_members(cls) -> list[str]:
+        return ["head()"] if cls.head is FeatureMethod.head else []
+
+    @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return one pass over the images, without steps."""
         recipe = Recipe(lr=1e-3, epochs=1, batch_size=256, warmup="none", drop_last=False)
