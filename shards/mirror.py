@@ -27,13 +27,11 @@ LIST_BYTES, MANIFEST_BYTES = 4096, 2**28
 def mirror_root(url: str, cache: Path) -> Path:
     """Return the folder that stands for the data root at `url`, created if needed; for file:// the folder itself."""
     url = canonical(url)
-    folder = local_path(url)
-    if folder is not None:
+    if (folder := local_path(url)) is not None:
         return folder
     if redact(url) != url:
-        raise UsageError(
-            f"{redact(url)}: a password or signature would be stored with it: put it into ~/.netrc instead"
-        )
+        reason = "a password or signature would be stored with it: put it into ~/.netrc instead"
+        raise UsageError(f"{redact(url)}: {reason}")
     root = cache / "mirrors" / cache_name(url)
     if not is_mirror(root):
         write_file(root / MIRROR_FILE, json.dumps({"url": url}) + "\n")
@@ -41,14 +39,14 @@ def mirror_root(url: str, cache: Path) -> Path:
 
 
 def mirrored_url(root: Path) -> str:
-    """Return the URL that a mirror stands for."""
-    return str(json.loads((root / MIRROR_FILE).read_bytes())["url"])
+    """Return the URL that a data root stands for, "" if it is no mirror."""
+    return str(json.loads((root / MIRROR_FILE).read_bytes())["url"]) if is_mirror(root) else ""
 
 
 def refuse_packing(root: Path) -> None:
     """Raise UsageError for a mirror: what is packed there would not reach the server."""
-    if is_mirror(root):
-        raise UsageError(f"{redact(mirrored_url(root))} can only be read; pack into a folder and upload that")
+    if url := mirrored_url(root):
+        raise UsageError(f"{redact(url)} can only be read; pack into a folder and upload that")
 
 
 def refresh(root: Path, name: str) -> None:
@@ -56,11 +54,11 @@ def refresh(root: Path, name: str) -> None:
 
     While the server cannot be reached the last manifest is used, with a warning.
     """
-    if not is_mirror(root):
+    if not (root_url := mirrored_url(root)):
         return
     if not NAME.fullmatch(name):
         raise UsageError(f"'{name}' cannot be the name of a data set")
-    folder, url = root / name, join(mirrored_url(root), f"{name}/{FILE}")
+    folder, url = root / name, join(root_url, f"{name}/{FILE}")
     file = folder / FILE
     try:
         content = read_file(url, MANIFEST_BYTES)
@@ -80,21 +78,19 @@ def refresh(root: Path, name: str) -> None:
 
 def fetch_lists(folder: Path, split: str, entry: SplitEntry) -> None:
     """Download index and paths of a split of a mirrored data set; does nothing elsewhere."""
-    if is_mirror(folder.parent):
-        _fetch(folder, f"{split}/{INDEX_FILE}", entry.index_sha256, LIST_BYTES * (entry.count + 1))
-        _fetch(folder, f"{split}/{PATHS_FILE}", entry.paths_sha256, LIST_BYTES * (entry.count + 1))
+    for name, sha256 in ((INDEX_FILE, entry.index_sha256), (PATHS_FILE, entry.paths_sha256)):
+        _fetch(folder, f"{split}/{name}", sha256, LIST_BYTES * (entry.count + 1))
 
 
 def fetch_shards(folder: Path, entry: SplitEntry) -> None:
     """Download the shards of a split of a mirrored data set that are not there with their size; nothing elsewhere."""
-    if is_mirror(folder.parent):
-        for shard in entry.shards:
-            file = folder / shard.file
-            # The size is enough, because `download` shows a file only after its SHA-256 was compared.
-            if not (file.is_file() and file.stat().st_size == shard.size):
-                _fetch(folder, shard.file, shard.sha256, shard.size)
+    for shard in entry.shards:
+        file = folder / shard.file
+        # The size is enough, because `download` shows a file only after its SHA-256 was compared.
+        if not (file.is_file() and file.stat().st_size == shard.size):
+            _fetch(folder, shard.file, shard.sha256, shard.size)
 
 
 def _fetch(folder: Path, file: str, sha256: str, limit: int) -> None:
-    url = join(mirrored_url(folder.parent), f"{folder.name}/{file}")
-    download(url, folder / file, sha256=sha256, limit=limit)
+    if url := mirrored_url(folder.parent):
+        download(join(url, f"{folder.name}/{file}"), folder / file, sha256=sha256, limit=limit)

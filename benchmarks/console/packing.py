@@ -17,7 +17,7 @@ from runner.progress import ProgressDisplay
 from shards.builtin_sources import builtin_source
 from shards.catalogue import Dataset
 from shards.manifest import Manifest
-from shards.mirror import is_mirror, mirrored_url
+from shards.mirror import mirrored_url
 from shards.pack import pack_source
 from shards.pools import map_in_order
 from shards.reader import ShardSet
@@ -31,9 +31,9 @@ def find_unpacked(names: Iterable[str], data_root: Path) -> list[Dataset]:
     datasets = [resolve_dataset(name, data_root) for name in dict.fromkeys(names)]
     missing = [dataset for dataset in datasets if not is_packed(data_root, dataset.name)]
     raw = [dataset.name for dataset in missing if dataset.source == "folder"]
-    if missing and is_mirror(data_root):
+    if missing and (url := mirrored_url(data_root)):
         absent = ", ".join(f"'{dataset.name}'" for dataset in missing)
-        raise UserError(f"there is no {absent} at {redact(mirrored_url(data_root))}")
+        raise UserError(f"there is no {absent} at {redact(url)}")
     if raw:
         names_at = f"{' '.join(raw)} --data {quote(data_root)}"
         command = f"procap data pack {names_at} --raw FOLDER, or download: procap data fetch {names_at}"
