@@ -161,6 +161,8 @@ def test_processes_and_threads_of_a_machine_download_a_file_once(server, target)
 
 
 def test_an_object_store_is_written_listed_and_read(s3, target):
+    import s3fs
+
     url, data = f"s3://{s3.bucket}/files", os.urandom(11 * 2**20)
     target.parent.mkdir()
     target.write_bytes(data)
@@ -175,6 +177,9 @@ def test_an_object_store_is_written_listed_and_read(s3, target):
     delete(f"{url}/b.txt")
     delete(f"{url}/b.txt")
     assert list_files(url) == ["big/a.tar"]
+    # Without the cache of listings of this process, as another machine does.
+    s3fs.S3FileSystem(skip_instance_cache=True).pipe_file(f"{s3.bucket}/files/c.txt", b"c")
+    assert read_file(f"{url}/c.txt") == b"c"
 
 
 def test_an_object_store_names_what_is_missing(s3, monkeypatch):
