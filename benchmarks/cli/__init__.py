@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
 import threading
 
@@ -15,9 +13,6 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line with `argv` (default: the arguments of this process) and return the exit code."""
     from benchmarks.cli.app import run
 
-    if argv is None:
-        # At the end of a process that imported torch, Python searches a third of a second for garbage.
-        atexit.register(gc.freeze)
     code = run(argv)
     # With `argv` the caller's process goes on after the command.
     if argv is None and code > 128:
