@@ -19,7 +19,7 @@ from runner.engine import autocast, learned_parameters
 from runner.environment import num_decoders
 from runner.schedule import Schedule
 from runner.setup import Setup, make_eval_transform, train_augment
-from shards.fewshot import select_target_images
+from shards.fewshot import VAL_SHOTS, draw_positions, select_target_images
 from shards.loader import DecodedImages, TrainStream, prepare_batches
 from shards.reader import Split, open_dataset
 from shards.transforms import TrainAugment
@@ -92,7 +92,12 @@ def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[Split, Split]
         # ImageNet has no val split: the public code searches its test images.
         has_val = "val" in shards.manifest.splits
         return (select_target_images(shards, config.classes, "val").images if has_val else test), test
-    return (val if setup.method.selection == "validation" else val.subset([])), val.subset([])
+    if setup.method.selection != "validation":
+        val = val.subset([])
+    elif not config.shots:
+        # As many as few-shot samples have: a run on all training images has the whole val split.
+        val = val.subset(draw_positions([], val.labels, VAL_SHOTS, config.seed)[1])
+    return val, val.subset([])
 
 
 @torch.no_grad()

@@ -37,6 +37,9 @@ def start_from(config: RunConfig, source: RunConfig, results: Path, runtime: Run
 
 def check_same_images(source: RunConfig, config: RunConfig) -> None:
     """Raise UsageError if run `source` has seen images of the data set of `config` that a training of it does not."""
+    if source.options.get("selection") == "test":
+        # Tables mark such a run, but not another one that learns from it.
+        raise UsageError(f"{source.path} was chosen by test accuracy: train with --option selection=validation")
     images = ("classes", "shots", "seed")
     if source.dataset == config.dataset and any(getattr(source, name) != getattr(config, name) for name in images):
         raise UsageError(f"{source.path} has seen other images: train with its {', '.join(images)}")

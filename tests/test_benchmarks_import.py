@@ -144,7 +144,7 @@ def test_a_method_without_public_code_is_not_exported(capsys, flags):
     assert main(["train", *zeroshot]) == 0
     capsys.readouterr()
     assert main(["export", str(only_run("results").path)]) == 1
-    assert "ZeroShot has no public code" in capsys.readouterr().err
+    assert "checkpoints of ZeroShot's public code are not supported" in capsys.readouterr().err
     assert main(["export", "nowhere", "--format", "onnx"]) == 2
 
 

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from made_results import made, put_run, put_score, table_of
 
+from benchmarks import results
 from benchmarks.cli import main
 from benchmarks.experiment.profiles import PAPER
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import SuiteResults
+from benchmarks.tables.comparison import comparison_table
 from benchmarks.tables.render import SUFFIXES, render, to_dict, write_tables
 from benchmarks.tables.table import Column, Row, Table
 
@@ -145,6 +147,12 @@ def test_results_chosen_by_test_accuracy_are_marked_and_never_bold(tmp_path, cap
     text = capsys.readouterr().out
     assert "99.00 ‡" in text and "**99.00" not in text and "**80.00**" in text
     assert text.count("‡ weights or settings chosen by test accuracy") == 1
+    variants = {title: rows for title, rows in results.load(tmp_path).groupby("variant")}
+    [chosen] = {*variants} - {"CoOp", "MaPLe"}
+    assert all(row.chosen_on_test for row in comparison_table(variants, chosen).rows)
+    assert [row.chosen_on_test for row in comparison_table(variants, "CoOp").rows] == [False, True]
+    assert main(["table", "--results", str(tmp_path), "--methods", "adapters"]) == 0
+    assert "CoOp" not in capsys.readouterr().out
 
 
 def test_limited_results_are_marked_and_neither_averaged_with_whole_ones_nor_ranked(tmp_path):

@@ -3,6 +3,7 @@
 import shutil
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,14 +16,16 @@ from procap.errors import UserError
 from procap.methods import METHOD_GROUPS, METHODS
 from procap.methods.features import FeatureBank
 from runner.config import RunConfig, Target
+from runner.distributed.collectives import ProcessGroup
 from runner.evaluate import evaluate, load_trained
-from runner.feature_bank import FeatureStream
+from runner.feature_bank import FeatureStream, choosing_images
 from runner.image_features import image_features
 from runner.planning import can_classify, plan_run
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
-from runner.setup import train_augment
+from runner.setup import set_up, train_augment
 from runner.train import train
+from runner.workbench import Workbench
 from shards.fewshot import load_few_shot
 from shards.reader import open_dataset
 
@@ -129,3 +132,12 @@ def test_groups_name_methods_and_suites_leave_out_targets_without_a_rule():
     targets = {run.variant.method: run.spec.targets for run in runs}
     assert targets == {"probe": ("digits:base:test",), "tipadapter": ("digits:base:test", "digits:novel:test")}
     assert {run.spec.config.recipe_name for run in runs} == {"published"}, "the profile's recipe is for prompts"
+
+
+def test_a_setting_is_chosen_on_at_most_four_validation_images_per_class_also_without_shots(
+    few_digits, short_checkpoint, tmp_path
+):
+    runtime = make_runtime(few_digits, tmp_path)
+    setup = set_up(plan(short_checkpoint, "probe", shots=0), runtime, torch.device("cpu"), ProcessGroup(), Workbench())
+    validation, test = choosing_images(setup, runtime)
+    assert np.bincount(validation.labels).max() == 4 and len(validation) < len(setup.fewshot.val) and not len(test)

@@ -10,7 +10,7 @@ from runner.config import Target
 from runner.evaluate import evaluate, load_trained
 from runner.planning import plan_run
 from runner.run_folders import RunFolder
-from runner.source_runs import first_stage, start_from
+from runner.source_runs import check_same_images, first_stage, start_from
 from runner.train import train
 
 FIELDS = {"dataset": "digits", "shots": 2}
@@ -56,6 +56,8 @@ def test_a_run_that_does_not_fit_is_refused_in_one_line(coop, runtime, short_che
         with pytest.raises(UserError, match=message) as raised:
             start(**fields)
         assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match="was chosen by test accuracy"):
+        check_same_images(coop.model_copy(update={"options": {"selection": "test"}}), coop)
     other = coop.model_copy(update={"init": coop.path, "init_digest": "0" * 64})
     with pytest.raises(UserError, match="SHA-256 differs"):
         train(other, runtime)

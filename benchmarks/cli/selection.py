@@ -96,13 +96,13 @@ def start_runs(configs: Sequence[RunConfig], init: str, runtime: RuntimeConfig) 
 
 
 def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Leave out methods of the group `text`, such as "all", for which `options` lack one that their training needs.
+    """Leave out methods of the groups in `text`, such as "all", for which `options` lack one that their training needs.
 
     Methods that are named one by one are kept: their training says what is missing.
     """
-    kept = []
+    kept, named = [], split_names(text)
     for method in methods:
-        name = method_class(method).required_option if text in ("all", "table1", *METHOD_GROUPS) else ""
+        name = "" if method in named else method_class(method).required_option
         if not name or any(values.get(method, {}).get(name) for values in options):
             kept.append(method)
         else:
@@ -182,7 +182,9 @@ def runtime_config(
 def run_filter(selection: SelectionFlags) -> Callable[[RunConfig], bool]:
     """Make a predicate that tests whether the flags select a run."""
     # An empty list selects every run, also those of methods that are not installed.
-    methods = {"all": [], "table1": table1_methods()}.get(selection.methods, split_names(selection.methods))
+    method_groups = {"all": method_paths(), "table1": table1_methods(), **METHOD_GROUPS}
+    parts = split_names(selection.methods) if selection.methods != "all" else []
+    methods = [name for part in parts for name in method_groups.get(part, [part])]
     groups, sets = dataset_groups(), split_names(selection.datasets)
     precisions, backbones, tags = map(split_names, (selection.precision, selection.backbone, selection.pretrained))
     check_names("method", methods, method_paths())

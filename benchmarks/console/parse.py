@@ -44,7 +44,7 @@ def parse_shot_counts(text: str) -> tuple[int, ...]:
 
 
 def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
-    """Parse methods; "all" is every installed method, "table1" those given, other groups are in `METHOD_GROUPS`.
+    """Parse methods, without duplicates: "all" is every installed one, "table1" those given; see `METHOD_GROUPS`.
 
     Raises UsageError for an unknown name, and for a plug-in that cannot be loaded.
     """
@@ -54,7 +54,7 @@ def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
     if not split_names(text):
         raise UsageError(f"--methods is missing; for example --methods procap; known: {', '.join(known)}")
     groups: dict[str, Iterable[str]] = {"all": known, "table1": table1, **METHOD_GROUPS}
-    chosen = list(groups.get(text, split_names(text)))
+    chosen = list(dict.fromkeys(name for part in split_names(text) for name in groups.get(part, [part])))
     # Methods of this program are known to work, and importing one imports torch.
     for name in (name for name in chosen if name not in METHODS):
         method_class(name)

@@ -42,6 +42,11 @@ class Row:
     group: str = ""
     average: bool = False
 
+    @property
+    def chosen_on_test(self) -> bool:
+        """Whether a number of the row was reached by weights or settings that test accuracy chose."""
+        return any(isinstance(cell, Metric) and cell.chosen_on_test for cell in self.cells)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -135,7 +140,7 @@ def format_rows(
         if row.source == "published" and table.mixed:
             first = int(row.labels[0] in shared)
             labels[first:] = [italics.format(label) for label in labels[first:]]
-        elif table.reference and table.reference in row.labels:
+        elif table.reference in row.labels and not row.chosen_on_test:
             index = row.labels.index(table.reference)
             labels[index] = marked["best"].format(labels[index])
         # A single label is kept, as a row without any label could not be read.

@@ -90,6 +90,7 @@ class Method(nn.Module):
     required_option: an option without a default that training needs.
     changes: the towers ("image", "text") that its plans change, or whose weights it reads.
     selection: what it is chosen by: "last step", "validation" for at most four validation images of each class, or "-".
+    transductive: training sees test images without their labels, as PromptKD does; no method of this program is.
     reads_names: it depends on the names of the classes.
     knows_new_classes: it can classify images of classes that it was not trained on.
     measures_terms: `train.json` records the gradient norm of each loss term by epoch.
@@ -112,6 +113,7 @@ class Method(nn.Module):
     depends_on_image: ClassVar[bool] = False
     changes: ClassVar[tuple[str, ...]] = ("image", "text")
     selection: ClassVar[str] = "last step"
+    transductive: ClassVar[bool] = False
     reads_names: ClassVar[bool] = True
     knows_new_classes: ClassVar[bool] = True
     measures_terms: ClassVar[bool] = False

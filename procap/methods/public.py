@@ -97,8 +97,8 @@ def layout_of(method: Method) -> PublicLayout:
     """Return how the public code saves the method. Raises UserError for a method without public code."""
     if method.public_layout is None:
         raise UserError(
-            f"{type(method).__name__} has no public code that reads or writes checkpoints: to use the "
-            "run elsewhere copy its folder, for which `procap predict` and `procap eval` work"
+            f"checkpoints of {type(method).__name__}'s public code are not supported: to use a run elsewhere, copy its "
+            "folder, for which `procap predict` and `procap eval` work"
         )
     return method.public_layout
 
