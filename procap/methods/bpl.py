@@ -9,11 +9,11 @@ Shapes: B images, C classes, S samples, P context tokens, D text width, E joint 
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -85,13 +85,11 @@ class BPL(ContextMethod):
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute minus the logarithm of the mean probability of the labels, and the weighted divergence."""
         image, text = self.features(images, noise)
-        logs = torch.stack([cosine_logits(image, sample, self.scale()).log_softmax(dim=1) for sample in text])
-        # [S, B]: of each sample the log-probability of the labels.
-        likelihood = logs.gather(2, labels.expand(len(logs), -1)[..., None])[..., 0]
+        logits = torch.stack([cosine_logits(image, sample, self.scale()) for sample in text])
         divergence = (self.logvar.exp() + self.mean.square() - 1 - self.logvar).mean() / 2
         return {
             # The logarithm of the mean probability, not the mean of logarithms as in the usual bound (public code).
-            "ce": (math.log(len(logs)) - likelihood.logsumexp(dim=0)).mean(),
+            "ce": F.nll_loss(mean_log_probability(logits), labels),
             "kl": self.options.kl_weight * divergence,
         }
 
