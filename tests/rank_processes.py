@@ -1,17 +1,17 @@
 """Run a function of a test module in N processes with the environment of a launcher, and kill those still running.
 
 Importing torch takes seconds, forking a process nothing. Therefore one server process without threads, which has
-imported torch and the runner, forks all ranks.
+imported torch and the runner, forks all ranks of a test run, also where several workers of pytest share its tests.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import gc
 import importlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,9 +21,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from tempfile import TemporaryDirectory, gettempdir
+from typing import Any, TextIO
 
+import psutil
+from filelock import FileLock
 from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -134,25 +136,26 @@ def _read(file: Path, seconds: float) -> str:
 
 
 def _ask_server(request: dict[str, Any]) -> None:
-    pipe = _server().stdin
-    assert pipe is not None
-    pipe.write(json.dumps(request) + "\n")
-    pipe.flush()
+    _server().write(json.dumps(request) + "\n")
+    _server().flush()
 
 
 @functools.cache
-def _server() -> subprocess.Popen[str]:
-    """Start the server of this test process, the leader of its process group, which ends all ranks when it ends."""
-    server = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, env=ENVIRONMENT, cwd=ROOT, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    atexit.register(server.communicate)
-    return server
+def _server() -> TextIO:
+    """Open the pipe to the server of this test run, which the first of its processes that asks for a rank starts."""
+    in_worker = "PYTEST_XDIST_WORKER" in os.environ
+    owner = os.getppid() if in_worker else os.getpid()
+    pipe = Path(gettempdir()) / f"ranks-{owner}-{os.environ.get('PYTEST_XDIST_TESTRUNUID', '')}"
+    with FileLock(f"{pipe}.lock"):
+        if not pipe.exists():
+            os.mkfifo(pipe)
+            command = [sys.executable, __file__, str(pipe), str(owner)]
+            subprocess.Popen(command, env=ENVIRONMENT, cwd=ROOT, start_new_session=True)
+    return pipe.open("w")
 
 
-def _serve() -> int:
-    """Fork a rank for every line of standard input; at its end, also if the test process was killed, end all ranks."""
+def _serve(pipe: Path, owner: int) -> int:
+    """Fork a rank for every line of the pipe until the process `owner`, of the test run, ends; then end all ranks."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     for name in PRELOADED:
         importlib.import_module(name)
@@ -164,9 +167,11 @@ def _serve() -> int:
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # Read the descriptor: the buffer of a file object would be copied into every rank.
-    rest = b""
-    while chunk := os.read(0, 65536):
-        *lines, rest = (rest + chunk).split(b"\n")
+    requests, rest = os.open(pipe, os.O_RDWR), b""
+    while psutil.pid_exists(owner):
+        if not select.select([requests], [], [], 0.2)[0]:
+            continue
+        *lines, rest = (rest + os.read(requests, 65536)).split(b"\n")
         for line in lines:
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -176,6 +181,8 @@ def _serve() -> int:
                     return _run_rank(request)
                 _record_end(rank, Path(request["place"]))
                 os._exit(0)
+    pipe.unlink()
+    Path(f"{pipe}.lock").unlink(missing_ok=True)
     os.killpg(0, signal.SIGKILL)
     return 1
 
@@ -223,4 +230,4 @@ def _run_rank(request: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_serve())
+    sys.exit(_serve(Path(sys.argv[1]), int(sys.argv[2])))
