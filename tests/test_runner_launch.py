@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from child_process import start_process
@@ -29,7 +31,10 @@ from benchmarks.console.packing import ensure_packed
 from runner.checkpoint import read_checkpoint
 from runner.distributed.ranks import ranks_from_environment
 from runner.run_folders import find_runs
+from shards.builtin_sources import builtin_source
+from shards.catalogue import Dataset
 from shards.pack import pack_source
+from shards.records import Source
 
 QUICK = ["--datasets", "digits", "--shots", "2", "--batch-size", "4", "--device", "cpu", "--tracking", "off"]
 
@@ -145,7 +150,12 @@ def pack_here(place: str, data: str) -> None:
     here = Path(place) / f"host{ranks_from_environment().rank}"
     here.mkdir(exist_ok=True)
     os.chdir(here)
-    ensure_packed(["digits"], Path(data))
+
+    def few(dataset: Dataset) -> Source:
+        return replace(builtin_source(dataset), counts={"train": 60})
+
+    with patch("benchmarks.console.packing.builtin_source", few):
+        ensure_packed(["digits"], Path(data))
 
 
 @pytest.mark.parametrize("shared", [True, False])
