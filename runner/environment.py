@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -136,10 +137,6 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
     import torch
 
     gpu = device is not None and device.type == "cuda"
-    versions = {}
-    for name in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -148,9 +145,18 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "cuda": torch.version.cuda if gpu else None,
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "git": source_state(),
-        "packages": versions,
+        **_code_versions(),
     }
+
+
+@functools.cache
+def _code_versions() -> dict[str, Any]:
+    """Collect the versions of the code once: the imported code of a process stays what it is."""
+    versions = {}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return {"git": source_state(), "packages": versions}
 
 
 def provenance(facts: dict[str, Any]) -> dict[str, Any]:
