@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,13 +47,14 @@ SUITE = Suite(name="mine", title="what I want to know", methods=("zeroshot",), s
 """
 
 
-def test_no_command_runs_a_file_that_results_name(tmp_path, monkeypatch, capsys):
+def test_no_command_runs_a_file_that_results_name(mlflow_database, tmp_path, monkeypatch, capsys):
     """Results can come from other people, and a suite is code."""
     monkeypatch.chdir(tmp_path)
     Path("evil.py").write_text("open('PWNED', 'w')")
     recorded = Collection(kind="suite", name="shared").model_dump(by_alias=True, mode="json") | {"file": "evil.py"}
     folder = Path("results/collections/suite/shared")
     folder.mkdir(parents=True)
+    shutil.copy(mlflow_database, "results")
     for content in (recorded, {name: value for name, value in recorded.items() if name != "file"}):
         (folder / "collection.json").write_text(json.dumps(content))
         for line in ("ls suites", "table shared", "report shared", "report", "table", "ls runs", "track sync"):
@@ -251,10 +253,11 @@ def test_a_table_shows_what_the_last_command_named_or_what_its_flags_name(tmp_pa
     monkeypatch.setattr("benchmarks.suites.outputs.save_plots", write_blank)
     made(tmp_path, "base-to-novel", MINI, datasets=("digits", "tiles"), methods=("zeroshot", "maple"), seeds=(1,))
     results = ["--results", str(tmp_path)]
+    bench = ["bench", "base-to-novel", "--profile", "mini", "--tracking", "off"]
     printed = []
     for methods, datasets in (("zeroshot,maple", "digits,tiles"), ("maple", "tiles")):
         chosen = ["--methods", methods, "--datasets", datasets, "--seeds", "1"]
-        assert main(["bench", "base-to-novel", "--profile", "mini", *chosen, *results]) == 0
+        assert main([*bench, *chosen, *results]) == 0
         assert main(["table", "base-to-novel", *results]) == 0
         # The notes, which follow, are printed once for all tables of a command.
         table = (tmp_path / "collections/suite/base-to-novel/base-to-novel.md").read_text()
@@ -294,6 +297,7 @@ def test_the_record_of_an_interrupted_suite_is_uploaded(at, there, monkeypatch, 
     assert collection["status"] == "interrupted" and len(collection["runs"]) == 1
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_the_report_of_all_suites_is_local_and_names_the_url(at, there, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench_command, "SUITES", ["base-to-novel"])
     assert main(["bench", "all", *SUITE, *at]) == 0
@@ -308,7 +312,11 @@ def test_the_report_of_all_suites_is_local_and_names_the_url(at, there, tmp_path
     assert page.read_text() == "<html>my thesis</html>"
 
 
-def test_runs_that_a_command_did_not_track_are_in_mlflow_after_the_next(few_digits, short_checkpoint, tmp_path):
+@pytest.mark.usefixtures("without_plots")
+def test_runs_that_a_command_did_not_track_are_in_mlflow_after_the_next(
+    few_digits, short_checkpoint, mlflow_database, tmp_path
+):
+    shutil.copy(mlflow_database, tmp_path)
     words = ["bench", "base-to-novel", "--profile", "paper", "--datasets", "digits", "--methods", "zeroshot"]
     words += ["--seeds", "1,2", "--backbone", str(short_checkpoint), "--data", str(few_digits), "--max-concurrent", "1"]
     words += ["--results", str(tmp_path)]

@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,8 +76,11 @@ def test_a_configuration_from_outside_cannot_leave_the_results(field, name):
         RunConfig.model_validate({**plain, field: name})
 
 
-def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_foreign_run(tmp_path, monkeypatch, capsys):
+def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_foreign_run(
+    mlflow_database, tmp_path, monkeypatch, capsys
+):
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
+    shutil.copy(mlflow_database, tmp_path)
     run = tracked_runs.evaluated(tmp_path, 1)
     write_collection(tmp_path, Collection(kind="suite", name="base-to-novel", runs=(run,)))
     store = TrackingStore.choose(tmp_path)
@@ -89,10 +93,10 @@ def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_for
     main(["ui", "--suite", "base-to-novel", "--results", str(tmp_path), "--port", "5001"])
     compared, listed, report = unquote(capsys.readouterr().out).splitlines()
     [exported] = store.client.search_runs([store.experiment_id], "params.method = 'maple'")
-    page = "http://127.0.0.1:5001/#"
-    assert compared == f'side by side: {page}/compare-runs?runs=["{exported.info.run_id}"]&experiments=["1"]'
+    page, number = "http://127.0.0.1:5001/#", store.experiment_id
+    assert compared == f'side by side: {page}/compare-runs?runs=["{exported.info.run_id}"]&experiments=["{number}"]'
     search = "tags.`suite.base-to-novel` = 'yes' AND params.method LIKE '%'"
-    assert listed == f"all runs: {page}/experiments/1/runs?searchFilter={search}"
+    assert listed == f"all runs: {page}/experiments/{number}/runs?searchFilter={search}"
     assert report == f"report: procap report base-to-novel --results {tmp_path}"
     [words] = started
     assert words[words.index("--host") + 1] == "127.0.0.1" and not any("sqlite:" in word for word in words)
