@@ -113,17 +113,19 @@ def interpreter():
         yield ask
 
 
-@pytest.mark.parametrize("norm", ["pre", "post", "none"])
-def test_values_and_gradients_are_those_of_eager(interpreter, norm):
-    errors = interpreter("worst", {**SMALL, "norm": norm})
+@pytest.mark.parametrize(("norm", "dtype"), [
+    ("pre", "float32"), ("post", "float32"), ("none", "float32"), ("pre", "bfloat16"),
+])  # fmt: skip
+def test_values_and_gradients_are_those_of_eager(interpreter, norm, dtype):
+    errors = interpreter("worst", {**SMALL, "norm": norm, "dtype": dtype})
     parameters = {"pre": 24, "post": 20, "none": 16}[norm]
-    assert len(errors) == 4 + parameters and max(errors.values()) < 1e-5, errors
+    assert len(errors) == 4 + parameters and max(errors.values()) < {"float32": 1e-5, "bfloat16": 2e-2}[dtype], errors
 
 
-@pytest.mark.parametrize(
-    "tokens, widths, heads, head_width",
-    [(1, (24, 16), 1, 8), (4, (40, 24), 2, 16), (17, (16, 24), 1, 4), (5, (33, 20), 1, 20)],
-)
+@pytest.mark.parametrize("tokens, widths, heads, head_width", [
+    (1, (24, 16), 1, 8), (4, (40, 24), 2, 16), pytest.param(17, (16, 24), 1, 4, marks=pytest.mark.slow),
+    pytest.param(5, (33, 20), 1, 20, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_shapes_that_fill_no_block(interpreter, tokens, widths, heads, head_width):
     errors = interpreter("worst", {"tokens": tokens, "widths": widths, "heads": heads, "head_width": head_width})
     assert max(errors.values()) < 1e-5, errors
@@ -150,6 +152,7 @@ def holds(interpreter, case):
 
 
 # The same three levels each time; on a GPU they are others.
+@pytest.mark.slow
 @settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases)
 def test_any_level(interpreter, case):
