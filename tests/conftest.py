@@ -42,13 +42,16 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
     os.environ.pop(name, None)
 
 
-WAITING = ("test_cluster_ray", "test_runner_deepspeed", "test_cluster_submit", "test_cluster_files")
-"""Files whose tests wait for Ray or DeepSpeed most of their time."""
+LONG = (
+    "test_cluster_ray", "test_runner_deepspeed", "test_cluster_submit", "test_runner_launch", "test_runner_ranks",
+    "test_runner_faults", "test_procap_triton", "test_shards_stream", "test_benchmarks_suites", "test_runner_track",
+)  # fmt: skip
+"""Files that take longest: because they wait for Ray, DeepSpeed or ranks, or for much that each test does."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start files that wait first, so that no worker ends with one alone."""
-    items.sort(key=lambda item: item.path.stem not in WAITING)
+    """Start the longest files first, so that no worker ends with one alone."""
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 @pytest.fixture(scope="session", autouse=True)

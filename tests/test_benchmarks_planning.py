@@ -78,14 +78,16 @@ def test_the_suites_are_the_papers_and_share_their_runs():
     assert sorted(spec.config.path for spec in specs) == sorted(seen), "no two workers meet at a run"
 
 
-@pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda profile: profile.name)
-@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize(("profile", "quick"), [
+    ("paper", False), ("mini", True), pytest.param("paper", True, marks=pytest.mark.slow),
+    pytest.param("mini", False, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_every_suite_can_be_planned_everywhere(profile, quick):
     """Also with methods that it is not made for; variants of a suite have keys of their own."""
     for name in SUITES:
         suite = load_suite(name)
         for methods in (None, ("zeroshot", "coop", "cocoop", "maple", "procap")):
-            options = suite.options(profile, quick=quick, methods=methods)
+            options = suite.options(PROFILES[profile], quick=quick, methods=methods)
             entries = suite.plan(options)
             assert SuiteOptions.from_json(options.to_json()) == options
             variants = {(entry.variant.method, tuple(entry.variant.key.items())) for entry in entries}
@@ -141,7 +143,7 @@ def test_every_suite_takes_another_backbone_by_one_flag(backbone, tmp_path, caps
 
 def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(capsys):
     def planned(methods: str, profile: str = "paper", *option: str) -> set[str]:
-        flags = SuiteFlags(methods=methods, profile=profile, datasets="", seeds="1", option=[*option])
+        flags = SuiteFlags(methods=methods, profile=profile, datasets="", seeds="1", shots="1", option=[*option])
         return {run.variant.method for run in plan("few-shot", flags).runs}
 
     teachers = "kdpl.teacher=ViT-L-14", "kdpl-maple.teacher=ViT-L-14"

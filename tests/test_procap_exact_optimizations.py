@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_runs import seeded
+from small_runs import mark_slow, seeded
 from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -437,7 +437,7 @@ class HostWaits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name, options", METHODS[1:])
-@pytest.mark.parametrize("choice", CHOICES[:3])
+@pytest.mark.parametrize("choice", mark_slow(CHOICES[:3], ("optimized",)))
 def test_no_step_waits_for_the_device(short_clip, tiny_space, name, options, choice):
     method = short_method(name, short_clip, tiny_space, options)
     with chosen(short_clip, choice) as clip:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from command_line import run
 from hub_server import HubServer
-from small_runs import make_runtime, mark_slow, only_run
+from small_runs import REPRESENTATIVE, make_runtime, mark_slow, only_run
 from test_benchmarks_import import OPTIONS
 
 from procap.errors import UserError
@@ -151,13 +151,15 @@ PLAIN = (
 """Methods that timm can express: their image tower is a plain one, and their head is linear."""
 QUICK = ("maple",)
 """Methods of the ONNX test in the default suite: each takes seconds."""
+QUICK_TIMM = (*REPRESENTATIVE, "probe", "2sfs", "skipt", "tipadapter")
+"""Methods of the timm test in the default suite: of each way to change CLIP, and what timm lacks."""
 
 
 def compare(logits: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", mark_slow(METHODS, QUICK_TIMM))
 def test_a_timm_model_has_equal_logits_or_says_what_timm_lacks(method, trained, tmp_path, monkeypatch, check_private):
     config, runtime = trained(method)
     try:

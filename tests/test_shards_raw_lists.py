@@ -109,7 +109,7 @@ def rows_of(name: str) -> dict[str, list[list]]:
     return json.loads(file.read_text())
 
 
-@pytest.fixture(scope="module", params=mark_slow(SEVEN, ("caltech101", "eurosat")))
+@pytest.fixture(scope="module", params=mark_slow(SEVEN, ("caltech101", "dtd")))
 def stubs(request, tmp_path_factory):
     """A raw root with one data set: its split file, and an empty file for every image."""
     name = request.param
