@@ -122,6 +122,7 @@ def test_what_cannot_be_read_or_drawn_takes_nothing_else_with_it(small, tmp_path
     assert collection.status == "failed" and "digits-novel-test.json" in " ".join(collection.failed.values())
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_a_suite_is_done_once_and_its_table_is_printed_and_kept(small, tmp_path, capsys):
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot,coop", "--seeds", "1", "--json")
     code, out, err = run(capsys, *words)
