@@ -185,6 +185,12 @@ def local_ray():
 
 
 @pytest.fixture
+def blank_figures(monkeypatch):
+    """Draw figures, but render none for a report, which takes longer than all else in it."""
+    monkeypatch.setattr("benchmarks.report.page.image_of", lambda figure, form: b"<svg></svg>")
+
+
+@pytest.fixture
 def at_home(tmp_path, monkeypatch):
     """Change to an empty folder, and clear settings of the environment."""
     monkeypatch.chdir(tmp_path)

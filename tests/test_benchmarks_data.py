@@ -334,6 +334,7 @@ def test_zero_shot_clip_is_evaluated_without_training_on_the_classes_that_there_
     assert "'solo' has no image of novel classes" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_all_suites_run_on_an_own_set_alone_without_those_that_cannot(one_class, tmp_path, capsys):
     at = ["--data", str(one_class), "--results", str(tmp_path)]
     one = ["--methods", "zeroshot", "--profile", "mini", "--shots", "2", "--quick", "--dry-run"]

@@ -62,6 +62,7 @@ def test_no_command_runs_a_file_that_results_name(mlflow_database, tmp_path, mon
             assert not Path("PWNED").exists(), line
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
     file = tmp_path / "mine.py"
     file.write_text(OWN)
@@ -298,7 +299,7 @@ def test_the_record_of_an_interrupted_suite_is_uploaded(at, there, monkeypatch, 
     assert collection["status"] == "interrupted" and len(collection["runs"]) == 1
 
 
-@pytest.mark.usefixtures("without_plots")
+@pytest.mark.usefixtures("without_plots", "blank_figures")
 def test_the_report_of_all_suites_is_local_and_names_the_url(at, there, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench_command, "SUITES", ["base-to-novel"])
     assert main(["bench", "all", *SUITE, *at]) == 0

@@ -354,6 +354,7 @@ def test_the_diagram_shows_the_accuracy_of_every_bin(done):
     assert shown == pytest.approx(rows.ece.mean(), abs=0.05)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_the_report_has_the_measures_and_the_diagram(done, tmp_path):
     runs, settings = tuple(done.paths), done.options.to_json()
     write_collection(done.results, Collection(kind="suite", name=done.name, runs=runs, settings=settings))
