@@ -143,8 +143,7 @@ def _ask_server(request: dict[str, Any]) -> None:
 @functools.cache
 def _server() -> TextIO:
     """Open the pipe to the server of this test run, which the first of its processes that asks for a rank starts."""
-    in_worker = "PYTEST_XDIST_WORKER" in os.environ
-    owner = os.getppid() if in_worker else os.getpid()
+    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
     pipe = Path(gettempdir()) / f"ranks-{owner}-{os.environ.get('PYTEST_XDIST_TESTRUNUID', '')}"
     with FileLock(f"{pipe}.lock"):
         if not pipe.exists():

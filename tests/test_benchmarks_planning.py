@@ -78,10 +78,8 @@ def test_the_suites_are_the_papers_and_share_their_runs():
     assert sorted(spec.config.path for spec in specs) == sorted(seen), "no two workers meet at a run"
 
 
-@pytest.mark.parametrize(("profile", "quick"), [
-    ("paper", False), ("mini", True), pytest.param("paper", True, marks=pytest.mark.slow),
-    pytest.param("mini", False, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("quick", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_every_suite_can_be_planned_everywhere(profile, quick):
     """Also with methods that it is not made for; variants of a suite have keys of their own."""
     for name in SUITES:

@@ -243,16 +243,8 @@ def test_wrong_words_are_answered_in_one_line(words, message, capsys):
     assert code == 2 and message in err and err.count("\n") == 1 and not out
 
 
-def write_blank(folder, plots):
-    """Write empty files in place of plots, which take seconds to draw."""
-    files = [folder / f"{name}.png" for name in plots]
-    for file in files:
-        file.write_bytes(b"")
-    return files
-
-
-def test_a_table_shows_what_the_last_command_named_or_what_its_flags_name(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("benchmarks.suites.outputs.save_plots", write_blank)
+@pytest.mark.usefixtures("without_plots")
+def test_a_table_shows_what_the_last_command_named_or_what_its_flags_name(tmp_path, capsys):
     made(tmp_path, "base-to-novel", MINI, datasets=("digits", "tiles"), methods=("zeroshot", "maple"), seeds=(1,))
     results = ["--results", str(tmp_path)]
     bench = ["bench", "base-to-novel", "--profile", "mini", "--tracking", "off"]

@@ -32,9 +32,7 @@ from runner.checkpoint import read_checkpoint
 from runner.distributed.ranks import ranks_from_environment
 from runner.run_folders import find_runs
 from shards.builtin_sources import builtin_source
-from shards.catalogue import Dataset
 from shards.pack import pack_source
-from shards.records import Source
 
 QUICK = ["--datasets", "digits", "--shots", "2", "--batch-size", "4", "--device", "cpu", "--tracking", "off"]
 
@@ -150,11 +148,8 @@ def pack_here(place: str, data: str) -> None:
     here = Path(place) / f"host{ranks_from_environment().rank}"
     here.mkdir(exist_ok=True)
     os.chdir(here)
-
-    def few(dataset: Dataset) -> Source:
-        return replace(builtin_source(dataset), counts={"train": 60})
-
-    with patch("benchmarks.console.packing.builtin_source", few):
+    few = {"counts": {"train": 60}}
+    with patch("benchmarks.console.packing.builtin_source", lambda dataset: replace(builtin_source(dataset), **few)):
         ensure_packed(["digits"], Path(data))
 
 
