@@ -149,8 +149,6 @@ PLAIN = (
     "cliplora",
 )  # fmt: skip
 """Methods that timm can express: their image tower is a plain one, and their head is linear."""
-QUICK = ("maple",)
-"""Methods of the ONNX test in the default suite: each takes seconds."""
 QUICK_TIMM = (*REPRESENTATIVE, "probe", "2sfs", "skipt", "tipadapter")
 """Methods of the timm test in the default suite: of each way to change CLIP, and what timm lacks."""
 
@@ -176,7 +174,7 @@ def test_a_timm_model_has_equal_logits_or_says_what_timm_lacks(method, trained, 
     compare(names["logits"], load_run(runtime.results / config.path).method.classifier()(names["images"]))
 
 
-@pytest.mark.parametrize("name", mark_slow(METHODS, QUICK))
+@pytest.mark.parametrize("name", mark_slow(METHODS, ("maple",)))
 def test_an_onnx_graph_has_equal_logits_at_any_batch_size(name, trained, tmp_path, check_private):
     onnxruntime = pytest.importorskip("onnxruntime")
     config, runtime = trained(name)

@@ -139,7 +139,6 @@ def test_a_run_that_sigterm_interrupts_and_a_repetition_finishes_is_one_run(
     arguments = str(few_digits), str(tmp_path / "results"), str(short_checkpoint), store.uri
     [end] = run_ranks(1, train_until_sigterm, *arguments, environ={"MLFLOW_EXPERIMENT_NAME": store.experiment})
     assert end.code == 143, end.err
-    # Restored at the end.
     monkeypatch.setattr(exporter_module, "INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(TrainState, "count", TrainState.count)
     train_until_sigterm(*arguments)
