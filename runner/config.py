@@ -121,6 +121,11 @@ class RunConfig(FrozenModel):
         return hash(self.hash)
 
     @property
+    def chosen_on_test(self) -> bool:
+        """Whether weights or settings are chosen by test accuracy, as some public code does; tables mark this with ‡."""
+        return self.options.get("selection") == "test"
+
+    @property
     def stability_hint(self) -> str:
         """What to try if numbers are not finite, as part of an error message."""
         return "a lower lr" if self.precision == "fp32" else "a lower lr or --precision fp32"

@@ -86,7 +86,7 @@ def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[Split, Split]
     """Select the validation and test images that a method chooses by; test images only for the public rule."""
     assert setup.fewshot is not None
     config, val = setup.card.config, setup.fewshot.val
-    if config.options.get("selection") == "test":
+    if config.chosen_on_test:
         shards = open_dataset(runtime.data, config.dataset)
         test = select_target_images(shards, config.classes).images
         # ImageNet has no val split: the public code searches its test images.

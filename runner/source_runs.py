@@ -37,7 +37,7 @@ def start_from(config: RunConfig, source: RunConfig, results: Path, runtime: Run
 
 def check_same_images(source: RunConfig, config: RunConfig) -> None:
     """Raise UsageError if run `source` has seen images of the data set of `config` that a training of it does not."""
-    if source.options.get("selection") == "test":
+    if source.chosen_on_test:
         # Tables mark such a run, but not another one that learns from it.
         raise UsageError(f"{source.path} was chosen by test accuracy: train with --option selection=validation")
     images = ("classes", "shots", "seed")

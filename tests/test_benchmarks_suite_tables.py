@@ -151,6 +151,8 @@ def test_results_chosen_by_test_accuracy_are_marked_and_never_bold(tmp_path, cap
     [chosen] = {*variants} - {"CoOp", "MaPLe"}
     assert all(row.chosen_on_test for row in comparison_table(variants, chosen).rows)
     assert [row.chosen_on_test for row in comparison_table(variants, "CoOp").rows] == [False, True]
+    assert main(["ls", "runs", "--results", str(tmp_path), "--methods", "adapters"]) == 0
+    assert "99.00 ‡" in capsys.readouterr().out
     assert main(["table", "--results", str(tmp_path), "--methods", "adapters"]) == 0
     assert "CoOp" not in capsys.readouterr().out
 

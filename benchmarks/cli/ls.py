@@ -170,6 +170,7 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     """Collect what is listed of a run; a file that cannot be read is noted, and the run's state is then `broken`."""
     row: dict[str, Any] = {name: getattr(config, name) for name in ("method", "dataset", "classes", "shots", "seed")}
     row |= {"lr": config.recipe.lr, "epochs": config.recipe.epochs, "options": dict(config.options), "reason": ""}
+    row["chosen_on_test"] = config.chosen_on_test
     row["settings"] = {name: value for name, value in describe_settings(config).items() if name != "shots"}
     accuracies: dict[str, float] = {}
     written = None
@@ -198,6 +199,7 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
 def _format_run(row: Mapping[str, Any], shown: Sequence[str]) -> tuple[object, ...]:
     cells = dict(row, shots=row["shots"] or "full")
     cells |= {} if row["epochs"] else {"shots": "-", "seed": "-"}
-    cells |= {name: "-" if row[name] is None else f"{row[name]:.2f}" for name in ("accuracy", "base", "novel")}
+    mark = " ‡" * row["chosen_on_test"]
+    cells |= {name: "-" if row[name] is None else f"{row[name]:.2f}{mark}" for name in ("accuracy", "base", "novel")}
     cells["date"] = row["date"] or "-"
     return tuple(cells[name] for name in shown)

@@ -134,7 +134,7 @@ def make_records(
         "options": dict(config.options),
         "recipe": config.recipe_name,
         "epochs": config.recipe.epochs,
-        "chosen_on_test": config.options.get("selection") == "test",
+        "chosen_on_test": config.chosen_on_test,
         "imported": training.imported is not None,
         "source": str(training.method_source or ""),
         "train_seconds": training.seconds if config.recipe.epochs and not training.imported else math.nan,
