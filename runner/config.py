@@ -122,7 +122,7 @@ class RunConfig(FrozenModel):
 
     @property
     def chosen_on_test(self) -> bool:
-        """Whether weights or settings are chosen by test accuracy, as some public code does; tables mark this with ‡."""
+        """Whether weights or settings are chosen by test accuracy, as some public code does (‡ in tables)."""
         return self.options.get("selection") == "test"
 
     @property

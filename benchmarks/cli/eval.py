@@ -102,22 +102,12 @@ def evaluate(
 def _show_evaluations(done: Sequence[Evaluated], failures: Failures, output: flags.OutputFlags) -> int:
     rows: list[tuple[object, ...]] = []
     for config, target, result in done:
-        marks, fit = " †" * result.limited + " ‡" * config.chosen_on_test, result.calibration
+        accuracy, fit = f"{result.accuracy:.2f}", result.calibration
+        accuracy += " †" * result.limited + " ‡" * config.chosen_on_test
         probabilities = (f"{fit.nll:.3f}", f"{fit.equal_width.ece:.2f}") if fit else ("-", "-")
         rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
         name = result.settings.label or "default"
-        rows.append(
-            (
-                config.path,
-                str(target),
-                name,
-                result.correct,
-                result.total,
-                f"{result.accuracy:.2f}{marks}",
-                *probabilities,
-                rate,
-            )
-        )
+        rows.append((config.path, str(target), name, result.correct, result.total, accuracy, *probabilities, rate))
     if rows:
         names = ("run", "target", "settings", "correct", "total", "accuracy", "NLL", "ECE", "images/s")
         show(columns(names, rows))
