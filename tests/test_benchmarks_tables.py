@@ -248,13 +248,6 @@ def test_an_unfinished_run_has_no_number(tmp_path):
     assert load(tmp_path).empty
 
 
-def test_an_evaluation_of_other_weights_is_refused(tmp_path):
-    config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
-    put_score(tmp_path, config, "shapes:base", 99, 100, checkpoint="f" * 64)
-    with pytest.raises(UserError, match=r"evaluated on shapes:base:test with other weights.*--force"):
-        load(tmp_path)
-
-
 def test_flags_choose_the_runs_of_the_table(tmp_path, capsys):
     put_halves(tmp_path, "coop", "shapes", (80, 100), (41, 100))
     put_halves(tmp_path, "coop", "tiles", (85, 100), (60, 100))

@@ -80,6 +80,7 @@ def test_bits_are_those_of_looking_at_one_image_after_the_other(trained, short_c
         wrong = [(label, answer) for label, answer in zip(labels.tolist(), answers, strict=True) if label != answer]
         assert list(map(tuple, result.wrong_images().T.tolist())) == wrong
         assert np.bincount(labels[right], minlength=result.num_classes).tolist() == result.per_class.correct
+        assert np.bincount(labels).tolist() == result.per_class.total
         assert 0 < result.correct < result.total
 
 

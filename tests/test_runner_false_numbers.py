@@ -82,6 +82,7 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"settings__samples": 3}, "3 samples"),
         ({"config_hash": "00000000"}, "is of run '00000000'"),
         ({"backbone_digest": "0" * 16}, "other weights"),
+        ({"checkpoint_sha256": "0" * 64}, "evaluated on shapes:base:test with other weights.*--force"),
         ({"more\x1b[31m": 1}, r"more\\x1b"),
     ],
     TRAIN: [

@@ -18,7 +18,7 @@ from procap.errors import UserError
 from shards import catalogue
 from shards.catalogue import Archive, find
 from shards.fetch import HUB_REPOSITORY, IMAGENET_REPOSITORY, plan_fetch, unpack, unpack_parquet, work_folder
-from shards.manifest import read_manifest
+from shards.manifest import lines_digest, read_manifest
 from shards.pack import pack_source
 from shards.raw.published import find_location, imagenet_wnids, read_published
 
@@ -33,14 +33,10 @@ def miniature(tmp_path, monkeypatch):
     build("dtd", root, per_class=3)
     published = find("dtd")
     listing = read_published(find_location(published, root))
-    digests = {split: catalogue_digest(listing.lines(split)) for split in listing.splits}
+    digests = {split: lines_digest(listing.lines(split)) for split in listing.splits}
     small = replace(published, counts=listing.counts, raw=replace(published.raw, split_digests=digests))
     monkeypatch.setattr(catalogue, "CATALOGUE", {**catalogue.CATALOGUE, "dtd": small})
     return root
-
-
-def catalogue_digest(lines):
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from shards.transforms import TrainAugment, eval_transform
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 AUGMENT = TrainAugment(8, MEAN, STD, (0.3, 1.0), colour_jitter=0.2, rotation=5)
+TWO_VIEWS = TrainAugment(8, MEAN, STD, augmentation="randaugment", views=2)
 TRANSFORM = eval_transform(8, MEAN, STD)
 PACKINGS = (1, 5, 50)  # images per shard
 
@@ -133,15 +134,16 @@ def test_processes_evaluate_every_image_exactly_once(packings, count, batch, wor
 @settings(max_examples=60, deadline=None)
 @given(
     count=st.integers(1, 23), batch=st.integers(1, 30), world_size=st.integers(1, 6), workers=st.integers(0, 3),
-    start=st.integers(0, 4), epoch=st.integers(0, 2),
+    start=st.integers(0, 4), epoch=st.integers(0, 2), augment=st.sampled_from([AUGMENT, TWO_VIEWS]),
 )  # fmt: skip
-def test_processes_share_the_training_batch_of_one(packings, count, batch, world_size, workers, start, epoch):
+def test_processes_share_the_training_batch_of_one(packings, count, batch, world_size, workers, start, epoch, augment):
     """Equally many steps on all of them, resumed or not; their parts together are what one process would see."""
     split = packings[5][0].subset(range(count))
-    whole = list(TrainStream(split, batch, AUGMENT, seed=1).epoch(epoch))
+    whole = list(TrainStream(split, batch, augment, seed=1).epoch(epoch))
     assert len(whole) == max(1, count // batch)
+    assert all(images.shape[1:] == augment.shape for images, _ in whole)
     for rank in range(world_size):
-        stream = TrainStream(split, batch, AUGMENT, seed=1, workers=workers, rank=rank, world_size=world_size)
+        stream = TrainStream(split, batch, augment, seed=1, workers=workers, rank=rank, world_size=world_size)
         part = list(stream.epoch(epoch, start))
         assert same(part, [(images[rank::world_size], labels) for images, labels in whole[start:]])
 
@@ -226,8 +228,6 @@ def test_evaluation_takes_no_more_memory_for_more_images(tmp_path):
     assert many - few < 45_000
 
 
-STATISTICS = ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-TEST_TRANSFORM = eval_transform(16, *STATISTICS)
 TARGETS = [Target("digits", "base"), Target("digits", "novel")]
 
 
@@ -253,8 +253,8 @@ def test_streamed_batches_are_those_of_local_shards_and_nothing_is_stored(server
     streamed = open_dataset(mirrored, "toy", stream=True).split("test", sequential=True)
     for rank in range(world_size):
         share: dict[str, Any] = {"limit": limit, "rank": rank, "world_size": world_size}
-        expected = flat(evaluation_batches(local, TEST_TRANSFORM, 3, **share))
-        batches = flat(evaluation_batches(streamed, TEST_TRANSFORM, 3, workers, **share))
+        expected = flat(evaluation_batches(local, TRANSFORM, 3, **share))
+        batches = flat(evaluation_batches(streamed, TRANSFORM, 3, workers, **share))
         assert len(batches) == len(expected) and all(map(torch.equal, batches, expected))
     assert not list(mirrored.rglob("*.tar"))
 
@@ -290,7 +290,7 @@ def test_a_broken_shard_is_refused_by_name(server, mirrored, kind):
     file.write_bytes(build(file.read_bytes()))
     streamed = open_dataset(mirrored, "toy", stream=True).split("test", sequential=True)
     for read in (
-        lambda: list(evaluation_batches(streamed, TEST_TRANSFORM, 3)),
+        lambda: list(evaluation_batches(streamed, TRANSFORM, 3)),
         lambda: list(pipeline("toy", "test", root=server.url)),
     ):
         with pytest.raises(UserError, match=words) as error:
