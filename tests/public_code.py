@@ -22,6 +22,16 @@ CLASSNAMES = (
     "a very long class name that keeps going", "dog", "mille-feuille",
 )  # fmt: skip
 LABELS = torch.tensor([0, 3, 8, 3, 6])
+NAMES = {
+    "TipAdapter": {"keys": "adapter.weight"},
+    "TipAdapterF": {"keys": "adapter.weight"},
+    "LPPP": {"rows": "classifier.weight", "bias": "classifier.bias", "alpha": "alpha_vec"},
+    "DPC": {"context": "tuned_ctx"},
+    "AAPL": {"context": "learnable_attr", "meta_net.0": "meta_net.linear1", "meta_net.2": "meta_net.linear2"},
+    "ReBaPL": {"context": "ctx", "projection": "proj", "deep_context": "compound_prompts_text",
+               "deep_projection": "compound_prompt_projections"},
+}  # fmt: skip
+"""Names in the figures of methods without public checkpoints: of parameters, or of their first parts."""
 HEAD = 64
 """Elements of a gradient that are compared one by one."""
 
@@ -96,13 +106,42 @@ def condense(gradient: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.append(flat[:HEAD], np.linalg.norm(flat.astype(np.float64))).astype(np.float32)
 
 
+def public_parameters(method):
+    """Return the parameters by their names in the figures; `fit` gives Tip-Adapter its own."""
+    names = NAMES.get(type(method).__name__)
+    return method.public_parameters() if names is None else {
+        name.replace(ours, theirs, 1): parameter
+        for name, parameter in method.named_parameters()
+        for ours, theirs in names.items()
+        if f"{name}.".startswith(f"{ours}.")
+    }  # fmt: skip
+
+
 def load_public(method, tensors):
-    """Set the parameters to tensors under the names of the public code."""
-    parameters = method.public_parameters()
+    """Set the parameters to tensors under their names in the figures."""
+    parameters = public_parameters(method)
     assert parameters.keys() == tensors.keys()
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(tensors[name])
+            # LP++'s factors are a row there: a row in front fits both.
+            parameter[None].copy_(tensors[name])
+
+
+def load_drawn(method, std):
+    """Set the parameters to draws of the size std(name, shape)."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in public_parameters(method).items()}
+    load_public(method, walk(shapes, lambda name: std(name, shapes[name])))
+
+
+def take_steps(engine, batch, rates, losses):
+    """Train on a batch, whose terms or their sum are compared with the losses; yields each step before its update."""
+    for step, (rate, loss) in enumerate(zip(rates, losses, strict=True)):
+        engine.set_rate(rate)
+        terms = engine.terms(batch)
+        near(terms.detach() if np.ndim(loss) else terms.detach().sum(), loss)
+        engine.backward(terms)
+        yield step
+        engine.update()
 
 
 def by_dataset(lines):

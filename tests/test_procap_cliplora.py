@@ -6,19 +6,20 @@ import numpy as np
 import public_code
 import pytest
 import torch
-from public_code import CLASSNAMES, LABELS, draws, figures_of, images, near, near_condensed, small_clip, walk
+from public_code import CLASSNAMES, LABELS, draws, figures_of, images, near, near_condensed, small_clip, take_steps
 
 from procap import recipe, reference, text
 from procap.low_rank import Dropout
 from procap.methods import build_method, method_class
 from procap.plan import Plan
+from runner.engine import Batch, Engine
+from runner.planning import plan_run
 
 
 def built(**options):
     space = text.LabelSpace(CLASSNAMES)
     method = build_method("cliplora", small_clip(), space, options, torch.Generator().manual_seed(0))
-    shapes = {name: tensor.shape for name, tensor in method.public_parameters().items()}
-    public_code.load_public(method, walk(shapes, lambda name: 0.05))
+    public_code.load_drawn(method, lambda name, shape: 0.05)
     return method
 
 
@@ -87,6 +88,8 @@ def test_without_dropout_merged_weights_equal_the_public_code(encoders):
     near(run.classifier()(images()), measured["eval_logits"])
     novel = replace(method.space, classnames=tuple(map(str, measured["novel_classnames"])))
     near(run.classifier(novel)(images()), measured["novel_logits"])
+    engine = Engine(run, plan_run(method="cliplora", dataset="dtd"))
+    assert len([*take_steps(engine, Batch(images(), LABELS, ()), measured["steps/lr"], measured["steps/loss"])]) == 3
 
 
 @pytest.mark.parametrize("encoders", ["fast", pytest.param("plain", marks=pytest.mark.slow)])

@@ -172,6 +172,14 @@ def test_logits_losses_and_gradients_equal_the_public_code(case, encoders, tmp_p
         assert_near(case.method, "logits", run.classifier(novel)(images()), figures["novel_logits"])
 
 
+@pytest.mark.parametrize(("name", "beta"), [("other_beta", 0.6), ("beta_one", 1.0)])
+def test_beta_of_mmrlpp_counts_in_inference_as_in_the_public_code(name, beta, tmp_path):
+    figures, case = np.load(FIGURES / "mmrlpp.npz"), CASES[-1]
+    method = built(replace(case, options={**case.options, "fresh": beta}), tmp_path, figures)
+    novel = replace(method.space, classnames=tuple(map(str, figures["novel_classnames"])))
+    assert_near("mmrlpp", "logits", method.classifier(novel)(images()), figures[f"{name}/novel_logits"])
+
+
 @pytest.mark.parametrize("stage", [0, 1])
 def test_both_stages_of_2sfs_equal_the_public_code(stage):
     figures = np.load(FIGURES / "2sfs.npz")

@@ -17,10 +17,10 @@ import psutil
 import pytest
 from rank_processes import Processes, run_ranks
 from small_runs import make_runtime, only_run
+from tiny_geometry import STEPPED, needed_options
 
 from benchmarks.cli import main
 from procap.errors import Unreachable, UserError
-from procap.methods import METHODS
 from runner import checkpoint, evaluate, remote_results, run_folders, train
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.planning import plan_run
@@ -28,11 +28,6 @@ from runner.results import Progress, write_json
 
 STEPS, STEPS_PER_EPOCH = 12, 4
 QUICK = {"dataset": "digits", "shots": 4, "overrides": {"epochs": 3, "batch_size": 5, "batches": "random"}}
-
-CHANGES: dict[str, dict[str, Any]] = {
-    "coprompt": {"options": {"sentences": "templates"}},
-    "2sfs": {"overrides": {"iterations": 12, "batch_size": 5}},
-}
 
 SMALL_PROCAP = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8, "logvar_lr_scale": 9.0}
 
@@ -131,9 +126,12 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(configs, straight, f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("zeroshot", "maple", "procap")])
+@pytest.mark.parametrize("method", [name for name in STEPPED if name not in ("maple", "procap")])
 def test_every_method_killed_in_the_second_epoch_ends_with_the_same_bits(tiny_checkpoint, few_digits, tmp_path, method):
-    config = plan_run(method=method, backbone=str(tiny_checkpoint), **QUICK | CHANGES.get(method, {}))
+    fields = QUICK | {"backbone": str(tiny_checkpoint), "options": needed_options(method, tiny_checkpoint)}
+    if method == "2sfs":
+        fields["overrides"] = {"iterations": STEPS, "batch_size": 5}
+    config = plan_run(method=method, **fields)
     undisturbed = make_runtime(few_digits, tmp_path / "straight")
     assert train.train(config, undisturbed).steps == STEPS
     killed = tmp_path / "killed"

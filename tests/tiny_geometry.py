@@ -1,6 +1,7 @@
 """The sizes of a CLIP that is small enough for tests, for fixtures and for child processes."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from procap.geometry import Geometry
@@ -39,3 +40,15 @@ IMAGE_METHODS = tuple(
     if not issubclass(method_class(name), FeatureMethod) and method_class(name).required_option != "teacher"
 )
 """Methods whose training steps see images, without a teacher of their image size; others see features."""
+
+STEPPED = tuple(
+    name for name in METHODS
+    if name != "zeroshot" and method_class(name).recipe.__func__ is not FeatureMethod.recipe.__func__
+)  # fmt: skip
+"""Methods that are trained in steps; others are one pass over features without a recipe of their own."""
+
+
+def needed_options(name: str, checkpoint: Path) -> dict[str, Any]:
+    """Return the option without which a method does not train, if there is one; the teacher is `checkpoint`."""
+    values = {"sentences": "templates", "teacher": str(checkpoint)}
+    return {option: value for option, value in values.items() if option == method_class(name).required_option}
