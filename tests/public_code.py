@@ -5,6 +5,8 @@ blocks of each tower or more, 32-pixel images), five images, and the values of a
 method are logits, loss terms, and of every gradient the first 64 elements and the norm.
 """
 
+import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 
 from procap.clip import CLIP
 from procap.geometry import Geometry
+from procap.methods import build_method
+from procap.text import LabelSpace
 from shards.catalogue import CATALOGUE
 
 FIGURES = Path(__file__).with_name("public_code")
@@ -46,12 +50,12 @@ def draws(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(seed))
 
 
-def walk(shapes, std, seed=13):
-    """Draw the tensors in the order of their sorted names from one generator, as N(0, std(name)^2)."""
+def walk(shapes, std, seed=13, key=None):
+    """Draw the tensors in the order of their names, sorted by `key`, from one generator, as N(0, std(name)^2)."""
     source = draws(seed)
     return {
-        name: torch.from_numpy(source.standard_normal(tuple(shapes[name]), dtype=np.float32) * np.float32(std(name)))
-        for name in sorted(shapes)
+        name: torch.from_numpy(source.standard_normal(shapes[name], dtype=np.float32) * np.float32(std(name)))
+        for name in sorted(shapes, key=key)
     }
 
 
@@ -100,6 +104,16 @@ def small_clip(layers: int = 4) -> CLIP:
     return CLIP.from_state({name: torch.from_numpy(np.asarray(array)) for name, array in state.items()}, geometry)
 
 
+def build(name, template="a photo of a {}.", dataset="", classnames=CLASSNAMES, clip=None, **options):
+    """Build a method on the CLIP of the figures or another one, by default for their classes."""
+    space = LabelSpace(classnames, template, dataset=dataset)
+    return build_method(name, clip or small_clip(), space, options, torch.Generator().manual_seed(0))
+
+
+def novel_space(method, figures):
+    return replace(method.space, classnames=tuple(map(str, figures["novel_classnames"])))
+
+
 def condense(gradient: NDArray[np.float32]) -> NDArray[np.float32]:
     """Keep the first elements of a gradient and, behind them, its norm."""
     flat = gradient.ravel()
@@ -127,20 +141,37 @@ def load_public(method, tensors):
             parameter[None].copy_(tensors[name])
 
 
+def shapes_of(method):
+    return {name: tuple(parameter.shape) for name, parameter in public_parameters(method).items()}
+
+
 def load_drawn(method, std):
     """Set the parameters to draws of the size std(name, shape)."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in public_parameters(method).items()}
+    shapes = shapes_of(method)
     load_public(method, walk(shapes, lambda name: std(name, shapes[name])))
 
 
-def take_steps(engine, batch, rates, losses):
-    """Train on a batch, whose terms or their sum are compared with the losses; yields each step before its update."""
-    for step, (rate, loss) in enumerate(zip(rates, losses, strict=True)):
+def load_maple(method, seed=13):
+    """Set the parameters of MaPLe to draws in the order of its figures, block by block."""
+
+    def key(name):
+        return "compound" in name, re.findall(r"\d", name), "proj" in name, name.endswith("bias")
+
+    load_public(method, walk(shapes_of(method), lambda name: 0.04 if "proj" in name else 0.1, seed, key))
+
+
+def take_steps(engine, batches, rate, losses):
+    """Train on batches, whose terms or their sum equal the losses; yields each step and its terms before the update.
+
+    rate: of all steps, or one for each.
+    """
+    rates = np.broadcast_to(rate, len(losses)).tolist()
+    for step, (batch, rate, loss) in enumerate(zip(batches, rates, losses, strict=True)):
         engine.set_rate(rate)
         terms = engine.terms(batch)
         near(terms.detach() if np.ndim(loss) else terms.detach().sum(), loss)
         engine.backward(terms)
-        yield step
+        yield step, terms.detach()
         engine.update()
 
 

@@ -6,19 +6,18 @@ import numpy as np
 import public_code
 import pytest
 import torch
-from public_code import CLASSNAMES, LABELS, draws, figures_of, images, near, near_condensed, small_clip, take_steps
+from public_code import LABELS, draws, figures_of, images, near, near_condensed, take_steps
 
-from procap import recipe, reference, text
+from procap import recipe, reference
 from procap.low_rank import Dropout
-from procap.methods import build_method, method_class
+from procap.methods import method_class
 from procap.plan import Plan
 from runner.engine import Batch, Engine
 from runner.planning import plan_run
 
 
 def built(**options):
-    space = text.LabelSpace(CLASSNAMES)
-    method = build_method("cliplora", small_clip(), space, options, torch.Generator().manual_seed(0))
+    method = public_code.build("cliplora", **options)
     public_code.load_drawn(method, lambda name, shape: 0.05)
     return method
 
@@ -86,10 +85,10 @@ def test_without_dropout_merged_weights_equal_the_public_code(encoders):
     loss.backward()
     compare_gradients(method, "grad/")
     near(run.classifier()(images()), measured["eval_logits"])
-    novel = replace(method.space, classnames=tuple(map(str, measured["novel_classnames"])))
-    near(run.classifier(novel)(images()), measured["novel_logits"])
+    near(run.classifier(public_code.novel_space(method, measured))(images()), measured["novel_logits"])
     engine = Engine(run, plan_run(method="cliplora", dataset="dtd"))
-    assert len([*take_steps(engine, Batch(images(), LABELS, ()), measured["steps/lr"], measured["steps/loss"])]) == 3
+    batches = [Batch(images(), LABELS, ())] * 3
+    assert len([*take_steps(engine, batches, measured["steps/lr"], measured["steps/loss"])]) == 3
 
 
 @pytest.mark.parametrize("encoders", ["fast", pytest.param("plain", marks=pytest.mark.slow)])
@@ -109,7 +108,7 @@ def test_recipe_and_sizes_are_those_of_the_public_code():
         assert cls.recipe(shots=shots).iterations == steps
     rates = [recipe.step_rate(cls.recipe(shots=1), step, 500) for step in range(500)]
     assert rates == pytest.approx(measured["rule/lr_1shot"].tolist(), rel=1e-9)
-    method = build_method("cliplora", small_clip(), text.LabelSpace(CLASSNAMES), {}, torch.Generator().manual_seed(1))
+    method = public_code.build("cliplora")
     for width, bound in measured["rule/init_bound_A"].tolist():
         drawn = torch.cat([value.flatten() for value in method.parameters() if value.shape == (2, int(width))])
         assert 0.99 * bound < drawn.abs().max() <= bound

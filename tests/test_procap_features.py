@@ -23,11 +23,6 @@ from shards.catalogue import CATALOGUE
 PET, ACTION = "a photo of a {}, a type of pet.", "a photo of a person doing {}."
 
 
-def built(name, template="a photo of a {}.", **options):
-    space = text.LabelSpace(CLASSNAMES, template)
-    return build_method(name, small_clip(), space, options, torch.Generator().manual_seed(0))
-
-
 def encode(pixels):
     with torch.no_grad():
         return small_clip().encode_image(pixels)
@@ -42,7 +37,7 @@ def bank_of(*passes, labels, val=None):
 def fitted_tipadapter(name="tipadapter", **options):
     labels = torch.arange(9).repeat_interleave(2)
     passes = [encode(images(18, seed=51 + number)) for number in range(3)]
-    method = built(name, PET, alpha=1.17, beta=1.0, **options)
+    method = public_code.build(name, PET, alpha=1.17, beta=1.0, **options)
     method.fit(bank_of(*passes, labels=labels))
     return method, labels
 
@@ -62,15 +57,12 @@ def test_training_of_tipadapterf_equals_the_public_code():
     published = plan_run(method="tipadapterf", dataset="oxford-pets", classes="all", data=None)
     config = published.model_copy(update={"recipe": published.recipe.model_copy(update={"epochs": 4})})
     engine = Engine(method, config)
-    for step, (rate, loss) in enumerate(zip(figures["steps/lr"], figures["steps/loss"], strict=True)):
-        assert recipe.step_rate(config.recipe, step, 4) == pytest.approx(rate)
-        engine.set_rate(rate)
-        terms = engine.terms(Batch(encode(images(18, seed=141 + step)), labels, ()))
-        assert terms.item() == pytest.approx(loss, rel=2e-5)
-        engine.backward(terms)
+    rates = [recipe.step_rate(config.recipe, step, 4) for step in range(4)]
+    assert rates == pytest.approx(figures["steps/lr"].tolist())
+    batches = [Batch(encode(images(18, seed=141 + step)), labels, ()) for step in range(4)]
+    for step, _ in take_steps(engine, batches, figures["steps/lr"], figures["steps/loss"]):
         if not step:
             near_condensed(method.keys.grad, figures["grad/keys"])
-        engine.update()
     near_condensed(method.keys, figures["final_keys"])
     near(method.classifier()(images()), figures["eval_logits_f"])
 
@@ -78,7 +70,7 @@ def test_training_of_tipadapterf_equals_the_public_code():
 def test_tipadapter_chooses_alpha_and_beta_as_the_public_code():
     figures = figures_of("tipadapter")
     cloud = {key.removeprefix("cloud/"): torch.from_numpy(figures[key]) for key in figures.files if "cloud/" in key}
-    method = built("tipadapter", alpha=20, beta_end=12, alpha_end=60)
+    method = public_code.build("tipadapter", alpha=20, beta_end=12, alpha_end=60)
     method._constants["text"] = cloud["text"]
     labels = torch.arange(9).repeat_interleave(2)
     bank = bank_of(cloud["keys"], labels=labels, val=(cloud["val_features"], cloud["labels"]))
@@ -95,7 +87,7 @@ def test_tipadapter_chooses_alpha_and_beta_as_the_public_code():
 def test_the_public_rule_of_tipadapterf_keeps_the_epoch_and_the_setting_with_the_best_test_accuracy():
     figures = figures_of("tipadapter")
     cloud = {key.removeprefix("cloud/"): torch.from_numpy(figures[key]) for key in figures.files if "cloud/" in key}
-    method = built("tipadapterf", alpha=20, beta_end=12, alpha_end=60, selection="test")
+    method = public_code.build("tipadapterf", alpha=20, beta_end=12, alpha_end=60, selection="test")
     method._constants["text"] = cloud["text"]
     train_labels = torch.arange(9).repeat_interleave(2)
     val, test = ((cloud[f"{split}_features"], cloud["labels"]) for split in ("val", "test"))
@@ -145,12 +137,12 @@ def test_new_classes_of_tipadapter_get_no_votes():
 
 
 def test_taskres_equals_the_public_code():
-    figures, method = figures_of("taskres"), built("taskres", PET)
+    figures, method = figures_of("taskres"), public_code.build("taskres", PET)
     near(method.classifier()(images()), figures["eval_logits_at_start"])
     features = encode(images())
     engine = Engine(method, plan_run(method="taskres", dataset="oxford-pets", classes="all"))
-    rates = [2e-3] * len(figures["steps/loss"])
-    assert len([*take_steps(engine, Batch(features, LABELS, ()), rates, figures["steps/loss"])]) > 1
+    losses = figures["steps/loss"]
+    assert len([*take_steps(engine, [Batch(features, LABELS, ())] * len(losses), 2e-3, losses)]) > 1
     near_condensed(method.residual, figures["final"], 1e-4)
     with torch.no_grad():
         method.residual.copy_(torch.from_numpy(0.2 * draws(13).standard_normal((9, 512), dtype=np.float32)))
@@ -160,22 +152,21 @@ def test_taskres_equals_the_public_code():
     near(loss.detach(), figures["loss/ce"])
     near_condensed(method.residual.grad, figures["grad/residual"])
     near(method.classifier()(images()), figures["eval_logits"])
-    novel = replace(method.space, classnames=tuple(map(str, figures["novel_classnames"])))
+    novel = public_code.novel_space(method, figures)
     near(method.classifier(novel)(images()), figures["novel_logits_without_residual"])
 
 
 def test_clipadapter_equals_the_public_code():
-    figures, method = figures_of("clipadapter"), built("clipadapter", ACTION)
+    figures, method = figures_of("clipadapter"), public_code.build("clipadapter", ACTION)
     public_code.load_drawn(method, lambda name, shape: shape[1] ** -0.5)
     public = method.public_parameters()
     assert sum(parameter.numel() for parameter in method.parameters()) == figures["rule/trainable"][0]
     features = encode(images())
     near(method.classifier()(images()), figures["eval_logits"])
-    novel = replace(method.space, classnames=tuple(map(str, figures["novel_classnames"])))
-    near(method.classifier(novel)(images()), figures["novel_logits"])
+    near(method.classifier(public_code.novel_space(method, figures))(images()), figures["novel_logits"])
     engine = Engine(method, plan_run(method="clipadapter", dataset="ucf101", classes="all"))
     losses = figures["steps/loss"]
-    for step in take_steps(engine, Batch(features, LABELS, ()), [0.002] * len(losses), losses):
+    for step, _ in take_steps(engine, [Batch(features, LABELS, ())] * len(losses), 0.002, losses):
         for name, parameter in public.items() if not step else ():
             near_condensed(parameter.grad, figures[f"grad/{name}"])
     for name, parameter in public.items():
@@ -195,7 +186,7 @@ def without_val(bank):
 def test_lppp_equals_the_public_code():
     figures, bank = figures_of("lppp"), lppp_bank()
     for steps in (1, 10, 20, 300):
-        method = built("lppp", steps=steps)
+        method = public_code.build("lppp", steps=steps)
         method.bias.copy_(torch.from_numpy(figures["param/classifier.bias"]))
         method.fit(without_val(bank))
         near_condensed(method.rows, figures[f"steps/weight_after_{steps}"])
@@ -212,7 +203,7 @@ def test_lppp_keeps_the_step_with_the_highest_validation_accuracy():
     accuracies = figures["select/val_accuracy"]
     kept = len(accuracies) - 1 - int(np.argmax(accuracies[::-1]))
     assert kept == figures["select/kept_epoch"]
-    chosen, stopped = built("lppp"), built("lppp", steps=kept + 1)
+    chosen, stopped = public_code.build("lppp"), public_code.build("lppp", steps=kept + 1)
     for method, seen in ((chosen, bank), (stopped, without_val(bank))):
         method.bias.copy_(torch.from_numpy(figures["param/classifier.bias"]))
         method.fit(seen)
@@ -221,7 +212,7 @@ def test_lppp_keeps_the_step_with_the_highest_validation_accuracy():
 
 @pytest.mark.parametrize("name", ["probe", "ncm", "lppp"])
 def test_a_method_without_a_rule_for_new_classes_refuses_them(name):
-    method = built(name)
+    method = public_code.build(name)
     method.fit(lppp_bank())
     logits = method.classifier()(images())
     order = tuple(reversed(CLASSNAMES))

@@ -11,7 +11,7 @@ import numpy as np
 import public_code
 import pytest
 import torch
-from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, load_public, small_clip, walk
+from public_code import CLASSNAMES, FIGURES, HEAD, LABELS, condense, draws, images, small_clip, walk
 from tiny_geometry import SHORT_OPTIONS
 
 from procap import recipe, reference, teacher, text
@@ -43,7 +43,6 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     dataset: str = ""
     template: str = "a photo of a {}."
-    layers: int = 4
     terms: dict[str, str] = field(default_factory=lambda: {"ce": "ce"})
     noise: tuple[int, ...] = ()
 
@@ -67,8 +66,7 @@ CASES = (
          terms={"ce": "ce", "text": "text_weighted", "image": "image_weighted", "kl": "kl"}),
     Case("coprompt", {"depth": 3, "n_ctx": 2, "weight": 8.0},
          terms={"ce": "ce", "text": "text_weighted", "image": "image_weighted"}, noise=(1,)),
-    Case("tcp", {}, "oxford-pets", "a photo of a {}, a type of pet.", layers=10,
-         terms={"ce": "ce", "kg": "kg_weighted"}),
+    Case("tcp", {}, "oxford-pets", "a photo of a {}, a type of pet.", terms={"ce": "ce", "kg": "kg_weighted"}),
     Case("mma", {"first_block": 1}),
     Case("mmrl", {"first_block": 2, "width": 64}, "caltech101",
          terms={"ce": "ce_class_weighted", "ce_rep": "ce_rep_weighted", "reg_image": "reg_image_weighted",
@@ -80,26 +78,6 @@ CASES = (
 )  # fmt: skip
 
 
-def maple_values(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Draw MaPLe's values, which were measured in another order than those of the other methods."""
-    source = draws(13)
-    names = ["ctx", "proj.weight", "proj.bias"]
-    for i in range(2):
-        names += [f"compound_prompts_text.{i}"]
-        names += [f"compound_prompt_projections.{i}.{part}" for part in ("weight", "bias")]
-    values = {}
-    for name in names:
-        std = 0.1 if name == "ctx" or "prompts_text" in name else 0.04
-        shape = shapes[f"prompt_learner.{name}"]
-        drawn = source.standard_normal(shape, dtype=np.float32) * np.float32(std)
-        values[f"prompt_learner.{name}"] = torch.from_numpy(drawn)
-    return values
-
-
-def shapes_of(method):
-    return {theirs: tuple(method.get_parameter(ours).shape) for ours, theirs in method.public_names().items()}
-
-
 def built(case, folder, figures):
     """Build the method with the parameters that were measured; sentences are written to a file in `folder`."""
     options = case.options
@@ -108,21 +86,23 @@ def built(case, folder, figures):
         names = [name.replace("_", " ") for name in CLASSNAMES]
         file.write_text(json.dumps(dict(zip(names, figures["sentences"].tolist(), strict=True))))
         options = {**options, "sentences": str(file)}
-    space = text.LabelSpace(CLASSNAMES, case.template, dataset=case.dataset)
-    clip = small_clip(case.layers)
-    method = build_method(case.method, clip, space, options, torch.Generator().manual_seed(0))
-    shapes = shapes_of(method)
-    load_public(method, maple_values(shapes) if case.method == "maple" else walk(shapes, case.std))
+    # A prompt of TCP enters block 8.
+    clip = small_clip(10) if case.method == "tcp" else None
+    method = public_code.build(case.method, case.template, case.dataset, clip=clip, **options)
+    if case.method == "maple":
+        public_code.load_maple(method)
+    else:
+        public_code.load_drawn(method, lambda name, shape: case.std(name))
     return method
 
 
 def built_2sfs():
-    method = build_method("2sfs", small_clip(), text.LabelSpace(CLASSNAMES), {}, torch.Generator().manual_seed(0))
-    shapes = shapes_of(method)
+    method = public_code.build("2sfs")
+    shapes = public_code.shapes_of(method)
     shapes.pop("classifier")
     values = {name: value + name.endswith("weight") for name, value in walk(shapes, lambda name: 0.1).items()}
     values["classifier"] = 0.05 * torch.from_numpy(draws(14).standard_normal((9, 512), dtype=np.float32))
-    load_public(method, values)
+    public_code.load_public(method, values)
     return method
 
 
@@ -168,7 +148,7 @@ def test_logits_losses_and_gradients_equal_the_public_code(case, encoders, tmp_p
     assert len(check_gradients(case.method, method, figures)) == sum(key.startswith("grad/") for key in figures.files)
     assert_near(case.method, "logits", run.classifier()(images()), figures["eval_logits"])
     if "novel_logits" in figures.files:
-        novel = replace(method.space, classnames=tuple(map(str, figures["novel_classnames"])))
+        novel = public_code.novel_space(method, figures)
         assert_near(case.method, "logits", run.classifier(novel)(images()), figures["novel_logits"])
 
 
@@ -176,7 +156,7 @@ def test_logits_losses_and_gradients_equal_the_public_code(case, encoders, tmp_p
 def test_beta_of_mmrlpp_counts_in_inference_as_in_the_public_code(name, beta, tmp_path):
     figures, case = np.load(FIGURES / "mmrlpp.npz"), CASES[-1]
     method = built(replace(case, options={**case.options, "fresh": beta}), tmp_path, figures)
-    novel = replace(method.space, classnames=tuple(map(str, figures["novel_classnames"])))
+    novel = public_code.novel_space(method, figures)
     assert_near("mmrlpp", "logits", method.classifier(novel)(images()), figures[f"{name}/novel_logits"])
 
 
@@ -218,17 +198,16 @@ def test_2sfs_has_the_steps_and_rates_of_the_public_code():
 
 
 def built_skipt() -> SkipT:
-    space, options = text.LabelSpace(CLASSNAMES, dataset="imagenet"), {"first_block": 2, "keep_labels": False}
-    method = build_method("skipt", small_clip(), space, options, torch.Generator().manual_seed(0))
-    shapes = shapes_of(method)
+    method = public_code.build("skipt", dataset="imagenet", first_block=2, keep_labels=False)
+    shapes = public_code.shapes_of(method)
 
     def std(name: str) -> float:
         if len(shapes[name]) == 1:
             return 0.1 if ".ln_" in name else 0.02
         return shapes[name][0 if name.endswith(("proj", "text_projection")) else 1] ** -0.5
 
-    values = walk(shapes, std)
-    load_public(method, {name: value + (".ln_" in name and name.endswith("weight")) for name, value in values.items()})
+    values = {name: value + (".ln_" in name and name.endswith("weight")) for name, value in walk(shapes, std).items()}
+    public_code.load_public(method, values)
     method.uniform = torch.from_numpy(np.load(FIGURES / "skipt.npz")["input/uniform"])
     return method
 
@@ -244,15 +223,14 @@ def test_skipt_equals_the_public_code(encoders):
     loss.backward()
     assert len(check_gradients("skipt", method, figures)) == 54
     assert_near("skipt", "logits", run.classifier()(images()), figures["eval_logits"])
-    novel = replace(method.space, classnames=tuple(map(str, figures["novel_classnames"])))
+    novel = public_code.novel_space(method, figures)
     assert_near("skipt", "logits", run.classifier(novel)(images()), figures["novel_logits"])
 
 
 def test_skipt_uses_the_classes_of_a_batch_of_many_classes():
-    space = text.LabelSpace(CLASSNAMES[:5])
     image, labels = torch.randn(5, 512, generator=torch.Generator().manual_seed(1)), torch.arange(5)
     for keep, count in ((True, 5), (False, 4)):
-        method = build_method("skipt", small_clip(), space, {"first_block": 3, "keep_labels": keep}, torch.Generator())
+        method = public_code.build("skipt", classnames=CLASSNAMES[:5], first_block=3, keep_labels=keep)
         assert len(method.chosen_classes(image, labels)) == count
 
 

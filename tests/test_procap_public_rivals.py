@@ -8,7 +8,8 @@ import numpy as np
 import public_code
 import pytest
 import torch
-from public_code import CLASSNAMES, LABELS, draws, figures_of, images, near, near_condensed, small_clip, take_steps
+from public_code import CLASSNAMES, LABELS, draws, figures_of, images, near, near_condensed, take_steps
+from torch.nn.utils import parameters_to_vector
 
 from procap import reference, text
 from procap.errors import UsageError
@@ -20,19 +21,10 @@ from runner.schedule import Schedule
 from shards.catalogue import CATALOGUE
 
 
-def built(name, std, dataset="", template="a photo of a {}.", **options):
-    space = text.LabelSpace(CLASSNAMES, template, dataset=dataset)
-    method = build_method(name, small_clip(), space, options, torch.Generator().manual_seed(0))
-    public_code.load_drawn(method, lambda name, shape: std(name))
-    return method
-
-
-def novel_space(method, figures):
-    return replace(method.space, classnames=tuple(map(str, figures["novel_classnames"])))
-
-
 def built_prograd():
-    return built("prograd", lambda name: 0.1, "ucf101", "a photo of a person doing {}.", n_ctx=8)
+    method = public_code.build("prograd", "a photo of a person doing {}.", "ucf101", n_ctx=8)
+    public_code.load_drawn(method, lambda name, shape: 0.1)
+    return method
 
 
 @pytest.mark.parametrize("labels", ["", "likely/", "conflict/"])
@@ -40,7 +32,7 @@ def test_prograd_removes_what_points_against_zero_shot_clip_as_the_public_code(l
     figures, method = figures_of("prograd"), built_prograd()
     engine = Engine(method, plan_run(method="prograd", dataset="ucf101"))
     batch = Batch(images(), torch.from_numpy(figures[f"{labels}input/labels"]), ())
-    for step in take_steps(engine, batch, [0.002] * 3, figures[f"{labels}steps/loss"]):
+    for step, _ in take_steps(engine, [batch] * 3, 0.002, figures[f"{labels}steps/loss"]):
         if step == 0:
             assert engine.objective.names == ("ce", "kl")
             near_condensed(method.context.grad, figures[f"{labels}grad/ctx"])
@@ -53,16 +45,16 @@ def test_prograd_removes_what_points_against_zero_shot_clip_as_the_public_code(l
 def test_prograd_has_the_templates_the_start_and_the_logits_of_the_public_code():
     figures, method = figures_of("prograd"), built_prograd()
     near(method.classifier()(images()), figures["eval_logits"])
-    near(method.classifier(novel_space(method, figures))(images()), figures["novel_logits"])
-    start = build_method("prograd", small_clip(), method.space, {"n_ctx": 8}, torch.Generator())
+    near(method.classifier(public_code.novel_space(method, figures))(images()), figures["novel_logits"])
+    start = public_code.build("prograd", method.space.template, "ucf101", n_ctx=8)
     near_condensed(start.context, figures["rule/init_ctx"])
     for dataset, template in public_code.by_dataset(figures["rule/templates"]).items():
-        space = text.LabelSpace(CLASSNAMES, CATALOGUE[dataset].template, dataset=dataset)
-        assert build_method("prograd", small_clip(), space, {}, torch.Generator()).template == template
+        assert public_code.build("prograd", CATALOGUE[dataset].template, dataset).template == template
 
 
 def built_bpl():
-    method = built("bpl", lambda name: 0.1 if name.endswith("ctx") else 0.05 if "mean" in name else 0.5, samples=3)
+    method = public_code.build("bpl", samples=3)
+    public_code.load_drawn(method, lambda name, _: 0.1 if name.endswith("ctx") else 0.05 if "mean" in name else 0.5)
     with torch.no_grad():
         method.logvar.sub_(1)
     return method
@@ -78,7 +70,7 @@ def test_bpl_equals_the_public_code():
     public = method.public_parameters()
     for name in ("ctx", "mean_posterior", "std_posterior"):
         near_condensed(public[f"prompt_learner.{name}"].grad, figures[f"grad/{name}"])
-    for name, space in (("eval", method.space), ("novel", novel_space(method, figures))):
+    for name, space in (("eval", method.space), ("novel", public_code.novel_space(method, figures))):
         method.inference_noise.copy_(noise[name])
         logits = method.classifier(space)(images())
         near(logits, figures[f"{name}_logits"])
@@ -89,28 +81,21 @@ def test_bpl_trains_as_the_public_code():
     figures, method = figures_of("bpl"), built_bpl()
     start = {name: value.detach().clone() for name, value in method.public_parameters().items()}
     engine = Engine(method, plan_run(method="bpl", dataset="dtd"))
-    engine.set_rate(0.002)
-    for loss, noise in zip(figures["steps/loss"], figures["steps/noise"], strict=True):
-        terms = engine.terms(Batch(images(), LABELS, (torch.from_numpy(noise),)))
-        assert terms.sum().item() == pytest.approx(loss, rel=2e-5)
-        engine.backward(terms)
-        engine.update()
+    batches = [Batch(images(), LABELS, (torch.from_numpy(noise),)) for noise in figures["steps/noise"]]
+    assert len([*take_steps(engine, batches, 0.002, figures["steps/loss"])]) == 3
     for name, value in method.public_parameters().items():
         after = figures[f"steps/after_3/{name.removeprefix('prompt_learner.')}"]
         near_condensed(value, after, like=start[name])
 
 
 def test_a_reloaded_bpl_predicts_with_the_same_samples():
-    first, second = (
-        build_method("bpl", small_clip(), text.LabelSpace(CLASSNAMES), {}, torch.Generator().manual_seed(3))
-        for _ in range(2)
-    )
+    first, second = public_code.build("bpl"), public_code.build("bpl")
     second.load_state_dict(first.state_dict())
     assert torch.equal(first.classifier()(images()), second.classifier()(images()))
 
 
 def built_dept(base):
-    def std(name):
+    def std(name, shape):
         if "linear_probe" in name:
             return 0.1 if name.endswith("bias") else 0.05
         if "film" in name:
@@ -118,7 +103,8 @@ def built_dept(base):
         return 0.04 if "proj" in name else 0.1
 
     options = {"n_ctx": 4} if base == "coop" else {"depth": 3}
-    method = built("dept" if base == "coop" else "dept-maple", std, **options)
+    method = public_code.build("dept" if base == "coop" else "dept-maple", **options)
+    public_code.load_drawn(method, std)
     with torch.no_grad():
         method.image_film.scale.add_(1)
         method.text_film.scale.add_(1)
@@ -137,17 +123,13 @@ def test_dept_equals_the_public_code(base, encoders):
     for name, tensor in method.public_parameters().items():
         near_condensed(tensor.grad, figures[f"{base}/grad/{name}"])
     near(run.classifier()(images()), figures[f"{base}/eval_logits"])
-    near(run.classifier(novel_space(method, figures))(images()), figures[f"{base}/novel_logits"])
+    near(run.classifier(public_code.novel_space(method, figures))(images()), figures[f"{base}/novel_logits"])
 
 
 def test_dept_trains_its_head_at_the_rates_of_the_public_code():
     figures, method = figures_of("dept"), built_dept("coop")
     config = plan_run(method="dept", dataset="dtd")
-
-    class Stream:
-        steps_per_epoch = 1
-
-    schedule = Schedule(config.recipe, Stream(), method)
+    schedule = Schedule(config.recipe, SimpleNamespace(steps_per_epoch=1), method)
     rates = [schedule.rates(epoch, epoch) for epoch in range(10)]
     np.testing.assert_allclose(rates, figures["coop/rule/lr_per_epoch"], rtol=1e-9)
     assert method_class("dept").recipe().epochs == 10
@@ -158,28 +140,20 @@ def test_dept_trains_its_head_at_the_rates_of_the_public_code():
 def test_kdpl_equals_the_public_code(base, most_classes, monkeypatch):
     figures, prefix = figures_of("kdpl"), f"{base}/" if most_classes == 1000 else f"{base}/agnostic/"
     names = CLASSNAMES if most_classes == 1000 else tuple(map(str, figures["dictionary"]))
-    method = build_method(
-        "kdpl" if base == "coop" else "kdpl-maple", small_clip(), text.LabelSpace(names),
-        {"teacher": "mini", "most_classes": most_classes, **({} if base == "coop" else {"depth": 2})},
-        torch.Generator().manual_seed(0),
-    )  # fmt: skip
-    with torch.no_grad():
-        if base == "coop":
-            method.context.copy_(torch.from_numpy(0.1 * draws(13).standard_normal((4, 512), dtype=np.float32)))
-        else:
-            torch.nn.utils.vector_to_parameters(maple_weights(method, 13), method.parameters())
+    name, depth = ("kdpl", {}) if base == "coop" else ("kdpl-maple", {"depth": 2})
+    method = public_code.build(name, classnames=names, teacher="mini", most_classes=most_classes, **depth)
+    public_code.load_maple(method)
     kind = "" if most_classes == 1000 else "agnostic/"
     logits = torch.from_numpy(figures[f"input/{kind}teacher_logits"])
     monkeypatch.setattr(type(method), "teacher_logits", lambda self, images: logits)
-    terms = method.loss(images(), LABELS, ())
-    near(2 * terms["kl_forward"].detach(), figures[f"{prefix}loss/kl_forward"])
-    near(2 * terms["kl_reverse"].detach(), figures[f"{prefix}loss/kl_reverse"])
     if most_classes == 1000:
         near(method.classifier()(images()), figures[f"{prefix}eval_logits"])
-        near(method.classifier(novel_space(method, figures))(images()), figures[f"{prefix}novel_logits"])
+        near(method.classifier(public_code.novel_space(method, figures))(images()), figures[f"{prefix}novel_logits"])
     public = {name.removeprefix("prompt_learner."): tensor for name, tensor in method.public_parameters().items()}
     engine, rate = Engine(method, plan_run(method="kdpl", dataset="dtd")), 0.002 if base == "coop" else 0.0035
-    for step in take_steps(engine, Batch(images(), LABELS, ()), [rate] * 3, figures[f"{prefix}steps/loss"]):
+    for step, terms in take_steps(engine, [Batch(images(), LABELS, ())] * 3, rate, figures[f"{prefix}steps/loss"]):
+        for i, name in enumerate(engine.objective.names if not step else ()):
+            near(2 * terms[i], figures[f"{prefix}loss/{name}"])
         for name, tensor in public.items() if not step else ():
             near_condensed(tensor.grad, figures[f"{prefix}grad/{name}"])
     for name in public.keys() & {"ctx", "proj.bias"}:
@@ -206,14 +180,10 @@ def pool_of_images(images, shots):
 
 
 def built_dpc(new_weight=0.0):
-    method = build_method(
-        "dpc", small_clip(), text.LabelSpace(CLASSNAMES), {"similar": 3, "new_weight": new_weight},
-        torch.Generator().manual_seed(0),
-    )  # fmt: skip
+    method = public_code.build("dpc", similar=3, new_weight=new_weight)
     tuned = torch.from_numpy(0.1 * draws(13).standard_normal((4, 512), dtype=np.float32))
-    with torch.no_grad():
-        public_code.load_public(method, {"tuned_ctx": tuned})
-        method.begin_stage(0)
+    public_code.load_public(method, {"tuned_ctx": tuned})
+    method.begin_stage(0)
     return method
 
 
@@ -222,25 +192,20 @@ def test_dpc_equals_the_public_code(monkeypatch):
     monkeypatch.setattr(dpc.random, "Random", lambda seed: same_draws)
     method.training_images = pool_of_images(images(27, seed=20), 3)
     engine = Engine(method, plan_run(method="dpc", dataset="dtd"))
-    engine.set_rate(0.002)
-    for step in range(3):
-        batch = method.extend_batch(images(), LABELS, torch.Generator())
-        terms = engine.terms(Batch(*batch, ()))
-        near(terms.detach().sum(), figures["steps/loss"][step])
-        engine.backward(terms)
-        if not step:
-            # Theirs has the negatives of an image behind it, ours behind the batch.
-            assert sorted(batch[1].tolist()) == sorted(figures["sample/labels"].tolist())
-            assert batch[1][5:].tolist() == [i // 3 for i in figures["sample/pool_index"]]
-            near(terms.detach() * 2, [figures["loss/ce_image"], figures["loss/ce_text"]])
+    batches = [Batch(*method.extend_batch(images(), LABELS, torch.Generator()), ()) for _ in range(3)]
+    # Theirs has the negatives of an image behind it, ours behind the batch.
+    assert sorted(batches[0].labels.tolist()) == sorted(figures["sample/labels"].tolist())
+    assert batches[0].labels[5:].tolist() == [i // 3 for i in figures["sample/pool_index"]]
+    for step, terms in take_steps(engine, batches, 0.002, figures["steps/loss"]):
+        if step == 0:
+            near(terms * 2, [figures["loss/ce_image"], figures["loss/ce_text"]])
             near_condensed(method.context.grad, figures["grad/prompt_learner.ctx"])
             assert figures["rule/gradient_factor"] == 1 / method.options.weight
-        engine.update()
-        if not step:
+        if step == 1:
             near_condensed(method.context, figures["steps/ctx_after_1"])
     near_condensed(method.context, figures["steps/ctx_after_3"])
     near(method.classifier()(images()), figures["eval_logits"])
-    near(method.classifier(novel_space(method, figures))(images()), figures["novel_logits"])
+    near(method.classifier(public_code.novel_space(method, figures))(images()), figures["novel_logits"])
 
 
 def test_dpc_mixes_both_prompts_for_new_classes():
@@ -253,8 +218,8 @@ def test_dpc_mixes_both_prompts_for_new_classes():
     assert not torch.equal(half.classifier()(images()), method.classifier()(images()))
 
 
-def built_aapl(classnames=CLASSNAMES):
-    method = build_method("aapl", small_clip(), text.LabelSpace(classnames), {}, torch.Generator().manual_seed(0))
+def built_aapl():
+    method = public_code.build("aapl")
     public_code.load_drawn(method, lambda name, shape: shape[1] ** -0.5 if name.endswith("weight") else 0.1)
     return method
 
@@ -262,7 +227,7 @@ def built_aapl(classnames=CLASSNAMES):
 def test_aapl_equals_the_public_code():
     figures, method = figures_of("aapl"), built_aapl()
     near(method.classifier()(images()), figures["eval_logits"])
-    near(method.classifier(novel_space(method, figures))(images()), figures["novel_logits"])
+    near(method.classifier(public_code.novel_space(method, figures))(images()), figures["novel_logits"])
     batch = torch.cat([images()[[1, 3]], images(4, seed=53) * 2 - 0.3])[None], LABELS[1:2]
     engine = Engine(method, plan_run(method="aapl", dataset="dtd"))
     engine.set_rate(0.002)
@@ -292,20 +257,9 @@ def test_aapl_draws_an_image_of_another_class_and_two_augmentations_for_both():
     assert torch.equal(rotated, images()[0].rot90(1, (1, 2)))
 
 
-def maple_weights(method, seed):
-    """Draw the parameters [N] of MaPLe in the order of its figures."""
-    source = draws(seed)
-    stds = {name: 0.04 if "projection" in name else 0.1 for name, _ in method.named_parameters()}
-    shapes = [(tuple(tensor.shape), stds[name]) for name, tensor in method.named_parameters()]
-    drawn = [source.standard_normal(shape, dtype=np.float32) * np.float32(std) for shape, std in shapes]
-    return torch.from_numpy(np.concatenate([values.ravel() for values in drawn]))
-
-
-def built_rebapl(**options):
-    method = build_method(
-        "rebapl", small_clip(), text.LabelSpace(CLASSNAMES), {"depth": 2, **options}, torch.Generator().manual_seed(0)
-    )
-    torch.nn.utils.vector_to_parameters(maple_weights(method, 13), method.parameters())
+def built_rebapl(seed=13, **options):
+    method = public_code.build("rebapl", depth=2, **options)
+    public_code.load_maple(method, seed)
     return method
 
 
@@ -355,9 +309,10 @@ def test_rebapl_has_the_schedule_and_the_mean_logits_of_the_public_code():
     method.training_images = SimpleNamespace(labels=torch.zeros(144))
     noisy = [e for e in range(15) if method.begin_epoch(e, 0.002, recipe) in (True, False) and method._noise]
     assert noisy == figures["schedule/sequential/noisy_epochs"].tolist()
-    method.samples = torch.stack([maple_weights(method, seed) for seed in (13, 14, 16)])
+    samples = [parameters_to_vector(built_rebapl(seed).parameters()) for seed in (13, 14, 16)]
+    method.samples = torch.stack(samples).detach()
     near(method.classifier()(images()), figures["eval_logits"])
-    near(method.classifier(novel_space(method, figures))(images()), figures["novel_logits"])
+    near(method.classifier(public_code.novel_space(method, figures))(images()), figures["novel_logits"])
 
 
 def test_rebapl_keeps_the_weights_at_the_end_of_each_cycle():

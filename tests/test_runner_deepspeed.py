@@ -33,7 +33,7 @@ from procap.parallel import SHARED_FROM
 from procap.text import LabelSpace
 from runner import evaluate, run_folders, train
 from runner.checkpoint import StateFiles, TrainState, read_checkpoint
-from runner.config import RunConfig, Target
+from runner.config import RunConfig, RuntimeConfig, Target
 from runner.deepspeed_engine import DeepSpeedEngine
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
@@ -282,8 +282,8 @@ def test_a_missing_deepspeed_is_reported_in_one_line(monkeypatch, clip, tiny_spa
 
 
 CPU = torch.device("cpu")
-TRAINED = ["coop", "cocoop", "maple", "2sfs", "procap"]
-OTHER_METHODS = [name for name in METHODS if name not in (*TRAINED, "zeroshot")]
+TRAINED = "coop", "cocoop", "maple", "2sfs", "procap"
+OTHERS = tuple(name for name in METHODS if name not in (*TRAINED, "zeroshot"))
 GRADIENTS = (*TRAINED, "prograd", "rebapl")
 # ReBaPL starts a cycle at the sample that repels it, so rounding decides the direction of the first steps.
 STABLE: dict[str, dict[str, Any]] = {"rebapl": {"repulsion": 0.0}}
@@ -294,7 +294,7 @@ QUICK = {**SGD, "epochs": 2, "batch_size": 4, "grad_clip": 1.0, "drop_last": Tru
 TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("scans")]
 
 
-def configs(checkpoint, methods=TRAINED, teacher=""):
+def configs(checkpoint, teacher, methods):
     """Plan a run of each method, in SGD; those on features have recipes of their own."""
     planned = []
     for method in methods:
@@ -309,11 +309,11 @@ def targets_of(config: RunConfig) -> list[Target]:
     return TARGETS if method_class(config.method).knows_new_classes else TARGETS[:1]
 
 
-def train_and_evaluate(data, results, checkpoint, *methods):
+def train_and_evaluate(data, results, *chosen):
     ranks = ranks_from_environment()
     runtime = make_runtime(data, results if ranks.is_first else f"{results}-of-{ranks.rank}")
     with init_process_group(ranks, CPU) as group:
-        for config in configs(checkpoint, *methods):
+        for config in configs(*chosen):
             result = train.train(config, runtime, group=group)
             counts, again = (
                 [evaluate.evaluate(config, target, runtime, group=group) for target in targets_of(config)]
@@ -322,15 +322,6 @@ def train_and_evaluate(data, results, checkpoint, *methods):
             assert again == counts
             assert train.train(config, runtime, group=group).model_dump(mode="json") == result.model_dump(mode="json")
             print(json.dumps([result.images, result.processes, [c.correct for c in counts]]))
-
-
-def train_alone(data, results, checkpoint, *methods):
-    runtime = make_runtime(str(data), str(results))
-    for config in configs(str(checkpoint), *methods):
-        train.train(config, runtime)
-        for target in targets_of(config):
-            evaluate.evaluate(config, target, runtime)
-    return results
 
 
 @pytest.fixture(scope="module")
@@ -345,8 +336,17 @@ def data(few_digits, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(data, short_checkpoint, tmp_path_factory) -> Path:
-    return train_alone(data, tmp_path_factory.mktemp("alone"), short_checkpoint)
+def teacher(short_clip, tmp_path_factory) -> Path:
+    """A CLIP that tells classes apart more than its students: from an equal one they diverge by rounding alone."""
+    clip = copy.deepcopy(short_clip)
+    clip.text.token_embedding.weight.data *= 20
+    return conftest.save_clip(clip, tmp_path_factory.mktemp("teacher"))
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory) -> RuntimeConfig:
+    """One process, whose runs are kept."""
+    return make_runtime(data, tmp_path_factory.mktemp("alone"))
 
 
 def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None:
@@ -369,33 +369,19 @@ def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None
         assert counts[0].calibration.nll == pytest.approx(counts[1].calibration.nll, rel=50 * tolerance)
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_several_processes_train_and_count_as_one(data, short_checkpoint, alone, tmp_path, size):
-    results = tmp_path / "results"
-    arguments = str(data), str(results), str(short_checkpoint)
-    ends = run_ranks(size, train_and_evaluate, *arguments)
+@pytest.mark.parametrize(("size", "methods"), [
+    (2, TRAINED), pytest.param(4, TRAINED, marks=pytest.mark.slow), pytest.param(2, OTHERS, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_several_processes_train_and_count_as_one(data, short_checkpoint, teacher, alone, tmp_path, size, methods):
+    results, chosen = tmp_path / "results", (str(short_checkpoint), str(teacher), methods)
+    ends = run_ranks(size, train_and_evaluate, str(data), str(results), *chosen)
     assert [end.code for end in ends] == [0] * size, ends[0].err + ends[1].err
     assert len({end.out for end in ends}) == 1 and not list(tmp_path.glob("results-of-*"))
-    for config in configs(str(short_checkpoint)):
-        compare(config, alone, results, 2e-5)
-
-
-@pytest.fixture
-def teacher(short_clip, tmp_path) -> Path:
-    """A CLIP that tells classes apart more than its students: from an equal one they diverge by rounding alone."""
-    clip = copy.deepcopy(short_clip)
-    clip.text.token_embedding.weight.data *= 20
-    return conftest.save_clip(clip, tmp_path)
-
-
-@pytest.mark.slow
-def test_two_processes_train_and_count_as_one_with_all_other_methods(data, short_checkpoint, teacher, tmp_path):
-    results, methods = tmp_path / "results", (OTHER_METHODS, str(teacher))
-    ends = run_ranks(2, train_and_evaluate, str(data), str(results), str(short_checkpoint), *methods)
-    assert [end.code for end in ends] == [0, 0], ends[0].err + ends[1].err
-    alone = train_alone(data, tmp_path / "alone", short_checkpoint, *methods)
-    for config in configs(str(short_checkpoint), *methods):
-        compare(config, alone, results, 2e-5)
+    for config in configs(*chosen):
+        train.train(config, alone)
+        for target in targets_of(config):
+            evaluate.evaluate(config, target, alone)
+        compare(config, alone.results, results, 2e-5)
 
 
 def gradients(name: str, classes: int, group: ProcessGroup, one_message: bool = False) -> list[torch.Tensor]:

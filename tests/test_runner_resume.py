@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import psutil
 import pytest
 from rank_processes import Processes, run_ranks
 from small_runs import make_runtime, only_run
-from tiny_geometry import STEPPED, needed_options
+from tiny_geometry import SHORT_OPTIONS, STEPPED, needed_options
 
 from benchmarks.cli import main
 from procap.errors import Unreachable, UserError
@@ -25,10 +26,9 @@ from runner import checkpoint, evaluate, remote_results, run_folders, train
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.planning import plan_run
 from runner.results import Progress, write_json
+from runner.source_runs import first_stage
 
 STEPS, STEPS_PER_EPOCH = 12, 4
-QUICK = {"dataset": "digits", "shots": 4, "overrides": {"epochs": 3, "batch_size": 5, "batches": "random"}}
-
 SMALL_PROCAP = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8, "logvar_lr_scale": 9.0}
 
 
@@ -80,13 +80,18 @@ def train_to_the_end(config: RunConfig, data: Path, results: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def configs(short_checkpoint) -> dict[str, RunConfig]:
-    """AdamW with sampled tokens, and SGD with momentum; 12 steps in 3 epochs."""
-    backbone = str(short_checkpoint)
-    return {
-        "adamw": plan_run(method="procap", options=SMALL_PROCAP, backbone=backbone, **QUICK),
-        "sgd": plan_run(method="maple", options={"depth": 3}, backbone=backbone, **QUICK),
-    }
+def planned(short_checkpoint) -> Callable[[str], RunConfig]:
+    """Plan a run of a method: 12 steps in 3 epochs. ProCAP has AdamW and sampled tokens, MaPLe SGD with momentum."""
+
+    def plan(method: str) -> RunConfig:
+        options = SHORT_OPTIONS.get(method, {}) | needed_options(method, short_checkpoint)
+        length = {"iterations": STEPS} if method == "2sfs" else {"epochs": 3, "batches": "random"}
+        return plan_run(
+            method=method, dataset="digits", shots=4, options=SMALL_PROCAP if method == "procap" else options,
+            backbone=str(short_checkpoint), overrides={"batch_size": 5, **length},
+        )  # fmt: skip
+
+    return plan
 
 
 def outcome(config: RunConfig, runtime: RuntimeConfig) -> tuple[bytes, list, list]:
@@ -99,19 +104,23 @@ def outcome(config: RunConfig, runtime: RuntimeConfig) -> tuple[bytes, list, lis
 
 
 @pytest.fixture(scope="module")
-def straight(configs, few_digits, tmp_path_factory):
+def straight(planned, few_digits, tmp_path_factory):
     """Where each configuration was trained without interruption, and what came out."""
     runtime = make_runtime(few_digits, tmp_path_factory.mktemp("straight"))
-    return lambda name: (runtime, train.train(configs[name], runtime))
+    return lambda method: (runtime, train.train(planned(method), runtime))
 
 
-@pytest.mark.parametrize(("name", "kills"), [("adamw", (0, 2, 9)), pytest.param("sgd", (5,), marks=pytest.mark.slow)])
-def test_a_run_killed_at_any_moment_ends_with_the_same_bits(configs, straight, few_digits, tmp_path, name, kills):
-    config = configs[name]
-    undisturbed, wanted = straight(name)
+@pytest.mark.parametrize(("method", "kills"), [
+    ("procap", (0, 2, 9)), *(pytest.param(name, (5,), marks=pytest.mark.slow) for name in STEPPED if name != "procap"),
+])  # fmt: skip
+def test_a_run_killed_at_any_moment_ends_with_the_same_bits(planned, straight, few_digits, tmp_path, method, kills):
+    config = planned(method)
+    undisturbed, wanted = straight(method)
     assert wanted.steps == STEPS
     folder = run_folders.RunFolder(tmp_path / config.path)
-    draw = random.Random(name)
+    if first := first_stage(config):
+        train.train(first, replace(undisturbed, results=tmp_path))
+    draw = random.Random(method)
     for step in kills:
         # When the next step is counted, the state of this one is on disk; its own may be while it is killed.
         seconds = draw.uniform(1e-6, 0.01)
@@ -125,25 +134,9 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(configs, straight, f
     assert not folder.state.exists() and not folder.progress_file.exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [name for name in STEPPED if name not in ("maple", "procap")])
-def test_every_method_killed_in_the_second_epoch_ends_with_the_same_bits(tiny_checkpoint, few_digits, tmp_path, method):
-    fields = QUICK | {"backbone": str(tiny_checkpoint), "options": needed_options(method, tiny_checkpoint)}
-    if method == "2sfs":
-        fields["overrides"] = {"iterations": STEPS, "batch_size": 5}
-    config = plan_run(method=method, **fields)
-    undisturbed = make_runtime(few_digits, tmp_path / "straight")
-    assert train.train(config, undisturbed).steps == STEPS
-    killed = tmp_path / "killed"
-    end = train_until(config, few_digits, killed, signal.SIGKILL, 6)
-    assert end.code == -signal.SIGKILL and run_folders.RunFolder(killed / config.path).train() is None
-    train_to_the_end(config, few_digits, killed)
-    assert outcome(config, replace(undisturbed, results=killed)) == outcome(config, undisturbed)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_saves_the_step_and_the_run_resumes_from_it(configs, straight, few_digits, tmp_path, number):
-    config = configs["sgd"]
+def test_a_signal_saves_the_step_and_the_run_resumes_from_it(planned, straight, few_digits, tmp_path, number):
+    config = planned("maple")
     folder = run_folders.RunFolder(tmp_path / config.path)
     # Nothing is saved at this pace, so the state that is found is the signal's.
     seconds = random.Random(number).uniform(1e-6, 0.02)
@@ -155,13 +148,13 @@ def test_a_signal_saves_the_step_and_the_run_resumes_from_it(configs, straight, 
     assert f"stopped {config.path} at step {progress.step} of {STEPS}" in end.err
     train_to_the_end(config, few_digits, tmp_path)
     result = folder.train()
-    assert (result.resumed, result.checkpoint_sha256) == (1, straight("sgd")[1].checkpoint_sha256)
+    assert (result.resumed, result.checkpoint_sha256) == (1, straight("maple")[1].checkpoint_sha256)
 
 
 @pytest.fixture
-def stopped(configs, few_digits, tmp_path) -> tuple[RunConfig, run_folders.RunFolder]:
+def stopped(planned, few_digits, tmp_path) -> tuple[RunConfig, run_folders.RunFolder]:
     """A run that was killed inside its second epoch."""
-    config = configs["sgd"]
+    config = planned("maple")
     folder = run_folders.RunFolder(tmp_path / config.path)
     assert train_until(config, few_digits, tmp_path, signal.SIGKILL, STEPS_PER_EPOCH + 2).code == -signal.SIGKILL
     return config, folder
@@ -182,11 +175,11 @@ def test_other_data_than_at_the_start_is_refused(stopped, few_digits, tmp_path):
     assert sorted(folder.state.iterdir()) == states
 
 
-def test_a_result_of_another_run_is_not_taken_for_this_one(configs, straight, few_digits, tmp_path):
+def test_a_result_of_another_run_is_not_taken_for_this_one(planned, straight, few_digits, tmp_path):
     runtime = make_runtime(few_digits, tmp_path)
-    write_json(run_folders.RunFolder(tmp_path / configs["adamw"].path).train_file, straight("sgd")[1])
+    write_json(run_folders.RunFolder(tmp_path / planned("procap").path).train_file, straight("maple")[1])
     with pytest.raises(UserError, match=r"--force"):
-        train.train(configs["adamw"], runtime)
+        train.train(planned("procap"), runtime)
 
 
 ROOT = Path(__file__).resolve().parents[1]
