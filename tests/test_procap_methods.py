@@ -282,7 +282,7 @@ def test_methods_are_described_as_their_classes_say_without_importing_torch():
     for name in METHODS:
         cls = method_class(name)
         texts = describe_method(name)
-        assert (texts["summary"], texts["selection"]) == (cls.summary, cls.selection)
+        assert texts["summary"] == cls.summary and texts["selection"].startswith(cls.selection)
         assert cls.recipe.__doc__.startswith(f"Return {texts['recipe']}")
     program = "import sys; from benchmarks.cli import main; main(['ls', 'methods']); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
