@@ -39,6 +39,6 @@ SUITE = Suite(
     targets=all_classes,
     tables=few_shot_tables,
     plots=shots_plots,
-    quick_datasets={"mini": ("tiles", "petals")},
+    quick_datasets={"mini": ("tiles",)},
     quick_seeds=(1,),
 )

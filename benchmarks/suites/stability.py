@@ -20,5 +20,5 @@ SUITE = Suite(
     methods=("procap",),
     tables=stability_tables,
     published="seed_stability",
-    quick_datasets={"mini": ("tiles", "petals")},
+    quick_datasets={"mini": ("tiles",)},
 )
