@@ -286,5 +286,5 @@ def test_suites_without_results_are_on_the_page_and_none_at_all_is_an_error(tmp_
     (root / "collections/suite/duration/collection.json").write_text("[]")
     assert main(["report", "--results", str(root)]) == 0
     text = Path(capsys.readouterr().out.strip()).read_text()
-    assert "0 of 32 runs finished: 32 not started." in text
+    assert "0 of 16 runs finished: 16 not started." in text
     assert "duration" in section(text, "missing") and "collection.json cannot be read" in section(text, "missing")
