@@ -133,6 +133,7 @@ def benchmark_without_optional_packages(data: str, results: str) -> None:
         sys.exit(code)
 
 
+@pytest.mark.slow
 def test_any_method_is_measured_also_where_ray_and_mlflow_are_missing(few_digits, tmp_path):
     """Random weights have no accuracy."""
     [done] = run_ranks(1, benchmark_without_optional_packages, str(few_digits), str(tmp_path))

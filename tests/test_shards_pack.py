@@ -24,6 +24,7 @@ from shards.records import ImageRecord, png
 from shards.world.generate import VERSION, paint, sample_seed
 
 
+@pytest.mark.slow
 def test_a_family_of_the_world_packs_to_the_same_bytes_in_another_process(tmp_path):
     pack_some_shapes(tmp_path / "a")
     code = (
