@@ -126,7 +126,7 @@ def test_a_node_without_the_data_is_named_before_anything_runs(nodes, data, tmp_
     monkeypatch.setenv("PROCAP_DATA", str(data))
     node = nodes.add(PROCAP_DATA=str(tmp_path / "empty"))
     try:
-        message = rf"1 of 3 nodes cannot be used: .*{node.name}\): UsageError: no shards of 'toy'"
+        message = rf"1 of 3 nodes cannot be used: .*{node.name}\): UserError: no shards of 'toy'"
         with pytest.raises(UserError, match=message):
             check("", str(tmp_path / "results"))
     finally:
