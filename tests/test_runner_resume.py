@@ -116,8 +116,8 @@ def straight(planned, few_digits, tmp_path_factory):
 ])  # fmt: skip
 def test_a_run_killed_at_any_moment_ends_with_the_same_bits(planned, straight, few_digits, tmp_path, method, kills):
     config = planned(method)
-    undisturbed, wanted = straight(method)
-    assert wanted.steps == STEPS
+    undisturbed, expected = straight(method)
+    assert expected.steps == STEPS
     folder = run_folders.RunFolder(tmp_path / config.path)
     if first := first_stage(config):
         train.train(first, replace(undisturbed, results=tmp_path))
@@ -131,7 +131,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(planned, straight, f
     assert outcome(config, replace(undisturbed, results=tmp_path)) == outcome(config, undisturbed)
     result = folder.train()
     assert result.resumed == sum(step > 0 for step in kills)
-    assert (result.steps, result.images) == (wanted.steps, wanted.images)
+    assert (result.steps, result.images) == (expected.steps, expected.images)
     assert not folder.state.exists() and not folder.progress_file.exists()
 
 

@@ -10,6 +10,7 @@ from benchmarks.experiment.suite import Variant
 from benchmarks.results.metrics import Metric
 from benchmarks.results.statistics import DRAWS, compare, holm, measure_of
 from benchmarks.results.suite_results import SuiteResults, reference_title
+from benchmarks.tables.notes import CHOSEN_ON_TEST
 from benchmarks.tables.table import Column, Row, Table
 
 if TYPE_CHECKING:
@@ -63,4 +64,5 @@ def comparison_table(
     titles = (f"{measure} of {reference}", measure, "Difference", "95 % interval", "p", "p (Holm)")
     columns = [Column(title, "") for title in titles]
     heading = f"{reference} compared with every other row, {measure}"
-    return Table(name, heading, ("Against", tasks.capitalize()), columns, rows, [note])
+    notes = [note, *([CHOSEN_ON_TEST] if any(row.chosen_on_test for row in rows) else [])]
+    return Table(name, heading, ("Against", tasks.capitalize()), columns, rows, notes)

@@ -56,14 +56,15 @@ class Distilled(Method):
     def prepare_training(self) -> None:
         """Make the classifier of a teacher that is no run. Raises UsageError for one that reads other images."""
         super().prepare_training()
-        if self.teacher_classifier is None:
-            clip = load_clip(*split_teacher(self.options.teacher)).to(self.clip.device)
+        teacher, name = self.teacher_classifier, split_teacher(self.options.teacher)
+        clip = teacher.clip if teacher else load_clip(*name).to(self.clip.device)
+        if (clip.geometry.image_size, clip.image_mean) != (self.clip.geometry.image_size, self.clip.image_mean):
+            raise UsageError(f"{clip.name} reads images of another size or normalisation than {self.clip.name}")
+        # After the refusal, because a large teacher takes long for the texts of many classes.
+        if teacher is None:
             text = text_bank(clip, self.space, [self.space.template])
             # With the scale of the student, as in the public code.
             self.teacher_classifier = Classifier(clip, NO_CHANGE, text, self.scale())
-        clip = self.teacher_classifier.clip
-        if (clip.geometry.image_size, clip.image_mean) != (self.clip.geometry.image_size, self.clip.image_mean):
-            raise UsageError(f"{clip.name} reads images of another size or normalisation than {self.clip.name}")
 
     @torch.no_grad()
     def teacher_logits(self, images: Tensor) -> Tensor:

@@ -51,12 +51,12 @@ def read_contents(results: Path, on_error: OnError, only: Iterable[str] | None =
     """
     collections = read_collections(results, on_error)
     if only is None:
-        wanted = {run.path.relative_to(results).as_posix() for run in find_runs(results)}
+        exported = {run.path.relative_to(results).as_posix() for run in find_runs(results)}
     else:
-        wanted = {*only}
-        collections = [each for each in collections if not wanted.isdisjoint({each.path, *each.runs})]
+        exported = {*only}
+        collections = [each for each in collections if not exported.isdisjoint({each.path, *each.runs})]
     runs: dict[str, Content] = {}
-    for path in sorted(wanted.union(*(collection.runs for collection in collections))):
+    for path in sorted(exported.union(*(collection.runs for collection in collections))):
         try:
             # The folder of a collection has no content of a run.
             if content := run_content(RunFolder(results / path)):
@@ -72,7 +72,7 @@ def read_contents(results: Path, on_error: OnError, only: Iterable[str] | None =
             child.parent = child.parent or collection.path
             child.tags[f"{collection.kind}.{collection.name}"] = "yes"
     # Other runs of the collections have only been read for their figures.
-    return parents | {path: run for path, run in runs.items() if path in wanted}
+    return parents | {path: run for path, run in runs.items() if path in exported}
 
 
 def run_content(folder: RunFolder) -> Content | None:
@@ -106,7 +106,7 @@ def _epoch_curves(
     logs: Sequence[EpochLog], counts: Sequence[ValidationCount], dataset: str
 ) -> Iterator[tuple[str, float, int, int]]:
     """Yield the metrics of the epochs; their times follow from their seconds, so that they are logged only once."""
-    own = [count for count in counts if count.target.startswith(f"{dataset}:")]
+    on_own_set = [count for count in counts if count.target.startswith(f"{dataset}:")]
     clock = 0.0
     for log in logs:
         clock += 1000 * log.seconds
@@ -115,7 +115,7 @@ def _epoch_curves(
             metrics["training/images_per_second"] = log.images_per_second
         if len(log.terms) > 1:
             metrics |= {f"training/loss_{name}": value for name, value in log.terms.items()}
-        if accuracies := [count.accuracy for count in own if count.epoch == log.epoch]:
+        if accuracies := [count.accuracy for count in on_own_set if count.epoch == log.epoch]:
             metrics["validation/accuracy"] = statistics.harmonic_mean(accuracies)
         for name, value in metrics.items():
             yield name, value, int(clock), log.epoch
