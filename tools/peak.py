@@ -6,7 +6,6 @@ import torch
 from torch.utils.benchmark import Timer
 
 PEAK_SIZES = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192, 16384)}
-PEAK_SECONDS = 0.4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -15,10 +14,7 @@ def matmul_peak(device: torch.device, precision: str) -> float:
     best = 0.0
     for size in PEAK_SIZES[device.type]:
         a, b = (torch.randn(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
-        timer = Timer(
-            "torch.mm(a, b, out=out)",
-            globals={"torch": torch, "a": a, "b": b, "out": torch.empty_like(a)},
-            num_threads=torch.get_num_threads(),
-        )
-        best = max(best, 2 * size**3 / min(timer.blocked_autorange(min_run_time=PEAK_SECONDS).times))
+        names = {"torch": torch, "a": a, "b": b, "out": torch.empty_like(a)}
+        timer = Timer("torch.mm(a, b, out=out)", globals=names, num_threads=torch.get_num_threads())
+        best = max(best, 2 * size**3 / min(timer.blocked_autorange(min_run_time=0.4).times))
     return best

@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 
 def describe_run(study: str, argv: Sequence[str] | None, device: torch.device | None = None) -> dict[str, Any]:
-    """Return the command of a study, hardware and versions, and the load of the machine.
-
-    tool: module below `tools`. argv: its arguments, None for those of this process.
-    """
+    """Return the command of a study, with `argv` or this process's arguments, its machine, versions and load."""
     words = ["python", "-m", f"tools.{study}", *(sys.argv[1:] if argv is None else argv)]
     load = round(os.getloadavg()[0], 2)
     return {"command": shlex.join(words), "environment": environment(device), "load_average": load}

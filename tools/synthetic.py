@@ -48,8 +48,22 @@ def synthetic_case(clip: CLIP, method: str, classes: int, batch: int) -> tuple[M
     size = clip.geometry.image_size
     space = LabelSpace(class_names(classes))
     built = build_method(method, clip, space, METHOD_OPTIONS.get(method, {}), generator(SEED, "init"))
+    built.training_images = NoiseImages(torch.arange(classes), size)
+    if built.required_option == "teacher":
+        built.teacher_classifier = build_method("zeroshot", clip, space, {}, generator(SEED, "init")).classifier()
     images = torch.randn(batch, 3, size, size, generator=generator(SEED, "images"))
     return built, images.to(clip.device), (torch.arange(batch) % classes).to(clip.device)
+
+
+@dataclass(frozen=True)
+class NoiseImages:
+    """One training image of noise per class, for methods that add some to a batch."""
+
+    labels: Tensor
+    size: int
+
+    def image(self, i: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(3, self.size, self.size, generator=generator)
 
 
 def pack_photographs(name: str, root: Path) -> Path:

@@ -14,9 +14,6 @@ from typing import Any
 from runner.config import RuntimeConfig
 from runner.run_folders import find_runs
 
-SECONDS = 240
-"""A run that takes longer is given up."""
-
 
 def start(
     task: str, runtime: RuntimeConfig, results: Path, dataset: str, choices: Mapping[str, str], *words: str
@@ -29,9 +26,9 @@ def start(
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process; RuntimeError if it fails."""
+    """Wait at most four minutes for a process; RuntimeError if it fails."""
     try:
-        code = process.wait(SECONDS)
+        code = process.wait(240)
     finally:
         process.kill()
     if code:

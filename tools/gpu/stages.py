@@ -212,10 +212,8 @@ def list_sizes(study: Study) -> Iterator[Part]:
         counts, batches = ((5,), (4,)) if study.quick else ((51, 102, 500, 1000), (4, 32))
         sizes = [Size("train", classes, batch, study.precision) for classes, batch in product(counts, batches)]
         for size in [*sizes, Size("eval", counts[0], 4 if study.quick else 100, study.precision)]:
-            yield (
-                f"{method} {size.kind} {size.classes} x {size.batch}",
-                partial(_measure_size, study, method, size, "auto"),
-            )
+            name = f"{method} {size.kind} {size.classes} x {size.batch}"
+            yield name, partial(_measure_size, study, method, size, "auto")
 
 
 def _measure_size(study: Study, method: str, size: Size, way: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Train the embedded CLIP `mini`: a ViT CLIP like OpenAI's with 12 layers of width 128 in both towers.
 
-It is trained on plain pictures of the generated data, and is small enough to ship. Prompt tuning has similar effects on
-it as on ViT-B/16.
+It is trained on plain pictures of the generated data, and is small enough to ship.
 
     python -m tools.train_mini --out procap/weights/mini.safetensors
 
@@ -61,10 +60,9 @@ class Prompts:
 
     def draw(self, family: str, rng: torch.Generator) -> Tensor:
         """Return all classes of one family with one random template."""
-        own = len(mini.phrases(family))
-        choices = len(self.templates[family])
-        own_turn = torch.rand((), generator=rng) < 0.5
-        index = torch.randint(0, own, (), generator=rng) if own_turn else torch.randint(own, choices, (), generator=rng)
+        own, count = len(mini.phrases(family)), len(self.templates[family])
+        low, high = (0, own) if torch.rand((), generator=rng) < 0.5 else (own, count)
+        index = torch.randint(low, high, (), generator=rng)
         return self.classes[family][int(index)]
 
 
