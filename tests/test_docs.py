@@ -73,6 +73,10 @@ def unknown_words(words: list[str]) -> list[str]:
     return [flag for flag in flags if flag not in known | {"--help", "-h"}]
 
 
+MORE_TOKENS = ("low-rank", "aligned", "averaged", "near", "taught")
+"""The classes of one example of the page on extending."""
+
+
 def run_blocks(page: Path, folder: Path) -> None:
     (folder / "tests").symlink_to(ROOT / "tests")
     environment = {
@@ -96,7 +100,8 @@ def write_examples(page: Path, folder: Path) -> None:
     shutil.copy(written / "visual_tokens.py", folder)
     points = tomllib.loads((written / "pyproject.toml").read_text())["project"]["entry-points"]["procap.methods"]
     others = {"class-weights": "class_weights:ClassWeights", "noisy-tokens": "noisy_tokens:NoisyTokens"}
-    install(folder, {}, points | others)
+    more = {f"{name}-tokens": f"more_tokens:{name.title().replace('-', '')}Tokens" for name in MORE_TOKENS}
+    install(folder, {}, points | others | more)
     for number, name in enumerate(("disc", "square", "ring", "cross")):
         (folder / "images" / name).mkdir(parents=True)
         for image in range(10):

@@ -94,7 +94,6 @@ class Method(nn.Module):
     reads_names: it depends on the names of the classes.
     knows_new_classes: it can classify images of classes that it was not trained on.
     measures_terms: `train.json` records the gradient norm of each loss term by epoch.
-    combines_gradients: training descends what `combine_gradients` makes of the gradients of the loss terms.
     first_stage: a method with a subset of its options, whose trained tensors are its initial ones.
     published: options of its published recipes that differ from the defaults.
     varying_rows: names of tensors whose first dimension depends on the training, such as on its number of images.
@@ -117,7 +116,6 @@ class Method(nn.Module):
     reads_names: ClassVar[bool] = True
     knows_new_classes: ClassVar[bool] = True
     measures_terms: ClassVar[bool] = False
-    combines_gradients: ClassVar[bool] = False
     first_stage: ClassVar[str] = ""
     published: ClassVar[PublishedOptions] = {}
     varying_rows: ClassVar[tuple[str, ...]] = ()
@@ -340,9 +338,13 @@ class Method(nn.Module):
     def combine_gradients(self, gradients: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Return the gradient of each parameter from those of each loss term, averaged over all processes.
 
-        Called if `combines_gradients`; gradients may be multiplied by a common factor (fp16).
+        A method that overrides it descends what it returns. Gradients may be multiplied by a common factor (fp16).
         """
         raise NotImplementedError
+
+    @property
+    def combines_gradients(self) -> bool:
+        return type(self).combine_gradients is not Method.combine_gradients
 
     def public_names(self) -> dict[str, str]:
         """Map the name of each parameter to its name in the public code of the method; empty without public code."""

@@ -56,7 +56,6 @@ class ProGrad(ContextMethod):
     Options = ProGradOptions
     summary: ClassVar[str] = "ProGrad (Zhu et al. 2023): CoOp without the gradient against zero-shot CLIP"
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES, module="prompt_learner")
-    combines_gradients = True
     options: ProGradOptions
 
     @property
