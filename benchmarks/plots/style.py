@@ -61,11 +61,13 @@ class Look(NamedTuple):
 
 ENDS: Mapping[str, Look] = {"zeroshot": Look("#7f7f7f", "h", DASHES[2]), "procap": Look("#d55e00", "o", DASHES[0])}
 """The looks that stand out."""
-COLOURS = ("#56b4e9", "#e69f00", "#cc79a7", "#8c6d31", "#0072b2", "#009e73", "#882255", "#b8a800", "#44aa99")
+COLOURS = ("#661100", "#e69f00", "#0072b2", "#8c6d31", "#009e73", "#cc79a7", "#882255", "#b8a800", "#44aa99", "#56b4e9",
+           "#332288")  # fmt: skip
+"""By place in TITLES modulo their number, which gives the methods of each suite different ones."""
 
 
 def make_look(number: int) -> Look:
-    """Make one of 360 distinct looks."""
+    """Make one of 440 distinct looks."""
     marker, dashes = MARKERS[number % len(MARKERS)], DASHES[number % len(DASHES)]
     return Look(COLOURS[number % len(COLOURS)], marker, dashes)
 
