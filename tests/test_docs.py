@@ -103,9 +103,9 @@ def write_examples(page: Path, folder: Path) -> None:
     more = {f"{name}-tokens": f"more_tokens:{name.title().replace('-', '')}Tokens" for name in MORE_TOKENS}
     install(folder, {}, points | others | more)
     for number, name in enumerate(("disc", "square", "ring", "cross")):
-        (folder / "images" / name).mkdir(parents=True)
+        (folder / "my-photos" / name).mkdir(parents=True)
         for image in range(10):
-            Image.new("RGB", (48, 48), (60 * number, 20 * image, 90)).save(folder / "images" / name / f"{image}.png")
+            Image.new("RGB", (48, 48), (60 * number, 20 * image, 90)).save(folder / "my-photos" / name / f"{image}.png")
 
 
 def test_the_readme_is_an_entrance():
