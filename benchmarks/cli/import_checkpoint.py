@@ -21,7 +21,7 @@ from runner.tracking.exporter import exporter_for
     "procap import model.pth.tar-5 --method maple --datasets caltech101 --seeds 1 --backbone ViT-B/16",
     "procap import 'out/{dataset}/seed{seed}/VLPromptLearner/model.pth.tar-20' --method promptsrc "
     "--datasets dtd,eurosat --seeds 1,2,3 --backbone ViT-B/16",
-    "procap import m.pth.tar-2 --method maple --datasets imagenet --classes all --task cross-dataset --backbone ViT-B/16",
+    "procap import FILE --method maple --datasets imagenet --classes all --task cross-dataset --backbone ViT-B/16",
 )
 def import_checkpoint(
     selection: flags.SelectionFlags,
