@@ -91,11 +91,11 @@ def final_score(run: RunSpec, runtime: RuntimeConfig) -> float | None:
     for a file that cannot be read and for a run on other content of the data set.
     """
     folder = RunFolder(runtime.results / run.path)
-    if (training := folder.train()) is None or training.changed_code(run.config):
+    if (training := folder.read_training()) is None or training.changed_code(run.config):
         return None
     check_training_content(run.config, training, runtime.data)
     settings = runtime.evaluation.for_run(run.config)
-    results = [folder.evaluation(Target.parse_unchecked(target), settings) for target in run.targets]
+    results = [folder.read_evaluation(Target.parse_unchecked(target), settings) for target in run.targets]
     # An evaluation of earlier weights, or of another number of images, would be a score of something else.
     current = [result for result in results if result and result.is_current(training, runtime.limit)]
     return score([result.accuracy for result in current]) if len(current) == len(results) else None
@@ -103,7 +103,7 @@ def final_score(run: RunSpec, runtime: RuntimeConfig) -> float | None:
 
 def score_at(run: RunSpec, epoch: int, runtime: RuntimeConfig) -> float | None:
     """Compute the score of a run after `epoch` (0-based) from its validation counts, None without validation."""
-    counts = RunFolder(runtime.results / run.path).validation()
+    counts = RunFolder(runtime.results / run.path).read_validation()
     by_target = {count.target: count.accuracy for count in counts if count.epoch == epoch}
     accuracies = [by_target[target] for target in run.targets if target in by_target]
     return score(accuracies) if accuracies and len(accuracies) == len(run.targets) else None

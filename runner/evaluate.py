@@ -142,7 +142,7 @@ def find_result(
     if group.ranks.is_first:
         # `force` replaces a broken file.
         with suppress(UserError) if force else nullcontext():
-            existing = folder.evaluation(target, settings)
+            existing = folder.read_evaluation(target, settings)
         # A result of earlier weights is no result of this run; one of fewer images can still be too short, see below.
         if existing and not existing.is_current(training, existing.limit):
             existing = None
@@ -159,7 +159,7 @@ def find_result(
 
 
 def _read_training(config: RunConfig, folder: RunFolder, group: ProcessGroup, workbench: Workbench) -> TrainResult:
-    training = group.call_on_first(folder.train)
+    training = group.call_on_first(folder.read_training)
     if training is None:
         raise UserError(f"{folder.path} holds no finished training: run procap train first, or name another --results")
     if why := training.changed_code(config):

@@ -50,7 +50,7 @@ def shared_files(config: RunConfig, runtime: RuntimeConfig, repository: str) -> 
 
     RemoteResults.from_runtime(runtime).pull(config.path, weights=True)
     folder = RunFolder(runtime.results / config.path)
-    training = folder.train()
+    training = folder.read_training()
     if training is None:
         raise UserError(f"{config.path} is not finished")
     weights = read_checkpoint_bytes(folder.checkpoint_file, training.checkpoint_sha256)
@@ -63,7 +63,7 @@ def shared_files(config: RunConfig, runtime: RuntimeConfig, repository: str) -> 
     )
     text = json.dumps(shared.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False, allow_nan=False)
     # Whole results alone: the Hub shows them next to those of other models.
-    results = [result for result in folder.evaluations() if result.is_current(training, None)]
+    results = [result for result in folder.read_evaluations() if result.is_current(training, None)]
     readme = model_card(shared, results, repository)
     return {CONFIG_FILE: f"{text}\n".encode(), WEIGHTS_FILE: weights, CARD_FILE: readme.encode()}
 
@@ -146,7 +146,7 @@ def fetch_run(location: str, runtime: RuntimeConfig) -> RunConfig:
     folder = RunFolder(runtime.results / shared.config.path)
     remote = RemoteResults.from_runtime(runtime)
     with folder.locked(), synchronized_run(remote, shared.config.path):
-        existing = folder.train()
+        existing = folder.read_training()
         if existing and existing.checkpoint_sha256 == training.checkpoint_sha256:
             return shared.config
         if existing or folder.config_file.exists():

@@ -67,7 +67,7 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
 def find_imported(config: RunConfig, runtime: RuntimeConfig, file: Path) -> TrainResult | None:
     """Find the run that was imported from `file`. Raises UserError if there is another run."""
     sha256, folder = file_sha256(file), RunFolder(runtime.results / config.path)
-    if (existing := folder.train()) and existing.imported and existing.imported.sha256 == sha256:
+    if (existing := folder.read_training()) and existing.imported and existing.imported.sha256 == sha256:
         return existing
     if folder.config_file.exists():
         raise UserError(f"{folder.path} is a run already: name another --results, or replace it with --force")

@@ -52,42 +52,42 @@ class RunFolder:
     def eval_file(self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS) -> Path:
         return self.path / "eval" / target.file(settings)
 
-    def config(self) -> RunConfig | None:
+    def read_config(self) -> RunConfig | None:
         return read_document(self.config_file, RunConfig)
 
-    def progress(self) -> Progress | None:
+    def read_progress(self) -> Progress | None:
         return self._read(self.progress_file, Progress)
 
-    def train(self) -> TrainResult | None:
+    def read_training(self) -> TrainResult | None:
         """Read the result of the finished training; None if there is none."""
         return self._read(self.train_file, TrainResult)
 
-    def status(self) -> str:
+    def read_status(self) -> str:
         """Return the state of the run in a word. Raises UserError for a broken file."""
-        if training := self.train():
+        if training := self.read_training():
             return "imported" if training.imported else "finished"
-        progress = self.progress()
+        progress = self.read_progress()
         return "failed" if progress and progress.status == "failed" else "unfinished"
 
-    def validation(self) -> list[ValidationCount]:
+    def read_validation(self) -> list[ValidationCount]:
         """Read the counts at the ends of epochs so far, in order; empty without validation."""
         history = self._read(self.validation_file, ValidationHistory)
         return history.counts if history else []
 
-    def evaluation(self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS) -> EvalResult | None:
+    def read_evaluation(self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS) -> EvalResult | None:
         """Read the result on a target under `settings`, which `EvalSettings.for_run` has fitted to the run."""
-        return self.read_evaluation(self.eval_file(target, settings))
+        return self.read_evaluation_file(self.eval_file(target, settings))
 
     def eval_files(self) -> list[Path]:
         folder = self.path / "eval"
         names = os.listdir(folder) if folder.is_dir() else []
         return [folder / name for name in sorted(names) if name.endswith(".json")]
 
-    def evaluations(self) -> list[EvalResult]:
+    def read_evaluations(self) -> list[EvalResult]:
         """Read every evaluation of the run under any settings, in the order of their file names."""
-        return [result for result in map(self.read_evaluation, self.eval_files()) if result is not None]
+        return [result for result in map(self.read_evaluation_file, self.eval_files()) if result is not None]
 
-    def read_evaluation(self, path: Path) -> EvalResult | None:
+    def read_evaluation_file(self, path: Path) -> EvalResult | None:
         """Read one of `eval_files`. Raises UserError if its target is not in its name."""
         result = self._read(path, EvalResult)
         if result and result.file != path.name:
@@ -151,7 +151,7 @@ def check_content(config: RunConfig, dataset: str, digest: str, data: Path) -> N
 
 def locate_run(folder: Path) -> tuple[RunConfig, Path]:
     """Return the configuration of the run in `folder`, and the results folder that it lies in."""
-    config = RunFolder(folder).config()
+    config = RunFolder(folder).read_config()
     if config is None:
         hint = "list the runs with `procap ls runs --results FOLDER`"
         raise UsageError(f"{folder} is not the folder of a run (no config.json in it); {hint}")

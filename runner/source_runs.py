@@ -25,7 +25,7 @@ def start_from(config: RunConfig, source: RunConfig, results: Path, runtime: Run
     """
     if not config.recipe.epochs or issubclass(method_class(config.method), FeatureMethod):
         raise UsageError(f"--init: {config.method} has no training on images that could start from a run")
-    training = RunFolder(results / source.path).train()
+    training = RunFolder(results / source.path).read_training()
     if training is None:
         raise UsageError(f"--init: {source.path} is not finished")
     check_same_images(source, config)
@@ -69,7 +69,7 @@ def read_initial_run(config: RunConfig, runtime: RuntimeConfig, group: ProcessGr
         # An absolute path is in different results, which this URL does not hold.
         if not Path(path).is_absolute():
             RemoteResults.from_runtime(runtime).pull(path, weights=True)
-        training = folder.train()
+        training = folder.read_training()
         if training is None:
             raise UserError(f"{folder.path}, from which {config.path} starts, is not finished")
         sha256 = config.init_digest or training.checkpoint_sha256

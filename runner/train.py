@@ -101,7 +101,7 @@ def read_finished(
     config: RunConfig, runtime: RuntimeConfig, folder: RunFolder, group: ProcessGroup, workbench: Workbench
 ) -> TrainResult | None:
     """Read the result of a finished run. Raises UserError if data, weights, code or files have changed since."""
-    result = folder.train() if group.ranks.is_first else None
+    result = folder.read_training() if group.ranks.is_first else None
     if result is not None:
         check_training_content(config, result, runtime.data)
         workbench.check_backbone(config, result)
@@ -352,7 +352,7 @@ def measure_terms(checkpointer: Checkpointer, group: ProcessGroup) -> dict[str, 
 def _record_failure(folder: RunFolder, error: Exception) -> None:
     """Record in the progress that the training has failed, and why, unless that cannot be written."""
     with suppress(UserError, OSError):
-        if progress := folder.progress():
+        if progress := folder.read_progress():
             changes = {"status": "failed", "reason": describe_failure(error)}
             write_json(folder.progress_file, progress.model_copy(update=changes))
 

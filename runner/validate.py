@@ -71,7 +71,7 @@ class Validator:
         state = self.checkpointer.state
         if not self._targets:
             return
-        stored = self.group.call_on_first(self.checkpointer.folder.validation)
+        stored = self.group.call_on_first(self.checkpointer.folder.read_validation)
         self._counts = [count for count in stored if count.epoch < state.epoch]
         last = {count.target for count in self._counts if count.epoch == state.epoch - 1}
         # A run that was stopped between the end of an epoch and its validation lacks the counts; the restored weights

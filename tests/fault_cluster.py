@@ -206,10 +206,10 @@ def load_outcomes(results: Path) -> dict[str, tuple[str, list[tuple[str, int, in
     return {
         run.path.relative_to(results).as_posix(): (
             done.checkpoint_sha256,
-            [(each.target, each.correct, each.total) for each in run.evaluations()],
+            [(each.target, each.correct, each.total) for each in run.read_evaluations()],
         )
         for run in find_runs(results)
-        if (done := run.train())
+        if (done := run.read_training())
     }
 
 

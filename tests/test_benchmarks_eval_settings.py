@@ -168,7 +168,7 @@ def test_a_suite_reads_the_results_of_its_own_settings(tmp_path):
     put_score(tmp_path, put_config(tmp_path, run.spec.config), str(target), 5, 10)
     assert SuiteResults.read(suite, options, tmp_path).frame.empty
     folder = run_folders.RunFolder(tmp_path / run.path)
-    default, settings = folder.evaluation(target), options.eval_settings
+    default, settings = folder.read_evaluation(target), options.eval_settings
     results.write_json(folder.eval_file(target, settings), default.model_copy(update={"settings": settings}))
     done = SuiteResults.read(suite, options, tmp_path)
     assert list(done.frame.evaluation) == ["bf16, 2 samples"]

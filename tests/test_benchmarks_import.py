@@ -42,7 +42,7 @@ def only_run(folder: str | Path) -> RunFolder:
 
 
 def counts(run: RunFolder) -> dict[str, tuple[int, list[int]]]:
-    return {one.target: (one.correct, one.per_class.correct) for one in run.evaluations()}
+    return {one.target: (one.correct, one.per_class.correct) for one in run.read_evaluations()}
 
 
 def train_and_import(flags: list[str], *formats: str) -> RunFolder:
@@ -56,7 +56,7 @@ def train_and_import(flags: list[str], *formats: str) -> RunFolder:
         assert file.is_file() and main(["import", str(file), *flags, "--results", format]) == 0
         assert main(["eval", *flags, "--results", format]) == 0
         imported = only_run(format)
-        training = imported.train()
+        training = imported.read_training()
         assert imported.path.name == ours.path.name
         sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
         assert training.imported.model_dump() == {"name": file.name, "sha256": sha256, "epoch": 1}
@@ -124,7 +124,7 @@ def test_wrong_imports_are_one_line_each_and_write_nothing(capsys, flags, tmp_pa
     assert main(["import", good, *flags]) == 0 and run.train_file.read_bytes() == before
     other = save("other", state_dict=learned() | {"prompt_learner.ctx": torch.zeros(2, 64)}, epoch=1)
     assert "is a run already" in fail(other) and main(["import", other, *flags, "--force"]) == 0
-    assert run.train().imported.name == "other"
+    assert run.read_training().imported.name == "other"
 
 
 def test_each_run_takes_its_own_file(capsys, flags, tmp_path):
@@ -135,7 +135,7 @@ def test_each_run_takes_its_own_file(capsys, flags, tmp_path):
     assert "digits-2.tar" in capsys.readouterr().out and not Path("results").exists()
     with pytest.warns(UserWarning, match="was trained for 3 epochs and the recipe"):
         assert main(["import", path, *flags, "--seeds", "1,2"]) == 0
-    assert {run.train().imported.name for run in find_runs(Path("results"))} == {"digits-1.tar", "digits-2.tar"}
+    assert {run.read_training().imported.name for run in find_runs(Path("results"))} == {"digits-1.tar", "digits-2.tar"}
 
 
 def test_a_method_without_public_code_is_not_exported(capsys, flags):
@@ -180,7 +180,7 @@ def test_images_of_a_folder_get_the_labels_that_the_evaluation_counted(run, phot
     selection = fewshot.select_target_images(reader.open_dataset(few_digits, "digits"), "base")
     truth = [selection.classnames[label].replace("_", " ") for label in selection.images.labels]
     right = [row["label"] == name for row, name in zip(rows, truth, strict=True)]
-    assert right == run.evaluation(Target("digits", "base")).correct_images().tolist()
+    assert right == run.read_evaluation(Target("digits", "base")).correct_images().tolist()
     assert [Path(row["path"]).name for row in rows] == sorted(file.name for file in photos.glob("0*.png"))
 
 

@@ -71,7 +71,7 @@ def run(done, place):
 
     def finished(method: str) -> RunConfig:
         [config] = [entry.spec.config for entry in done.runs if entry.variant.method == method]
-        if not run_folders.RunFolder(place.results / config.path).train():
+        if not run_folders.RunFolder(place.results / config.path).read_training():
             train.train(config, place)
         return config
 

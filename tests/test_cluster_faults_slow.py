@@ -123,7 +123,7 @@ def test_a_group_of_two_processes_is_placed_again_as_a_whole(fault, cluster, tmp
     assert "lost the process of" in err
     mine, one = load_outcomes(results), load_outcomes(reference)
     assert [counts for _, counts in mine.values()] == [counts for _, counts in one.values()]
-    done, other = training.run.train(), find_runs(reference)[0].train()
+    done, other = training.run.read_training(), find_runs(reference)[0].read_training()
     assert done is not None and other is not None and done.processes == 2 and done.resumed == 1
     losses = [[row.terms["ce"] for row in result.epochs] for result in (done, other)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
@@ -149,7 +149,7 @@ def test_two_sweeps_of_one_name_and_two_that_share_runs(cluster, tmp_path):
         assert f"pid {first.process.pid} on" in err and err.count("error:") == 1, err
     first.wait()
     second.wait()
-    trained = [run.train() for run in find_runs(tmp_path)]
+    trained = [run.read_training() for run in find_runs(tmp_path)]
     assert len(trained) == 9 and all(done is not None and done.resumed == 0 for done in trained)
     runs, parents = count_tracked(tmp_path)
     assert len(runs) == 9 and set(runs.values()) == {1} and parents == ["FINISHED"] * 2

@@ -87,14 +87,15 @@ def test_its_runs_are_those_of_procap_train(searched, few_digits, tiny_checkpoin
         for lr in RATES for seed in (1, 2)
     }  # fmt: skip
     assert {run for configuration in configurations(searched) for run in configuration.runs} == wanted
-    assert all(RunFolder(searched / run).train() for run in wanted)
+    assert all(RunFolder(searched / run).read_training() for run in wanted)
 
 
 def test_its_scores_are_the_counts_of_validation_images(searched):
     tried = configurations(searched)
     assert len(tried) == 3
     for configuration in tried:
-        results = [RunFolder(searched / run).evaluation(Target("digits", "base", "val")) for run in configuration.runs]
+        folders = [RunFolder(searched / run) for run in configuration.runs]
+        results = [folder.read_evaluation(Target("digits", "base", "val")) for folder in folders]
         accuracies = [100 * result.correct / result.total for result in results if result]
         assert configuration.score == pytest.approx(fmean(accuracies)) and len(accuracies) == 2
         assert configuration.spread == pytest.approx(stdev(accuracies))
@@ -134,7 +135,7 @@ def test_force_deletes_its_runs_and_their_scores_first(searched, where, tmp_path
     assert main([*again, "--force", "--dry-run"]) == main(again) == 0
     assert tried <= {run.path.relative_to(results).as_posix() for run in find_runs(results)}
     assert main([*again, "--force"]) == 0
-    assert not tried & {run.path.relative_to(results).as_posix() for run in find_runs(results) if run.train()}
+    assert not tried & {run.path.relative_to(results).as_posix() for run in find_runs(results) if run.read_training()}
     assert not configurations(results)
 
 
@@ -182,7 +183,7 @@ def mean_at(configuration, epoch, results):
     """The mean over its runs of what `validation.json` says of an epoch, 1-based."""
     accuracies = []
     for path in configuration.runs:
-        [count] = [count for count in RunFolder(results / path).validation() if count.epoch == epoch - 1]
+        [count] = [count for count in RunFolder(results / path).read_validation() if count.epoch == epoch - 1]
         assert count.target == "digits:base:val"
         accuracies.append(100 * count.correct / count.total)
     return fmean(accuracies)
@@ -212,7 +213,8 @@ def test_asha_stops_by_the_mean_over_seeds_and_what_it_stopped_can_be_resumed(ha
             assert all(not (results / run / "train.json").exists() for run in one.runs)
             assert all((results / run / "state").exists() for run in one.runs)
     continued = [one for one in stopped if one.values["recipe.lr"] in RATES]
-    resumed = [done.resumed for one in continued for run in one.runs if (done := RunFolder(searched / run).train())]
+    folders = [RunFolder(searched / run) for one in continued for run in one.runs]
+    resumed = [done.resumed for folder in folders if (done := folder.read_training())]
     assert len(resumed) == 2 * len(continued) > 0 and all(resumed)
 
 
@@ -237,8 +239,8 @@ class Recorder:
 def facts(results, config):
     """Learned weights and counts of a finished run."""
     folder = RunFolder(results / config.path)
-    training = folder.train()
-    return training.checkpoint_sha256, [(e.target, e.correct, e.total) for e in folder.evaluations()]
+    training = folder.read_training()
+    return training.checkpoint_sha256, [(e.target, e.correct, e.total) for e in folder.read_evaluations()]
 
 
 def stray(results):
@@ -305,7 +307,7 @@ def test_runs_on_nodes_have_the_bits_of_local_ones_also_after_a_killed_process(e
     assert all(report.state == "done" for report in here.ends.values()), here.ends
     assert sorted(recorder.began) == [0, 0, 1, 2, 3]
     assert [facts(results, one) for one in RUNS] == [facts(tmp_path, one) for one in RUNS]
-    training = RunFolder(results / LONG.path).train()
+    training = RunFolder(results / LONG.path).read_training()
     assert training is not None and training.resumed == 1
 
 
@@ -328,7 +330,7 @@ def test_groups_are_placed_as_a_whole_or_not_at_all(local_ray, few_digits, tmp_p
         launch([spec(one, targets=()) for one in runs], paths, replace(found, max_concurrent=2), recorder)
     assert {number: report.state for number, report in recorder.ends.items()} == {0: "done", 1: "done"}
     for one in runs:
-        training = RunFolder(tmp_path / one.path).train()
+        training = RunFolder(tmp_path / one.path).read_training()
         assert training is not None and training.processes == 2
 
 

@@ -52,7 +52,7 @@ class Job:
 
     def wait_for_steps(self) -> None:
         """Wait until a training has begun to take steps."""
-        wait_for(lambda: any(run.progress() for run in find_runs(self.folder / "results")), self.log)
+        wait_for(lambda: any(run.read_progress() for run in find_runs(self.folder / "results")), self.log)
 
 
 def test_a_job_out_of_time_saves_queues_itself_again_and_ends_done(slurm, few_digits, tiny_checkpoint, tmp_path):
@@ -65,7 +65,7 @@ def test_a_job_out_of_time_saves_queues_itself_again_and_ends_done(slurm, few_di
     job.ask("scontrol", "update", f"JobId={job.number}", "StartTime=now+10")
     facts = job.wait("COMPLETED", "FAILED", "CANCELLED")
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), job.log
-    assert only_run(tmp_path / "results").train().resumed == 1
+    assert only_run(tmp_path / "results").read_training().resumed == 1
 
 
 def test_a_cancelled_job_saves_and_stays_cancelled(slurm, few_digits, tiny_checkpoint, tmp_path):
@@ -74,7 +74,7 @@ def test_a_cancelled_job_saves_and_stays_cancelled(slurm, few_digits, tiny_check
     job.wait_for_steps()
     job.ask("scancel", job.number)
     assert job.wait("CANCELLED")["Restarts"] == "0"
-    wait_for(lambda: only_run(tmp_path / "results").progress().status == "interrupted", job.log)
+    wait_for(lambda: only_run(tmp_path / "results").read_progress().status == "interrupted", job.log)
 
 
 def test_ray_on_an_allocation_runs_a_command_and_ends_without_an_error(slurm, few_digits, tiny_checkpoint, tmp_path):

@@ -66,7 +66,7 @@ def wait_until(condition, seconds: float = 600.0) -> None:
 
 
 def checkpoints(results):
-    done = [(run.path.relative_to(results).as_posix(), run.train()) for run in find_runs(results)]
+    done = [(run.path.relative_to(results).as_posix(), run.read_training()) for run in find_runs(results)]
     return {path: training.checkpoint_sha256 for path, training in done if training}
 
 
@@ -154,7 +154,7 @@ def test_held_out_selection_scores_classes_that_were_not_trained_on(local_ray, w
     [row] = document["configurations"]
     for run, score in row["scores"].items():
         halves = [Target("digits", half, "val") for half in ("dev-base", "dev-novel")]
-        base, novel = (RunFolder(tmp_path / run).evaluation(half) for half in halves)
+        base, novel = (RunFolder(tmp_path / run).read_evaluation(half) for half in halves)
         assert score == pytest.approx(2 * base.accuracy * novel.accuracy / (base.accuracy + novel.accuracy))
         assert run.startswith("dev-base/")
     assert all("dev-" not in command and "--metric" not in command for command in document["commands"])

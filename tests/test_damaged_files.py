@@ -126,7 +126,7 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     sweep, collection = put_sweep(results, config), put_suite(results)
 
     def read_evaluation() -> None:
-        found = run.evaluation(target)
+        found = run.read_evaluation(target)
         assert 0 <= found.correct <= found.total and 0 <= found.accuracy <= 100
         found.correct_images()
         load(results)
@@ -148,11 +148,11 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
     kinds: dict[str, tuple[Path, Any, Callable[[], object]]] = {
         "manifest": (packed / manifest.FILE, json_damage, lambda: manifest.read_manifest(packed)),
-        "config": (run.config_file, json_damage, lambda: (run.config(), load(results))),
-        "train": (run.train_file, json_damage, lambda: (run.train(), load(results))),
+        "config": (run.config_file, json_damage, lambda: (run.read_config(), load(results))),
+        "train": (run.train_file, json_damage, lambda: (run.read_training(), load(results))),
         "evaluation": (evaluation, json_damage, read_evaluation),
-        "progress": (run.progress_file, json_damage, run.progress),
-        "validation": (run.validation_file, json_damage, run.validation),
+        "progress": (run.progress_file, json_damage, run.read_progress),
+        "validation": (run.validation_file, json_damage, run.read_validation),
         "collection": (collection, json_damage, lambda: read_suite(results)),
         "sweep": (sweep, json_damage, lambda: read_sweep(results)),
         "own data set": (of_text("pets.yaml", own), yaml_damage, lambda: read_description(folder / "pets.yaml")),

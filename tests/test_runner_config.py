@@ -222,7 +222,7 @@ def test_runs_are_found_and_cleared(tmp_path):
     write_json(folder.progress_file, PROGRESS)
     write_bytes(folder.eval_file(Target("digits")), b"{}")
     write_json(tmp_path / "mlartifacts" / "1" / "0a1b" / "artifacts" / "config.json", CONFIG)
-    assert find_runs(tmp_path) == [folder] and folder.config() == CONFIG
+    assert find_runs(tmp_path) == [folder] and folder.read_config() == CONFIG
     folder.clear()
     assert find_runs(tmp_path) == [] and not folder.eval_files() and find_runs(tmp_path / "nowhere") == []
 

@@ -136,14 +136,14 @@ def test_two_processes_keep_the_bits_of_one(few_digits, trained, short_checkpoin
     assert [end.code for end in ends] == [0, 0], ends[0].err + ends[1].err
     assert ends[0].out == ends[1].out == measure_drawn(ProcessGroup()) + "\n"
     for target in TARGETS:
-        one, two = (RunFolder(at / config.path).evaluation(target) for at in (trained.results, tmp_path))
+        one, two = (RunFolder(at / config.path).read_evaluation(target) for at in (trained.results, tmp_path))
         assert one.correct_images().tolist() == two.correct_images().tolist() and one.per_class == two.per_class
         assert one.predicted == two.predicted
         assert_same_calibration(one.calibration, two.calibration)
     after = [file.stat().st_mtime_ns for file in files]
     assert all(old != new for old, new in zip(before, after, strict=True)), "they were counted again"
     folders = [RunFolder(at / plan_sampled(str(short_checkpoint)).path) for at in (trained.results, tmp_path)]
-    one, two = (folder.evaluation(TARGETS[1], SAMPLED) for folder in folders)
+    one, two = (folder.read_evaluation(TARGETS[1], SAMPLED) for folder in folders)
     assert (one.predicted, one.calibration.nll) == (two.predicted, pytest.approx(two.calibration.nll, rel=1e-5))
     assert one.seconds != two.seconds, "the samples were counted again"
 

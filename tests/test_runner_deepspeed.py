@@ -352,7 +352,7 @@ def alone(data, tmp_path_factory) -> RuntimeConfig:
 def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None:
     """Two results of a run: equal but for the order of sums."""
     folders = [run_folders.RunFolder(results / config.path) for results in (one, other)]
-    results = [folder.train() for folder in folders]
+    results = [folder.read_training() for folder in folders]
     assert results[0] and results[1]
     first, second = ((result.steps, result.images, result.fewshot) for result in results)
     assert first == second
@@ -362,7 +362,7 @@ def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None
     for name, weight in weights[0].items():
         assert (weight - weights[1][name]).abs().max() <= 50 * tolerance * weight.abs().max(), name
     for target in targets_of(config):
-        counts = [folder.evaluation(target) for folder in folders]
+        counts = [folder.read_evaluation(target) for folder in folders]
         assert counts[0] and counts[1]
         assert (counts[0].per_class, counts[0].total) == (counts[1].per_class, counts[1].total)
         assert counts[0].calibration and counts[1].calibration

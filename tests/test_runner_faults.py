@@ -132,7 +132,7 @@ def states(folder):
 def assert_same(wanted, results, data):
     """A finished run is the other one up to the order of sums, and nothing is left over."""
     folder = only_run(results)
-    one, other = wanted.train(), folder.train()
+    one, other = wanted.read_training(), folder.read_training()
     assert one is not None and other is not None
     assert (other.steps, other.images, other.fewshot) == (STEPS, one.images, one.fewshot)
     for mine, theirs in zip(other.epochs, one.epochs, strict=True):
@@ -142,7 +142,7 @@ def assert_same(wanted, results, data):
         assert (weight - weights[name]).abs().max() <= 1e-4 * weight.abs().max(), name
     counts = []
     for run in (wanted, folder):
-        config = run.config()
+        config = run.read_config()
         place = make_runtime(data, run.path.parents[5])
         counts.append([evaluate(config, Target("digits", half), place).per_class for half in ("base", "novel")])
     assert counts[0] == counts[1]
@@ -159,7 +159,7 @@ def test_a_signal_to_one_rank_saves_one_state_for_any_number(command, straight, 
     ends = run_ranks(2, procap, command(tmp_path), 3600.0, ("send", number))
     assert codes(ends) == [128 + number] * 2
     folder = only_run(tmp_path)
-    progress = folder.progress()
+    progress = folder.read_progress()
     assert progress is not None and progress.status == "interrupted"
     assert LATER <= progress.step <= LATER + 2 and states(folder) == [progress.step]
     (line,) = last_lines(ends)
@@ -220,8 +220,8 @@ def test_a_loss_that_is_not_finite_is_reported_once_and_ends_all(command, tmp_pa
     (line,) = last_lines(ends)
     assert "is not finite" in line and line.endswith("fails again: train another run with a lower lr")
     folder = only_run(tmp_path)
-    progress = folder.progress()
-    assert progress is not None and progress.status == "failed" and folder.train() is None
+    progress = folder.read_progress()
+    assert progress is not None and progress.status == "failed" and folder.read_training() is None
 
 
 @pytest.fixture

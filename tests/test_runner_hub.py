@@ -107,7 +107,7 @@ def test_a_published_run_is_evaluated_under_its_address(trained, hub, tmp_path, 
     )
     arrived = only_run(tmp_path / "results")
     assert code == 0 and arrived.path.name == Path(config.path).name, err
-    assert [arrived.evaluation(Target("digits", half)).per_class for half in ("base", "novel")] == [
+    assert [arrived.read_evaluation(Target("digits", half)).per_class for half in ("base", "novel")] == [
         result.per_class for result in results
     ]
 

@@ -39,7 +39,7 @@ def test_a_training_starts_from_the_tensors_of_a_run_which_is_part_of_its_identi
     config = start_from(plain, coop, runtime.results, runtime)
     assert config.path != plain.path == plain.model_copy(update={"init": "elsewhere"}).path
     result = train(config, runtime)
-    source = RunFolder(runtime.results / coop.path).train()
+    source = RunFolder(runtime.results / coop.path).read_training()
     assert result.files == {"init": source.checkpoint_sha256} == {"init": config.init_digest}
     assert torch.allclose(tensors(runtime, config)["context"], tensors(runtime, coop)["context"], atol=1e-7)
     assert train(config, runtime) == result, "a finished run is read"
@@ -82,7 +82,7 @@ def test_kdpl_learns_from_the_predictions_of_a_finished_run(coop, runtime, short
     fields = {"options": {"teacher": str(folder)}, "backbone": str(short_checkpoint), "overrides": SHORT}
     config = plan_run(method="kdpl", **fields, **FIELDS)
     result = train(config, runtime)
-    assert result.files == {"teacher": RunFolder(folder).train().checkpoint_sha256}
+    assert result.files == {"teacher": RunFolder(folder).read_training().checkpoint_sha256}
     assert result.epochs[0].terms["kl_forward"] > 0
     taught, learner = load_trained(config, runtime).method, load_trained(coop, runtime).method
     taught.teacher_classifier = learner.classifier()

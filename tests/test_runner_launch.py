@@ -288,7 +288,7 @@ def test_control_c_in_a_terminal_saves_the_state_and_four_processes_go_on(shell,
 
     deadline = time.monotonic() + SECONDS
     with begun(f"torchrun --standalone --nproc-per-node 4 --no-python procap {line}", tmp_path, shell) as running:
-        while not ((known := only_run(tmp_path / "results").progress()) and known.resumed):
+        while not ((known := only_run(tmp_path / "results").read_progress()) and known.resumed):
             assert running.poll() is None and time.monotonic() < deadline, "it did not go on"
             time.sleep(0.1)
         running.send_signal(signal.SIGTERM)
@@ -309,7 +309,7 @@ def test_deepspeed_under_both_launchers_trains_what_ddp_trains(shell, tmp_path):
         code, out, err = typed(command, tmp_path / name, shell)
         assert code == 0 and out.count("images/s") == 1, err
         same_weights(tmp_path / name / "results", tmp_path / "ddp" / "results")
-        assert (only_run(tmp_path / name / "results").train() or 0).processes
+        assert (only_run(tmp_path / name / "results").read_training() or 0).processes
 
 
 NODES = "torchrun --nnodes 2 --nproc-per-node {each}"
@@ -344,7 +344,7 @@ def test_two_hosts_by_their_ranks_need_results_only_on_the_first(shell, tmp_path
     run = only_run(hosts[0] / "results").path.relative_to(hosts[0])
     (code, out, err), other = on_two_hosts(STATIC, f"eval {run} --tracking off --device cpu", hosts, shell, each=2)
     assert code == other[0] == 0, err + other[2]
-    assert not list(hosts[1].iterdir()) and len(only_run(hosts[0] / "results").evaluations()) == 2
+    assert not list(hosts[1].iterdir()) and len(only_run(hosts[0] / "results").read_evaluations()) == 2
     alone(line, tmp_path / "alone", shell)
     same_weights(hosts[0] / "results", tmp_path / "alone" / "results")
 

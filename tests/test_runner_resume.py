@@ -98,7 +98,7 @@ def planned(short_checkpoint) -> Callable[[str], RunConfig]:
 def outcome(config: RunConfig, runtime: RuntimeConfig) -> tuple[bytes, list, list]:
     """Everything of a run that must not depend on where it was interrupted."""
     folder = run_folders.RunFolder(runtime.results / config.path)
-    result = folder.train()
+    result = folder.read_training()
     logs = [(log.epoch, log.lr, log.terms) for log in result.epochs]
     counts = [evaluate.evaluate(config, Target("digits", half), runtime).per_class for half in ("base", "novel")]
     return folder.checkpoint_file.read_bytes(), logs, counts
@@ -126,10 +126,10 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(planned, straight, f
         # When the next step is counted, the state of this one is on disk; its own may be while it is killed.
         seconds = draw.uniform(1e-6, 0.01)
         end = train_until(config, few_digits, tmp_path, signal.SIGKILL, step and step + 1, seconds)
-        assert end.code == -signal.SIGKILL and folder.train() is None
+        assert end.code == -signal.SIGKILL and folder.read_training() is None
     train_to_the_end(config, few_digits, tmp_path)
     assert outcome(config, replace(undisturbed, results=tmp_path)) == outcome(config, undisturbed)
-    result = folder.train()
+    result = folder.read_training()
     assert result.resumed == sum(step > 0 for step in kills)
     assert (result.steps, result.images) == (expected.steps, expected.images)
     assert not folder.state.exists() and not folder.progress_file.exists()
@@ -143,12 +143,12 @@ def test_a_signal_saves_the_step_and_the_run_resumes_from_it(planned, straight, 
     seconds = random.Random(number).uniform(1e-6, 0.02)
     end = train_until(config, few_digits, tmp_path, number, 1, seconds, every=3600)
     assert end.code == 128 + number
-    progress = folder.progress()
+    progress = folder.read_progress()
     assert progress.status == "interrupted" and 1 <= progress.step < STEPS
     assert max(int(path.name[5:13]) for path in folder.state.iterdir()) == progress.step
     assert f"stopped {config.path} at step {progress.step} of {STEPS}" in end.err
     train_to_the_end(config, few_digits, tmp_path)
-    result = folder.train()
+    result = folder.read_training()
     assert (result.resumed, result.checkpoint_sha256) == (1, straight("maple")[1].checkpoint_sha256)
 
 
@@ -249,7 +249,7 @@ def agents(tmp_path):
 def assert_same_run(wanted: run_folders.RunFolder, results: Path, ranks: int = 2) -> None:
     """A finished run is the other one up to the order of sums, and `ranks` processes finished it."""
     folder = only_run(results)
-    one, other = wanted.train(), folder.train()
+    one, other = wanted.read_training(), folder.read_training()
     assert one is not None and other is not None
     assert (other.steps, other.images, other.fewshot) == (one.steps, one.images, one.fewshot)
     assert other.resumed >= 1 and other.processes == ranks
@@ -257,7 +257,7 @@ def assert_same_run(wanted: run_folders.RunFolder, results: Path, ranks: int = 2
     for name, weight in checkpoint.read_checkpoint(wanted.checkpoint_file)[0].items():
         assert (weight - weights[name]).abs().max() <= 1e-3 * weight.abs().max(), name
     assert not folder.state.exists() and not folder.progress_file.exists()
-    counts = [[result.per_class for result in run.evaluations()] for run in (wanted, folder)]
+    counts = [[result.per_class for result in run.read_evaluations()] for run in (wanted, folder)]
     assert counts[0] and counts[0] == counts[1]
 
 
@@ -305,7 +305,7 @@ def test_training_continues_on_another_machine_with_the_same_bits(machines, conf
     result = evaluate.evaluate(config, Target("digits", "base"), third)
     assert result.correct == evaluate.evaluate(config, Target("digits", "base"), machines("alone")).correct
     remote_results.RemoteResults.from_runtime(machines("fourth")).pull()
-    assert run_folders.RunFolder(machines("fourth").results / config.path).evaluations() == [result]
+    assert run_folders.RunFolder(machines("fourth").results / config.path).read_evaluations() == [result]
 
 
 def test_force_deletes_a_run_at_the_url(s3, machines, config):
@@ -316,8 +316,8 @@ def test_force_deletes_a_run_at_the_url(s3, machines, config):
     assert s3.count_requests("PUT", "train.json") == sent + 1, "it was trained again"
     runtime = machines("third")
     remote_results.RemoteResults.from_runtime(runtime).pull()
-    assert run_folders.RunFolder(runtime.results / config.path).train() == again
-    assert run_folders.RunFolder(runtime.results / config.path).evaluations() == []
+    assert run_folders.RunFolder(runtime.results / config.path).read_training() == again
+    assert run_folders.RunFolder(runtime.results / config.path).read_evaluations() == []
 
 
 def test_an_unreachable_url_costs_only_the_upload(machines, config, monkeypatch, caplog):

@@ -72,7 +72,7 @@ def test_train_json_describes_the_training(finished, runtime):
     folder = run_folders.RunFolder(runtime.results / config.path)
     left = {path.name for path in folder.path.iterdir()} - {"eval"}
     assert left == {".lock", "config.json", "train.json", "checkpoint.safetensors"}
-    assert folder.config() == config
+    assert folder.read_config() == config
 
 
 def test_deterministic_algorithms_are_set_and_recorded(finished, runtime, tmp_path, monkeypatch):
@@ -154,7 +154,7 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     install(tmp_path, failing, {"failing": "failing_method:Theirs"})
     with pytest.raises(ZeroDivisionError):
         train(plan("failing"), there)
-    progress = run_folders.RunFolder(there.results / plan("failing").path).progress()
+    progress = run_folders.RunFolder(there.results / plan("failing").path).read_progress()
     with pytest.raises(UserError, match=r"was trained by theirs 2 .*, which is not installed here"):
         evaluate.load_trained(config, there)
     assert progress.status == "failed" and progress.reason.endswith("line 7, loss: ZeroDivisionError: division by zero")
@@ -167,7 +167,7 @@ def test_one_warning_names_trainings_whose_epochs_are_all_warm_up(few_digits, tm
     err = capsys.readouterr().err
     assert "4 runs, such as" in err and "may hardly learn: 1 of 1 epochs warm up" in err
     for folder in run_folders.find_runs(tmp_path):
-        result = folder.train()
+        result = folder.read_training()
         if "procap" in folder.path.parts:
             assert {"sigma of vision", "sigma of text", "tokens of text", "tau_p"} <= {*result.statistics}
             norms = result.epochs[0].gradient_norms
@@ -188,13 +188,14 @@ def test_the_runs_of_a_command_load_their_backbone_once_and_learn_what_they_lear
         assert len(loads) == 1
         loads.clear()
     again = make_runtime(few_digits, tmp_path / "again")
-    runs = [RunSpec(config=folder.config(), targets=("digits:base",)) for folder in run_folders.find_runs(together)]
+    configs = [folder.read_config() for folder in run_folders.find_runs(together)]
+    runs = [RunSpec(config=config, targets=("digits:base",)) for config in configs]
     paths = StoragePaths(str(again.data), str(again.results), again)
     launch(runs, paths, Capacity(Resources(), 1, ray=False), listener)
     assert len(runs) == 4 and len(loads) == 1
     assert [call.args[2].state for call in listener.ended.mock_calls] == ["done"] * 4
     for run in runs:
-        kept, alone = run_folders.RunFolder(together / run.path).train(), tmp_path / "alone"
+        kept, alone = run_folders.RunFolder(together / run.path).read_training(), tmp_path / "alone"
         assert train(run.config, dataclasses.replace(again, results=alone)).checkpoint_sha256 == kept.checkpoint_sha256
         counts = evaluate.evaluate(run.config, BASE, dataclasses.replace(again, results=alone))
         assert counts.predicted == evaluate.evaluate(run.config, BASE, again).predicted
@@ -210,7 +211,7 @@ def test_force_trains_again_to_the_same_bits_and_forgets_evaluations(plan, runti
         train(config, dataclasses.replace(runtime, data=runtime.results / "nothing"), force=True)
     assert train(config, runtime) == first, "a set-up that fails deletes nothing"
     again = train(config, runtime, force=True)
-    assert folder.train_file.stat().st_mtime_ns != written and folder.train() == again
+    assert folder.train_file.stat().st_mtime_ns != written and folder.read_training() == again
     assert again.checkpoint_sha256 == first.checkpoint_sha256 and not folder.eval_files()
 
 
@@ -289,9 +290,9 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(
         train(config, eager)
     assert "\n" not in str(caught.value)
     folder = run_folders.RunFolder(runtime.results / config.path)
-    progress = folder.progress()
+    progress = folder.read_progress()
     assert progress.status == "failed" and progress.reason == str(caught.value)
-    assert folder.train() is None and not folder.checkpoint_file.exists()
+    assert folder.read_training() is None and not folder.checkpoint_file.exists()
     assert [path.name[:13] for path in folder.state.glob("*.pt")] == ["step-00000001"]
 
 

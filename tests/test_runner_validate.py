@@ -73,7 +73,7 @@ def weights(folder: RunFolder) -> bytes:
 
 
 def logs(folder: RunFolder) -> list[tuple[int, float, dict[str, float]]]:
-    result = folder.train()
+    result = folder.read_training()
     return [(log.epoch, log.lr, log.terms) for log in result.epochs]
 
 
@@ -83,14 +83,14 @@ def test_a_run_that_is_paused_after_every_epoch_ends_with_the_same_bits(config, 
         paused = train(config, runtime, until=until, callbacks=Callbacks(HALVES))
         assert isinstance(paused, Progress) and (paused.status, len(paused.epochs)) == ("paused", until)
         assert (paused.step, paused.steps) == (until * STEPS_PER_EPOCH, EPOCHS * STEPS_PER_EPOCH)
-        assert paused == folder.progress() and folder.train() is None
+        assert paused == folder.read_progress() and folder.read_training() is None
         with folder.locked():
             pass
     # One who asks for more epochs than there are gets the finished run.
     result = train(config, runtime, until=EPOCHS + 1, callbacks=Callbacks(HALVES))
     assert isinstance(result, TrainResult) and result.resumed == EPOCHS - 1
     assert (weights(folder), logs(folder)) == (weights(straight), logs(straight))
-    assert folder.validation() == straight.validation()
+    assert folder.read_validation() == straight.read_validation()
     assert not folder.state.exists() and not folder.progress_file.exists()
     assert train(config, runtime, until=1) == result
 
@@ -105,11 +105,11 @@ def test_callbacks_change_no_bit_of_any_method(method, short_checkpoint, runtime
     folders = folder_of(config, runtime), folder_of(config, alone)
     assert weights(folders[0]) == weights(folders[1]) and logs(folders[0]) == logs(folders[1])
     assert seen == watched.epochs
-    assert not folders[1].validation_file.exists() and folders[1].validation() == []
+    assert not folders[1].validation_file.exists() and folders[1].read_validation() == []
 
 
 def test_every_image_of_a_target_is_counted_as_an_evaluation_counts_it(config, straight, runtime):
-    counts = straight.validation()
+    counts = straight.read_validation()
     assert [(count.epoch, count.target) for count in counts] == [
         (epoch, str(target)) for epoch in range(EPOCHS) for target in (BASE, NOVEL)
     ]
@@ -156,13 +156,13 @@ def test_a_callback_that_raises_leaves_the_state_of_that_epoch_and_no_lock(confi
 
     with pytest.raises(error):
         train(config, runtime, callbacks=Callbacks(HALVES, end))
-    progress = folder.progress()
+    progress = folder.read_progress()
     assert (progress.status, progress.step, len(progress.epochs)) == ("interrupted", 2 * STEPS_PER_EPOCH, 2)
     assert [int(path.name[5:13]) for path in folder.state.iterdir()] == [progress.step]
     seen: list[EpochLog] = []
     result = train(config, runtime, callbacks=Callbacks(HALVES, seen.append))
     assert result.resumed == 1 and [log.epoch for log in seen] == [2, 3]
-    assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
+    assert weights(folder) == weights(straight) and folder.read_validation() == straight.read_validation()
 
 
 def test_the_callback_gets_every_epoch_once_over_pauses(config, runtime, monkeypatch):
@@ -185,10 +185,10 @@ def test_a_signal_during_validation_saves_and_validates_later(config, straight, 
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match="at step 3 of 12; repeat the"):
         patch.setattr(runner.inference, "to_device", signalled)
         train(config, runtime, callbacks=Callbacks(HALVES))
-    progress = folder.progress()
-    assert progress is not None and progress.status == "interrupted" and not folder.validation()
+    progress = folder.read_progress()
+    assert progress is not None and progress.status == "interrupted" and not folder.read_validation()
     train(config, runtime, callbacks=Callbacks(HALVES))
-    assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
+    assert weights(folder) == weights(straight) and folder.read_validation() == straight.read_validation()
 
 
 def train_in_parts(data: str, results: str, checkpoint: str, engine: str) -> None:
@@ -215,7 +215,7 @@ def test_several_processes_pause_count_and_go_on_as_one(few_digits, short_checkp
     assert not list(tmp_path.glob("*-of-*"))
     config = planned(str(short_checkpoint), overrides={"lr": 0.5, "optimizer": "sgd"})
     whole, parts = (RunFolder(tmp_path / part / config.path) for part in ("whole", "parts"))
-    assert weights(whole) == weights(parts) and whole.validation() == parts.validation()
+    assert weights(whole) == weights(parts) and whole.read_validation() == parts.read_validation()
     one = make_runtime(few_digits, tmp_path / "one")
     train(config, one, callbacks=Callbacks(HALVES))
-    assert folder_of(config, one).validation() == whole.validation()
+    assert folder_of(config, one).read_validation() == whole.read_validation()

@@ -54,7 +54,7 @@ def go_on(folder: RunFolder, epochs: int, attempt: float = 0.0) -> None:
 
 
 def finish(folder: RunFolder, epochs: int = 5, attempt: float = 0.0) -> None:
-    config, digests = folder.config(), {"manifest_digest": "ab" * 8, "backbone_digest": "cd" * 8}
+    config, digests = folder.read_config(), {"manifest_digest": "ab" * 8, "backbone_digest": "cd" * 8}
     card = CheckpointCard(config=config, classnames=("a",), template="{}", templates=("{}",), **digests)
     train = TrainResult(
         config_hash=_hash(folder), steps=10 * epochs, images=40 * epochs, epochs=rows(epochs, attempt),

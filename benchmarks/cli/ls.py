@@ -175,11 +175,11 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     accuracies: dict[str, float] = {}
     written = None
     try:
-        state, training = folder.status(), folder.train()
+        state, training = folder.read_status(), folder.read_training()
         written = training.written.replace("T", " ")[:16] if training else None
-        if state == "failed" and (progress := folder.progress()):
+        if state == "failed" and (progress := folder.read_progress()):
             row["reason"] = progress.reason.removeprefix(f"{config.path}: ")
-        for result in folder.evaluations():
+        for result in folder.read_evaluations():
             target = Target.parse_unchecked(result.target)
             is_test_set = (target.dataset, target.split) == (config.dataset, "test")
             # Two classes or fewer have no halves: the accuracy after base classes is then that on all.

@@ -240,7 +240,7 @@ def find_selected_run(selection: SelectionFlags, runtime: RuntimeConfig) -> tupl
     """Find the only run that the flags select; the rest is as in `find_run`."""
     RemoteResults.from_runtime(runtime).pull()
     is_selected = run_filter(selection)
-    folders = [(folder.path, folder.config()) for folder in find_runs(runtime.results)]
+    folders = [(folder.path, folder.read_config()) for folder in find_runs(runtime.results)]
     return select_run([path for path, config in folders if config and is_selected(config)], runtime)
 
 

@@ -128,7 +128,7 @@ def read_unfinished(
     """Read the state of an unfinished run. failed, unreadable: errors by run. targets: those without a result."""
     folder, failure = RunFolder(results / path), failed.get(path, "")
     try:
-        training, progress = folder.train(), folder.progress()
+        training, progress = folder.read_training(), folder.read_progress()
     except UserError as error:
         return UnfinishedRun(path, "broken", str(error))
     if path in unreadable:
@@ -165,8 +165,8 @@ def _read_results(folders: Folders, results: Path) -> tuple[pd.DataFrame, list[U
     for folder, config in folders:
         evaluations, unreadable = [], {}
         try:
-            if training := folder.train():
-                evaluations = list(make_records(folder, config, training, folder.evaluations()))
+            if training := folder.read_training():
+                evaluations = list(make_records(folder, config, training, folder.read_evaluations()))
         except UserError as error:
             unreadable[config.path] = str(error)
         records += evaluations
@@ -181,7 +181,7 @@ def _read_sweep(folder: Path, results: Path) -> Section:
         raise UserError("its sweep.json is missing")
     settings, configurations = record.settings, record.configurations
     runs = map(RunFolder, (results / path for path in collection.runs))
-    folders = [(run, config) for run in runs if (config := run.config())]
+    folders = [(run, config) for run in runs if (config := run.read_config())]
     frame, unfinished = _read_results(folders, results)
     # Runs that a scheduler has stopped early are not unfinished.
     ended = {path for entry in configurations if entry.state in ("finished", "stopped") for path in entry.runs}

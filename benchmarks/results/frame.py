@@ -102,8 +102,8 @@ def read_frame(
     """Load a local folder, restricted to some runs and settings of the evaluation; see `load`."""
     records: list[dict[str, Any]] = []
     for folder, config in run_folders(results):
-        if selected(config) and (training := folder.train()):
-            records += make_records(folder, config, training, folder.evaluations())
+        if selected(config) and (training := folder.read_training()):
+            records += make_records(folder, config, training, folder.read_evaluations())
     return make_frame(record for record in records if evaluation in (None, record["evaluation"]))
 
 
@@ -111,7 +111,7 @@ def run_folders(results: Path) -> list[tuple[RunFolder, RunConfig]]:
     """List the runs below `results` with their configurations. Raises UserError for one that was moved or changed."""
     runs = []
     for folder in find_runs(results) if results.is_dir() else []:
-        config = folder.config()
+        config = folder.read_config()
         # `locate_run` raises for a run that was moved; it resolves links, which most folders need not pay for.
         if config is None or not folder.path.as_posix().endswith(f"/{config.path}"):
             config, _ = locate_run(folder.path)

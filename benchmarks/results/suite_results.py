@@ -68,8 +68,8 @@ class SuiteResults:
             seeds = [config.seed] if config.recipe.epochs else options.seeds
             for target in map(Target.parse_unchecked, run.spec.targets):
                 try:
-                    training = folder.train()
-                    result = folder.evaluation(target, options.eval_settings.for_run(config))
+                    training = folder.read_training()
+                    result = folder.read_evaluation(target, options.eval_settings.for_run(config))
                     made = make_records(folder, config, training, [result]) if training and result else ()
                     for record, seed in product(made, seeds):
                         number = variants.index(run.variant)

@@ -36,7 +36,8 @@ def check_code(paths: Iterable[str], results: Path) -> None:
     # A run's path is classes/dataset/method/backbone/shots/seed.
     for path in (path for path in paths if path.split("/")[2] not in METHODS):
         folder = RunFolder(results / path)
-        if (config := folder.config()) and (training := folder.train()) and (why := training.changed_code(config)):
+        config, training = folder.read_config(), folder.read_training()
+        if config and training and (why := training.changed_code(config)):
             raise UserError(why)
 
 

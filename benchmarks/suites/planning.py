@@ -84,7 +84,7 @@ def read_state(run: RunSpec, runtime: RuntimeConfig, *, force: bool = False) -> 
     Raises UserError for a file that cannot be read, and OtherContent.
     """
     config, folder = run.config, RunFolder(runtime.results / run.path)
-    training = folder.train()
+    training = folder.read_training()
     is_started = training is not None or folder.state.is_dir()
     if force or training is None:
         return RunState("repeat" if force and is_started else "resume" if is_started else "new", run.targets)
@@ -94,7 +94,7 @@ def read_state(run: RunSpec, runtime: RuntimeConfig, *, force: bool = False) -> 
     settings, current = runtime.evaluation.for_run(config), set[str]()
     for name in run.targets:
         target = Target.parse_unchecked(name)
-        result = folder.evaluation(target, settings)
+        result = folder.read_evaluation(target, settings)
         if result and result.is_current(training, runtime.limit):
             # An evaluation of other images than are packed now is refused, or repeated with --force, never reused.
             check_content(config, target.dataset, result.manifest_digest, runtime.data)

@@ -77,12 +77,12 @@ def read_contents(results: Path, on_error: OnError, only: Iterable[str] | None =
 
 def run_content(folder: RunFolder) -> Content | None:
     """Describe a run; None before the end of its first epoch. Raises UserError for a broken file."""
-    config, state = folder.config(), folder.train() or folder.progress()
+    config, state = folder.read_config(), folder.read_training() or folder.read_progress()
     if config is None or state is None or not (state.epochs or isinstance(state, TrainResult)):
         return None
     ended, metrics, inputs = None, {}, []
     if isinstance(state, TrainResult):
-        ended, evaluations = int(1000 * datetime.fromisoformat(state.written).timestamp()), folder.evaluations()
+        ended, evaluations = int(1000 * datetime.fromisoformat(state.written).timestamp()), folder.read_evaluations()
         metrics = {**result_metrics(config, evaluations), "train_seconds": state.seconds}
         inputs = [(config.dataset, state.manifest_digest, "training")]
         inputs += [(result.target, result.manifest_digest, "evaluation") for result in evaluations]
@@ -98,7 +98,7 @@ def run_content(folder: RunFolder) -> Content | None:
         # MLflow's parameters are not nested: this makes names such as recipe.lr.
         parts = {f"{key}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {key: value}
         params |= {part: format_value(each) for part, each in parts.items()}
-    curves = list(_epoch_curves(state.epochs, folder.validation(), config.dataset))
+    curves = list(_epoch_curves(state.epochs, folder.read_validation(), config.dataset))
     return Content(name, STATUS[state.status], tags, started, ended, metrics, params, curves, inputs)
 
 

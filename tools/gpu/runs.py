@@ -43,9 +43,9 @@ def run_whole(runtime: RuntimeConfig, dataset: str, choices: Mapping[str, str], 
     train_seconds = time.perf_counter() - began
     finish(start("eval", runtime, results, dataset, choices, "--epochs", str(epochs)))
     [folder] = find_runs(results)
-    trained = folder.train()
+    trained = folder.read_training()
     assert trained is not None
-    evaluated = folder.evaluations()
+    evaluated = folder.read_evaluations()
     return {
         "train_seconds": train_seconds, "eval_seconds": time.perf_counter() - began - train_seconds,
         "steps": trained.steps, "start_seconds": train_seconds - trained.seconds,
@@ -64,7 +64,7 @@ def run_at_once(
     for process in [start("train", runtime, results, dataset, choices, *words) for words in seeds]:
         finish(process)
     seconds = time.perf_counter() - began
-    trained = [result for folder in find_runs(results) if (result := folder.train())]
+    trained = [result for folder in find_runs(results) if (result := folder.read_training())]
     return {
         "seconds": seconds, "runs_per_hour": 3600 * count / seconds,
         "images_per_second": sum(result.images_per_second or 0.0 for result in trained),
@@ -89,7 +89,7 @@ def compare_repeated(
             process = start("train", runtime, results, *words)
         finish(process)
         [folder] = find_runs(results)
-        trained = folder.train()
+        trained = folder.read_training()
         middle = trained.phases.get("compile", 0.0) + trained.seconds / 2
         resumed, digests[name] = trained.resumed, hashlib.sha256(folder.checkpoint_file.read_bytes()).hexdigest()
     if not resumed:
