@@ -13,7 +13,6 @@ from torch import Tensor
 from procap.errors import UserError
 from procap.methods.features import FeatureMethod
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
-from runner.checkpointer import Checkpointer
 from runner.config import RunConfig, RuntimeConfig
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
@@ -25,6 +24,7 @@ from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults, synchronized_run
 from runner.results import FewShotRecord, Progress, TrainResult, write_json
+from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder, check_training_content
 from runner.setup import Setup, changed_file, set_up
 from runner.source_runs import first_stage, load_teacher, read_initial_run
@@ -152,20 +152,20 @@ def _train(
         write_json(folder.config_file, config)
     state, validator = TrainState(), None
     if setup.engine is not None:
-        checkpointer = Checkpointer(setup, folder, meter, remote, facts, group)
+        training = ResumableTraining(setup, folder, meter, remote, facts, group)
         try:
             with fitting_threads(setup.method.clip, config.recipe.batch_size // group.size):
-                validator = Validator(callbacks, checkpointer, runtime, stop)
+                validator = Validator(callbacks, training, runtime, stop)
                 epochs = min(until or config.recipe.epochs, config.recipe.epochs)
-                state = fit(runtime, checkpointer, validator, epochs)
+                state = fit(runtime, training, validator, epochs)
                 if state.epoch < config.recipe.epochs:
-                    return checkpointer.finish("paused")
+                    return training.finish("paused")
         finally:
             # Not that of `setup`: each stage of a training has its own engine.
-            checkpointer.engine.close()
-        if checkpointer.average:
+            training.engine.close()
+        if training.average:
             # Again, because a run that resumes after its last epoch has restored the sums but perhaps other weights.
-            checkpointer.average.apply()
+            training.average.apply()
     if isinstance(setup.method, FeatureMethod):
         setup.method.finish(setup.method.bank)
     check_finite(setup.method.state_dict(), f"after step {state.step}")
@@ -176,34 +176,34 @@ def _train(
     return result
 
 
-def fit(runtime: RuntimeConfig, checkpointer: Checkpointer, validator: Validator, epochs: int) -> TrainState:
+def fit(runtime: RuntimeConfig, training: ResumableTraining, validator: Validator, epochs: int) -> TrainState:
     """Train to the end of epoch `epochs` from the newest saved state; an error is recorded in `progress.json`."""
     try:
-        state = checkpointer.restore()
+        state = training.restore()
         validator.resume()
-        quiet = runtime.quiet or not checkpointer.group.ranks.is_first
-        steps = checkpointer.steps
-        with ProgressDisplay(checkpointer.config.path, steps, done=state.step, quiet=quiet) as display:
+        quiet = runtime.quiet or not training.group.ranks.is_first
+        steps = training.steps
+        with ProgressDisplay(training.config.path, steps, done=state.step, quiet=quiet) as display:
             if state.resumed:
-                display.print(f"resuming {checkpointer.config.path} from step {state.step} of {steps}")
+                display.print(f"resuming {training.config.path} from step {state.step} of {steps}")
             # A state can lie inside an epoch, whose remaining steps `train_epoch` takes first.
-            loop = TrainLoop(runtime, checkpointer, validator.stop, display)
+            loop = TrainLoop(runtime, training, validator.stop, display)
             for epoch in range(state.epoch, epochs):
                 loop.train_epoch(epoch)
                 validator.validate()
-                if checkpointer.group.ranks.is_first:
-                    with checkpointer.meter.phase("tracking", rated=False):
-                        exporter_for(runtime).post_epoch(checkpointer.config.path)
+                if training.group.ranks.is_first:
+                    with training.meter.phase("tracking", rated=False):
+                        exporter_for(runtime).post_epoch(training.config.path)
                 # After the last epoch the callback waits until the result is written.
-                if epoch < checkpointer.config.recipe.epochs - 1:
+                if epoch < training.config.recipe.epochs - 1:
                     validator.notify()
         return state
-    # `Checkpointer.stop` has recorded it.
+    # `ResumableTraining.stop` has recorded it.
     except Interrupted:
         raise
     except Exception as error:
-        if checkpointer.group.ranks.is_first:
-            _record_failure(checkpointer.folder, error)
+        if training.group.ranks.is_first:
+            _record_failure(training.folder, error)
         raise
 
 
@@ -214,17 +214,17 @@ class TrainLoop:
     """
 
     def __init__(
-        self, runtime: RuntimeConfig, checkpointer: Checkpointer, stop: StopRequest, display: ProgressDisplay
+        self, runtime: RuntimeConfig, training: ResumableTraining, stop: StopRequest, display: ProgressDisplay
     ) -> None:
-        assert checkpointer.setup.schedule is not None
-        self.runtime, self.checkpointer, self.stop, self.display = runtime, checkpointer, stop, display
-        self.config, self.state, self.meter = checkpointer.config, checkpointer.state, checkpointer.meter
-        self.method, self.schedule = checkpointer.setup.method, checkpointer.setup.schedule
-        self.group = checkpointer.group
+        assert training.setup.schedule is not None
+        self.runtime, self.training, self.stop, self.display = runtime, training, stop, display
+        self.config, self.state, self.meter = training.config, training.state, training.meter
+        self.method, self.schedule = training.setup.method, training.setup.schedule
+        self.group = training.group
         device = self.method.clip.device
-        use_graphs = checkpointer.setup.acceleration.graphs and runtime.engine == "ddp"
+        use_graphs = training.setup.acceleration.graphs and runtime.engine == "ddp"
         self.graphs = CudaGraphs(device) if use_graphs else None
-        self.step = TrainStep(checkpointer.engine, self.meter, self.graphs)
+        self.step = TrainStep(training.engine, self.meter, self.graphs)
         self.losses = AsyncLosses(device)
         # A measurement takes about two steps: at most 5 % of the training, apart from that after the last epoch.
         epochs = self.config.recipe.epochs
@@ -235,7 +235,7 @@ class TrainLoop:
         rate = self.schedule.rates(self.schedule.first_step(epoch), epoch)[0]
         if self.method.begin_epoch(epoch, rate, self.config.recipe):
             # A CUDA graph replays the work of the epochs before.
-            self.step = TrainStep(self.checkpointer.engine, self.meter, self.graphs)
+            self.step = TrainStep(self.training.engine, self.meter, self.graphs)
         batches = self.schedule.batches(epoch, start_step=self.state.step_in_epoch)
         on_device = isinstance(self.schedule.stream, DeviceTrainStream)
         moved = batches if on_device else to_device(batches, self.method.clip.device)
@@ -245,7 +245,7 @@ class TrainLoop:
         self._count_losses(wait=True)
         self.meter.settle()
         self.method.end_epoch(epoch, self.config.recipe)
-        if average := self.checkpointer.average:
+        if average := self.training.average:
             # After `end_epoch`, which may change the tensors. A save before the epoch is closed would count it twice.
             average.add(epoch)
             if epoch == self.config.recipe.epochs - 1:
@@ -259,11 +259,11 @@ class TrainLoop:
         stage = self.schedule.stage(number)
         if stage != self.state.stage:
             self._count_losses(wait=True)
-            self.checkpointer.begin_stage(stage)
+            self.training.begin_stage(stage)
             # A CUDA graph replays the work of one stage.
-            self.step = TrainStep(self.checkpointer.engine, self.meter, self.graphs)
+            self.step = TrainStep(self.training.engine, self.meter, self.graphs)
         rates = self.schedule.rates(number, epoch)
-        self.checkpointer.engine.set_rate(*rates)
+        self.training.engine.set_rate(*rates)
         images, labels = self.method.extend_batch(images, labels, generator(self.config.seed, "extend", number))
         noise = self.method.draw(generator(self.config.seed, "noise", number))
         device = self.method.clip.device
@@ -289,13 +289,13 @@ class TrainLoop:
     def _save_or_stop(self) -> None:
         """Save the state if it is time on rank 0, or stop if a rank has got a signal: all ranks at the same step."""
         # The clock of one rank decides, because those of several would not agree on a step.
-        is_due = self.group.ranks.is_first and self.checkpointer.is_due(self.runtime.checkpoint_seconds)
+        is_due = self.group.ranks.is_first and self.training.is_due(self.runtime.checkpoint_seconds)
         flags = self.group.exchange_flags(save=is_due, signum=self.stop.signum)
         if flags.save or flags.signum:
             self._count_losses(wait=True)
             if flags.signum:
-                self.checkpointer.stop(flags.signum)
-            self.checkpointer.save()
+                self.training.stop(flags.signum)
+            self.training.save()
 
     def _count_losses(self, *, wait: bool = False) -> float | None:
         """Add the losses that have arrived to the state, with `wait` all of them; returns the last loss, if any."""
@@ -314,10 +314,10 @@ class TrainLoop:
 
     def _diverged(self, terms: Mapping[str, float]) -> UserError:
         """Make the error for a loss that is not finite."""
-        self.checkpointer.write_progress("failed")
+        self.training.write_progress("failed")
         shown = ", ".join(f"{name} = {value:g}" for name, value in terms.items())
         return UserError(
-            f"{self.config.path}: the loss of step {self.state.step + 1} of {self.checkpointer.steps} "
+            f"{self.config.path}: the loss of step {self.state.step + 1} of {self.training.steps} "
             f"(epoch {self.state.epoch + 1}) is not finite: {shown}; the same command fails again: train "
             f"another run with {self.config.stability_hint}"
         )
@@ -329,19 +329,19 @@ class TrainLoop:
         is_last = epoch == self.config.recipe.epochs - 1
         if self.method.measures_terms and (is_last or (epoch + 1) % self._measure_every == 0):
             with self.meter.phase("statistics", rated=False):
-                norms = measure_terms(self.checkpointer, self.group)
+                norms = measure_terms(self.training, self.group)
         self.state.close_epoch(last_rate, self.meter.step_seconds, norms)
 
 
-def measure_terms(checkpointer: Checkpointer, group: ProcessGroup) -> dict[str, float]:
+def measure_terms(training: ResumableTraining, group: ProcessGroup) -> dict[str, float]:
     """Compute the norm of each weighted loss term's gradient, on the training's first batch with the weights of now."""
-    method, schedule = checkpointer.setup.method, checkpointer.setup.schedule
+    method, schedule = training.setup.method, training.setup.schedule
     assert schedule is not None
     device = method.clip.device
     images, labels = (tensor.to(device) for tensor in next(schedule.batches(0)))
     # Always the same batch and noise, so that the norms of epochs can be compared.
-    noise = method.draw(generator(checkpointer.config.seed, "noise", 0))
-    objective = checkpointer.engine.objective
+    noise = method.draw(generator(training.config.seed, "noise", 0))
+    objective = training.engine.objective
     terms = objective(images, labels, *(tensor.to(device) for tensor in noise))
     return {
         name: math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from procap.errors import UsageError
 from procap.text import LabelSpace
-from runner.checkpointer import Checkpointer
 from runner.config import RuntimeConfig, Target
 from runner.engine import autocast
 from runner.environment import num_decoders
@@ -15,6 +14,7 @@ from runner.evaluate import predict
 from runner.inference import Inference
 from runner.meters import Meter
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
+from runner.resumable_training import ResumableTraining
 from runner.setup import label_space, make_eval_transform
 from runner.stop_signals import StopRequest
 from shards.fewshot import select_target_images
@@ -46,19 +46,19 @@ class Validator:
     """Run the callbacks of one training; every rank of a group has a validator and calls each method."""
 
     def __init__(
-        self, callbacks: Callbacks | None, checkpointer: Checkpointer, runtime: RuntimeConfig, stop: StopRequest
+        self, callbacks: Callbacks | None, training: ResumableTraining, runtime: RuntimeConfig, stop: StopRequest
     ) -> None:
         self.callbacks = callbacks or Callbacks()
-        self.method = checkpointer.setup.method
-        self.checkpointer = checkpointer
-        self.group = checkpointer.group
+        self.method = training.setup.method
+        self.training = training
+        self.group = training.group
         self.stop = stop
         self._workers = num_decoders(runtime.workers, self.method.clip.device)
         self._counts: list[ValidationCount] = []
         self._targets: list[tuple[Target, LabelSpace, Split]] = []
         # Opened before the first step, so that a target that cannot be validated ends the run at once.
         if self.callbacks.targets:
-            with checkpointer.meter.phase("validation", rated=False):
+            with training.meter.phase("validation", rated=False):
                 for target in self.callbacks.targets:
                     shards = open_dataset(runtime.data, target.dataset, stream=runtime.no_cache)
                     self.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
@@ -68,28 +68,28 @@ class Validator:
 
     def resume(self) -> None:
         """Load the counts of the epochs before the restored state, and make those that its last epoch lacks."""
-        state = self.checkpointer.state
+        state = self.training.state
         if not self._targets:
             return
-        stored = self.group.call_on_first(self.checkpointer.folder.read_validation)
+        stored = self.group.call_on_first(self.training.folder.read_validation)
         self._counts = [count for count in stored if count.epoch < state.epoch]
         last = {count.target for count in self._counts if count.epoch == state.epoch - 1}
         # A run that was stopped between the end of an epoch and its validation lacks the counts; the restored weights
         # are those to count with.
         if state.epoch and not state.step_in_epoch and not last.issuperset(map(str, self.callbacks.targets)):
             self.validate()
-            if state.epoch < self.checkpointer.config.recipe.epochs:
+            if state.epoch < self.training.config.recipe.epochs:
                 self.notify()
 
     def validate(self) -> None:
         """Validate the epoch that has just ended, and write the counts. On a stop signal, save the state and raise."""
-        checkpointer, epoch = self.checkpointer, self.checkpointer.state.epoch - 1
+        training, epoch = self.training, self.training.state.epoch - 1
         if not self._targets:
             return
-        config, clip, signum = checkpointer.config, self.method.clip, 0
+        config, clip, signum = training.config, self.method.clip, 0
         batch_size = config.recipe.test_batch_size
         counts = [count for count in self._counts if count.epoch != epoch]
-        with checkpointer.meter.phase("validation", rated=False):
+        with training.meter.phase("validation", rated=False):
             for target, space, images in self._targets:
                 with autocast(config.precision, clip.device):
                     inference = Inference(clip, self.method.classifier(space), images)
@@ -104,23 +104,23 @@ class Validator:
                 correct = int(predictions.is_correct.sum())
                 counts.append(ValidationCount(epoch=epoch, target=str(target), correct=correct, total=len(images)))
         if signum:
-            checkpointer.stop(signum)
+            training.stop(signum)
         # Only now: counts of a validation that a signal has stopped are made again.
         self._counts = counts
         if self.group.ranks.is_first:
-            with checkpointer.meter.phase("validation", rated=False):
-                history = ValidationHistory(config_hash=checkpointer.config.hash, counts=counts)
-                write_json(checkpointer.folder.validation_file, history)
+            with training.meter.phase("validation", rated=False):
+                history = ValidationHistory(config_hash=training.config.hash, counts=counts)
+                write_json(training.folder.validation_file, history)
 
     def notify(self, *, finished: bool = False) -> None:
         """Call `on_epoch_end` with the epoch that has just ended; after an exception, save the state and raise it."""
         if not self.group.ranks.is_first or self.callbacks.on_epoch_end is None:
             return
         try:
-            with self.checkpointer.meter.phase("tracking", rated=False):
-                self.callbacks.on_epoch_end(self.checkpointer.state.epochs[-1])
+            with self.training.meter.phase("tracking", rated=False):
+                self.callbacks.on_epoch_end(self.training.state.epochs[-1])
         except BaseException:
             # With several ranks the others do not save: they lose the connection to this one.
             if not finished and self.group.size == 1:
-                self.checkpointer.finish("interrupted")
+                self.training.finish("interrupted")
             raise

@@ -264,17 +264,17 @@ def executed(local_ray, few_digits, tmp_path_factory):
 
     def waits_once(config, runtime):
         """On the node: the first process of the first run stops after its first checkpoint, until it is killed."""
-        from runner.checkpointer import Checkpointer
+        from runner.resumable_training import ResumableTraining
 
-        save = Checkpointer.save
+        save = ResumableTraining.save
 
-        def save_and_wait(checkpointer, *status):
-            save(checkpointer, *status)
+        def save_and_wait(training, *status):
+            save(training, *status)
             saved.write_text(os.getcwd())
             time.sleep(600)
 
         if config["number"] == 0 and not saved.exists():
-            Checkpointer.save = save_and_wait  # type: ignore[method-assign]
+            ResumableTraining.save = save_and_wait  # type: ignore[method-assign]
         return [tasks[config["number"]]]
 
     def kill() -> None:

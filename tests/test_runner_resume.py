@@ -23,10 +23,10 @@ from tiny_geometry import SHORT_OPTIONS, STEPPED, needed_options
 from benchmarks.cli import main
 from procap.errors import Unreachable, UserError
 from runner import checkpoint, evaluate, remote_results, run_folders, train
-from runner.checkpointer import Checkpointer
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.planning import plan_run
 from runner.results import Progress, write_json
+from runner.resumable_training import ResumableTraining
 from runner.source_runs import first_stage
 
 STEPS, STEPS_PER_EPOCH = 12, 4
@@ -367,5 +367,5 @@ def test_the_command_line_takes_a_url_for_results(s3, few_digits, tmp_path, monk
 
 if __name__ == "__main__":
     # A worker of `Agents`: the command line, but for a state a second.
-    Checkpointer.is_due = lambda self, seconds: time.monotonic() - self._saved_time >= 1  # type: ignore[method-assign]
+    ResumableTraining.is_due = lambda self, seconds: time.monotonic() - self._saved_time >= 1  # type: ignore[method-assign]
     sys.exit(main())

@@ -12,8 +12,8 @@ import torch
 from rank_processes import run_ranks
 from small_runs import make_runtime
 
-import runner.checkpointer
 import runner.inference
+import runner.resumable_training
 import runner.train
 import runner.validate
 from procap.errors import UsageError
@@ -133,7 +133,7 @@ def test_validation_does_not_count_in_seconds_and_rates_of_a_training(config, ru
 
     def slow(watcher: runner.validate.Validator) -> None:
         plain(watcher)
-        with watcher.checkpointer.meter.phase("validation", rated=False):
+        with watcher.training.meter.phase("validation", rated=False):
             time.sleep(0.02)
         spent.append(0.02)
 
@@ -167,7 +167,7 @@ def test_a_callback_that_raises_leaves_the_state_of_that_epoch_and_no_lock(confi
 
 def test_the_callback_gets_every_epoch_once_over_pauses(config, runtime, monkeypatch):
     # The state of the last step of an epoch does not know yet that the epoch has ended.
-    monkeypatch.setattr(runner.checkpointer.Checkpointer, "is_due", lambda checkpointer, seconds: True)
+    monkeypatch.setattr(runner.resumable_training.ResumableTraining, "is_due", lambda training, seconds: True)
     epochs: list[int] = []
     for until in (1, 3, 4):
         train(config, runtime, until=until, callbacks=Callbacks(HALVES, lambda log: epochs.append(log.epoch)))

@@ -1,4 +1,4 @@
-"""Save and restore the state of a training, and write `progress.json`."""
+"""A training in progress: its engine, its stages, the saved states from which it resumes, and `progress.json`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from runner.stop_signals import Interrupted
 
 
 @dataclass
-class Checkpointer:
-    """The state of one training, in memory and on disk; all ranks call its methods, rank 0 reads and writes files."""
+class ResumableTraining:
+    """One training, in memory and on disk; all ranks call its methods, rank 0 reads and writes files."""
 
     setup: Setup
     folder: RunFolder
