@@ -76,7 +76,7 @@ def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
     device, lr = method.clip.device, recipe.lr
     on_gpu, parameters = device.type == "cuda", group_parameters(method, recipe)
     if on_gpu:
-        # Steps captured in a CUDA graph read the rate from the device, where `set_rate` changes it: a tensor for each
+        # Steps captured in a CUDA graph read the rate from the device, where `set_rates` changes it: a tensor for each
         # group, because torch would share the default one between all of them.
         parameters = [{**group, "lr": torch.tensor(lr, device=device)} for group in parameters]
     optimizer_class = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.get(recipe.optimizer, torch.optim.SGD)
@@ -84,7 +84,7 @@ def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
         optimizer_class = without_compiler(optimizer_class)
     # `fused`: one kernel for all parameters. ProCAP has hundreds of small ones; a loop over them takes as long as a
     # forward pass.
-    # The rate is a start value: `set_rate` sets that of the schedule before every step.
+    # The rate is a start value: `set_rates` sets that of the schedule before every step.
     shared: dict[str, Any] = {"lr": lr, "weight_decay": recipe.weight_decay, "fused": True}
     if recipe.optimizer != "sgd":
         # torch warns about eager steps of a capturable optimizer; warm-up steps are always eager.
@@ -191,7 +191,7 @@ class Engine:
                 **buffers,
             )
 
-    def set_rate(self, *rates: float) -> None:
+    def set_rates(self, *rates: float) -> None:
         """Set the learning rates of the next steps to those of `Schedule.rates`.
 
         A single rate is the recipe's; those of other groups keep their ratio to it. A tensor is changed in place,
@@ -263,7 +263,7 @@ class Engine:
         """Load what `state` returned."""
         self.method.adapt_shapes(state["method"])
         self.method.load_state_dict(state["method"])
-        # Learning rates follow from the step, and `set_rate` writes to the tensors of this optimizer.
+        # Learning rates follow from the step, and `set_rates` writes to the tensors of this optimizer.
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
         self.scaler.load_state_dict(state["scaler"])

@@ -32,7 +32,7 @@ from runner.distributed.ranks import Ranks
 from runner.engine import Batch, learned_parameters
 from runner.environment import resolve_device
 from runner.failures import EXPECTED, describe_failure
-from runner.feature_bank import learn_features
+from runner.feature_training import learn_from_features
 from runner.planning import plan_run
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
@@ -98,7 +98,7 @@ class CheckCase:
         group, device = ProcessGroup(), resolve_device(self.runtime.device)
         teacher = load_teacher(self.config, self.runtime, group)
         setup = set_up(self.config, self.runtime, device, group, self.workbench, teacher=teacher)
-        return learn_features(setup, self.runtime, group) if isinstance(setup.method, FeatureMethod) else setup
+        return learn_from_features(setup, self.runtime, group) if isinstance(setup.method, FeatureMethod) else setup
 
     def step(self, setup: Setup) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute loss terms and gradients of the first step; there are none if the training has no steps."""

@@ -43,7 +43,7 @@ from shards.transforms import EvalTransform, TrainAugment, eval_transform
 class Setup:
     """A method and everything that trains it; without epochs no engine, no schedule and no few-shot samples.
 
-    A `FeatureMethod` gets its engine and schedule from `runner.feature_bank.learn_features`.
+    A `FeatureMethod` gets its engine and schedule from `runner.feature_training.learn_from_features`.
 
     files: the SHA-256 of files that the method has read, by option. method_source: the code of a plug-in method.
     """
@@ -88,8 +88,8 @@ def set_up(
     # Missing shards are reported before minutes are spent on a backbone.
     fewshot = load_training_images(config, shards, group.size)
     clip = workbench.load_backbone(config, device, acceleration)
-    learns_features = issubclass(method_class(config.method), FeatureMethod)
-    if fewshot and not learns_features:
+    learns_from_features = issubclass(method_class(config.method), FeatureMethod)
+    if fewshot and not learns_from_features:
         augment = train_augment(config.recipe, clip, method_class(config.method).views)
         workers = num_decoders(runtime.workers, device)
         stream = train_stream(fewshot.train, config, augment, workers, device, acceleration, group.ranks)

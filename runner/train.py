@@ -19,7 +19,7 @@ from runner.distributed.collectives import ProcessGroup
 from runner.engine import Batch, term_gradients
 from runner.environment import environment, provenance, resolve_device, set_deterministic
 from runner.failures import describe_failure
-from runner.feature_bank import learn_features
+from runner.feature_training import learn_from_features
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults, synchronized_run
@@ -141,7 +141,7 @@ def _train(
         setup = set_up(config, runtime, device, group, workbench, initial, load_teacher(config, runtime, group))
     if isinstance(setup.method, FeatureMethod):
         with meter.phase("features", rated=False):
-            setup = learn_features(setup, runtime, group)
+            setup = learn_from_features(setup, runtime, group)
     first, facts = group.ranks.is_first, environment(device) | {"accelerations": asdict(setup.acceleration)}
     if force and first:
         # Only now: the run that is there stays if the set-up fails.
@@ -263,7 +263,7 @@ class TrainLoop:
             # A CUDA graph replays the work of one stage.
             self.step = TrainStep(self.training.engine, self.meter, self.graphs)
         rates = self.schedule.rates(number, epoch)
-        self.training.engine.set_rate(*rates)
+        self.training.engine.set_rates(*rates)
         images, labels = self.method.extend_batch(images, labels, generator(self.config.seed, "extend", number))
         noise = self.method.draw(generator(self.config.seed, "noise", number))
         device = self.method.clip.device

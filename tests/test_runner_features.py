@@ -22,7 +22,7 @@ from procap.methods.features import FeatureBank
 from runner.config import RunConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.evaluate import evaluate, load_trained
-from runner.feature_bank import FeatureStream, choosing_images
+from runner.feature_training import FeatureStream, choosing_images
 from runner.image_features import image_features
 from runner.planning import can_classify, plan_run
 from runner.results import TrainResult

@@ -44,7 +44,7 @@ class FeatureStream(TrainStream):
             yield self._features[batch, view], self.labels[batch]
 
 
-def learn_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) -> Setup:
+def learn_from_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) -> Setup:
     """Encode the samples and call `fit`; the new setup has an engine if the method takes steps."""
     method, config = setup.method, setup.card.config
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
