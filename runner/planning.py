@@ -52,8 +52,9 @@ def plan_run(
     classes = parse_classes(classes or ("all" if resolved_dataset.test_only else "base"))
     fields = {"dataset": resolved_dataset.name, "classes": classes, "shots": shots, "seed": seed}
     fields |= {"method": method, "precision": precision}
+    overrides = dict(overrides or {})
     # Checks `overrides` with placeholders for the rest, before the import of the method, which takes seconds.
-    _make_config(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, **(overrides or {})}), fields)
+    _make_config(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, **overrides}), fields)
     cls = method_class(method)
     from procap.methods.method import TASKS
 
@@ -64,14 +65,13 @@ def plan_run(
     named_recipe = (
         published_recipe if recipe == "published" else method_class("procap").recipe(task, shots, resolved_dataset.name)
     )
-    changes = dict(overrides or {})
     # A method that is not trained stays so in the recipe of a different one.
     if published_recipe.epochs == 0:
-        changes["epochs"] = 0
-    if "epochs" in changes:
+        overrides["epochs"] = 0
+    if "epochs" in overrides:
         # Without `iterations` epochs are passes over the images, as a user who gives their number expects.
-        changes = {"iterations": None, **changes}
-    resolved = _make_recipe({**named_recipe.model_dump(), **changes})
+        overrides = {"iterations": None, **overrides}
+    resolved = _make_recipe({**named_recipe.model_dump(), **overrides})
     if published_recipe.epochs and not resolved.epochs:
         raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
     published_options = cls.task_options(task, shots, resolved_dataset.name) if recipe == "published" else {}

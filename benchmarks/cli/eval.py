@@ -41,7 +41,7 @@ Evaluated = tuple[RunConfig, Target, EvalResult]
 )
 def evaluate(
     selection: flags.SelectionFlags,
-    recipe: flags.RecipeFlags,
+    recipe_flags: flags.RecipeFlags,
     runtime_flags: flags.RuntimeFlags,
     mode: flags.ModeFlags,
     output: flags.OutputFlags,
@@ -56,7 +56,7 @@ def evaluate(
     library_defaults(*(folders or ()))
     settings = eval_settings(eval_precision, eval_resize, samples)
     runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)
-    if folders and (selection != flags.SelectionFlags() or recipe != flags.RecipeFlags()):
+    if folders and (selection != flags.SelectionFlags() or recipe_flags != flags.RecipeFlags()):
         raise UsageError("give run folders, or flags such as --methods and --datasets that name runs, not both")
 
     def find_runs() -> tuple[list[RunSpec], RuntimeConfig]:
@@ -68,7 +68,7 @@ def evaluate(
                 raise UsageError("these runs lie in several results folders: evaluate those of each by themselves")
             configs, found_in = [config for config, _ in located], located[0][1]
         else:
-            configs, found_in = selected_runs(selection, recipe, runtime.data), runtime
+            configs, found_in = selected_runs(selection, recipe_flags, runtime.data), runtime
             if not mode.dry_run:
                 check_weights_of(configs, runtime)
         specs = []

@@ -1,4 +1,4 @@
-"""Define the flags that commands share: each field of a dataclass is a flag, and `flat` adds them to a command."""
+"""Define the flags that commands share as fields of dataclasses: the flag `--lr` is the field `lr` of `RecipeFlags`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def switch(name: str, text: str, *short: str) -> Any:
 
 
 # The types of flags that several commands have, alone or in a group below.
-Recipe = Annotated[
+RecipeChoice = Annotated[
     str,
     flag("published|procap", "published for each method, or ProCAP's [default: published; profile mini: procap]"),
 ]
@@ -100,7 +100,7 @@ class RecipeFlags:
     """Flags that change the recipe and the method's options."""
 
     heading: ClassVar[str] = "Recipe"
-    recipe: Recipe = ""
+    recipe: RecipeChoice = ""
     epochs: Epochs = None
     batch_size: Annotated[
         int | None, flag("N", "global batch, over all processes", "--batch-size", "--global-batch-size")
@@ -150,7 +150,7 @@ class SuiteFlags(ChoiceFlags):
 
     heading: ClassVar[str] = "Recipe and evaluation"
     profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper if packed]")] = ""
-    recipe: Recipe = ""
+    recipe: RecipeChoice = ""
     option: MethodOptions = None
     quick: Annotated[bool, switch("--quick", "smoke test with short schedules")] = False
     epochs: Epochs = None
@@ -247,7 +247,7 @@ def command(
     texts["context_settings"] = texts["context_settings"] | settings
 
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
-        run = flat(function)
+        run = flatten_flag_groups(function)
         run.app = typer.Typer(**PLAIN)  # type: ignore[attr-defined]
         headed = type("Headed", (HeadedCommand,), {"headings": run.headings})  # type: ignore[attr-defined]
         return run.app.command(help=help, cls=headed, **texts)(run)  # type: ignore[attr-defined]
@@ -255,8 +255,8 @@ def command(
     return decorate
 
 
-def flat(command: Callable[..., int]) -> Callable[..., int]:
-    """Return `command` with every field of its dataclass parameters as a separate keyword parameter, as typer needs."""
+def flatten_flag_groups(command: Callable[..., int]) -> Callable[..., int]:
+    """Return `command` with a parameter for each field of its dataclasses: typer makes `--lr` from `RecipeFlags.lr`."""
     hints = get_type_hints(command, include_extras=True)
     groups = {name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)}
     flags = {

@@ -25,7 +25,7 @@ from runner.tracking.exporter import exporter_for
 )
 def import_checkpoint(
     selection: flags.SelectionFlags,
-    recipe: flags.RecipeFlags,
+    recipe_flags: flags.RecipeFlags,
     runtime_flags: flags.StorageFlags,
     mode: flags.ModeFlags,
     output: flags.OutputFlags,
@@ -42,7 +42,7 @@ def import_checkpoint(
     """
     library_defaults()
     runtime = runtime_config(flags.RuntimeFlags(**vars(runtime_flags)))
-    runs = selected_runs(selection, recipe, runtime.data, task or None)
+    runs = selected_runs(selection, recipe_flags, runtime.data, task or None)
     files = {
         config: Path(file.replace("{dataset}", config.dataset).replace("{seed}", str(config.seed))).expanduser()
         for config in runs

@@ -42,15 +42,15 @@ from shards.resolve import resolve_dataset
 HASH_PREFIX = re.compile("[0-9a-f]{1,8}")
 
 
-def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
+def recipe_overrides(recipe_flags: RecipeFlags) -> dict[str, Any]:
     """Parse the recipe fields that flags change."""
-    flags = {"epochs": recipe.epochs, "batch_size": recipe.batch_size, "lr": recipe.lr}
-    changes = {name: value for name, value in flags.items() if value is not None}
-    return changes | parse_assignments(recipe.recipe_field or (), "--recipe-field")
+    flags = {"epochs": recipe_flags.epochs, "batch_size": recipe_flags.batch_size, "lr": recipe_flags.lr}
+    overrides = {name: value for name, value in flags.items() if value is not None}
+    return overrides | parse_assignments(recipe_flags.recipe_field or (), "--recipe-field")
 
 
 def selected_runs(
-    selection: SelectionFlags, recipe: RecipeFlags, data: Path | None = None, task: str | None = None
+    selection: SelectionFlags, recipe_flags: RecipeFlags, data: Path | None = None, task: str | None = None
 ) -> list[RunConfig]:
     """Make every run that the flags describe, method by method within a data set, seeds innermost.
 
@@ -63,7 +63,7 @@ def selected_runs(
     methods = parse_methods(selection.methods or default, table1_methods())
     named_architecture(selection.backbone or "mini", selection.pretrained or None)
     shots = parse_shot_count(selection.shots or "16")
-    options = parse_options(recipe.option or (), methods)
+    options = parse_options(recipe_flags.option or (), methods)
     kept = trainable_methods(selection.methods, methods, options)
     return [
         plan_run(
@@ -75,10 +75,10 @@ def selected_runs(
             backbone=selection.backbone or "mini",
             pretrained=selection.pretrained or None,
             precision=selection.precision or "fp32",
-            recipe=recipe.recipe or "published",
+            recipe=recipe_flags.recipe or "published",
             task=task,
-            overrides=recipe_changes(recipe),
-            options={**control_options(method, recipe.recipe), **options[method]},
+            overrides=recipe_overrides(recipe_flags),
+            options={**control_options(method, recipe_flags.recipe), **options[method]},
             data=data,
         )
         for dataset in datasets

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def sweep(
     search_flags: flags.SweepFlags,
     selection: flags.SelectionFlags,
-    recipe: flags.RecipeFlags,
+    recipe_flags: flags.RecipeFlags,
     launch: flags.LaunchFlags,
     runtime_flags: flags.RuntimeFlags,
     engine: flags.EngineFlags,
@@ -53,7 +53,7 @@ def sweep(
     library_defaults()
     launcher = launch.to_launcher()
     runtime = runtime_config(runtime_flags, engine)
-    settings = make_settings(search_flags, selection, recipe, runtime.data)
+    settings = make_settings(search_flags, selection, recipe_flags, runtime.data)
     folder = SweepFolder(runtime.results / SWEEPS / settings.name)
     RemoteResults.from_runtime(runtime).pull()
     tried = folder.load_configurations(settings)

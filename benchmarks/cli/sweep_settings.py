@@ -15,7 +15,7 @@ from benchmarks.cli.flags import (
     assignments,
     command_line,
 )
-from benchmarks.cli.selection import recipe_changes
+from benchmarks.cli.selection import recipe_overrides
 from benchmarks.console.parse import parse_datasets, parse_integers, parse_methods, parse_options, parse_shot_count
 from benchmarks.experiment.published import table1_methods
 from cluster.space import Values, parse_param
@@ -28,7 +28,7 @@ OPTIONAL = ("metric", "search_seed", "scheduler", "grace_period", "reduction_fac
 """Settings that are left to the defaults of `SweepSettings` unless their flag is given."""
 
 
-def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFlags, data: Path) -> SweepSettings:
+def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe_flags: RecipeFlags, data: Path) -> SweepSettings:
     """Make the settings; varied values replace a single one of the same field.
 
     Raises UsageError for what cannot be searched.
@@ -46,7 +46,7 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
         space["shots"] = list(dict.fromkeys(0 if value in ("full", "all") else value for value in shots))
     is_listed = all(isinstance(domain, list) for domain in space.values())
     names = [methods, datasets, [field.rpartition(".")[2] for field in space]]
-    chosen = {**asdict(flags), **asdict(selection), "recipe": recipe.recipe}
+    chosen = {**asdict(flags), **asdict(selection), "recipe": recipe_flags.recipe}
     fields: dict[str, Any] = {name: chosen[name] for name in OPTIONAL if chosen[name] not in (None, "")} | {
         "name": flags.name or "-".join("-".join(part) for part in names if part)[:100],
         "space": space,
@@ -55,8 +55,8 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
         "seeds": parse_integers(selection.seeds, "--seeds") or [1],
         "search": flags.search or ("grid" if is_listed and not flags.trials else "random"),
         "shots": parse_shot_count(selection.shots or "16"),
-        "overrides": recipe_changes(recipe),
-        "options": parse_options(recipe.option or (), methods),
+        "overrides": recipe_overrides(recipe_flags),
+        "options": parse_options(recipe_flags.option or (), methods),
     }
     try:
         settings = SweepSettings.model_validate(fields)
@@ -77,12 +77,12 @@ def make_commands(settings: SweepSettings, values: Values, runtime: RuntimeFlags
     A sweep with --metric held-out trains on half of the base classes; these commands train on all of them.
     """
     method = values.get("method", settings.methods[0])
-    changes, options = dict(settings.overrides), dict(settings.options.get(method, {}))
+    overrides, options = dict(settings.overrides), dict(settings.options.get(method, {}))
     for field, value in values.items():
         group, _, name = field.partition(".")
         if name:
-            (changes if group == "recipe" else options)[name] = value
-    flags = {name: changes.pop(name) for name in ("epochs", "batch_size", "lr") if name in changes}
+            (overrides if group == "recipe" else options)[name] = value
+    flags = {name: overrides.pop(name) for name in ("epochs", "batch_size", "lr") if name in overrides}
     chosen = {**settings.model_dump(), **values}
     selection = SelectionFlags(
         methods=method,
@@ -95,7 +95,7 @@ def make_commands(settings: SweepSettings, values: Values, runtime: RuntimeFlags
         precision=chosen["precision"],
     )
     training = RecipeFlags(
-        recipe=chosen["recipe"], option=assignments(options), recipe_field=assignments(changes), **flags
+        recipe=chosen["recipe"], option=assignments(options), recipe_field=assignments(overrides), **flags
     )
     chosen_flags = command_line(selection, training, runtime)
     return [f"procap train {chosen_flags} {command_line(engine)}".rstrip(), f"procap eval {chosen_flags}"]

@@ -40,7 +40,7 @@ class TableFlags:
     profile: Annotated[str, flags.flag("mini|paper", "profile of the suite [default: the one that was run]")] = ""
     check: Annotated[bool, typer.Option("--check", help="exit code 4 unless all published numbers agree")] = False
     tolerance: Annotated[float, flags.flag("POINTS", "difference that --check allows")] = 1.0
-    recipe: flags.Recipe = ""
+    recipe: flags.RecipeChoice = ""
     reference: flags.Reference = ""
     option: flags.MethodOptions = None
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def train(
     file: ConfigFlags,
     selection: flags.SelectionFlags,
-    recipe: flags.RecipeFlags,
+    recipe_flags: flags.RecipeFlags,
     runtime_flags: flags.RuntimeFlags,
     engine: flags.EngineFlags,
     mode: flags.ModeFlags,
@@ -49,23 +49,23 @@ def train(
     Under torchrun all processes train each run together; the results equal those of one process.
     """
     library_defaults()
-    file.save(selection, recipe, runtime_flags, engine, init=init)
+    file.save(selection, recipe_flags, runtime_flags, engine, init=init)
     runtime = runtime_config(runtime_flags, engine)
     if mode.dry_run:
         if not is_first_rank():
             return 0
         RemoteResults.from_runtime(runtime).pull()
-        configs = selected_runs(selection, recipe, runtime.data)
+        configs = selected_runs(selection, recipe_flags, runtime.data)
         specs = [RunSpec(config=config) for config in (start_runs(configs, init, runtime) if init else configs)]
         return show_plan(specs, read_states(specs, runtime, force=mode.force), output)
     # One process checks its flags before it imports torch, which takes seconds. Several check them inside the group, so
     # that an error of one host alone, such as missing data, reaches the others.
-    runs = _checked_runs(selection, recipe, runtime, mode, init) if ranks_from_environment().size == 1 else []
+    runs = _plan_runs(selection, recipe_flags, runtime, mode.force, init) if ranks_from_environment().size == 1 else []
     with process_group(runtime) as (group, runtime):
         if not runs:
             # Only rank 0 needs access to the results folder, which has the run to start from.
             call = group.call_on_first if init else lambda check: check()
-            runs = call(lambda: _checked_runs(selection, recipe, runtime, mode, init))
+            runs = call(lambda: _plan_runs(selection, recipe_flags, runtime, mode.force, init))
         failures = Failures(len(runs), verbose=output.verbose, group=group)
         done = _train_all(runs, runtime, failures, group, force=mode.force)
         exporter_for(runtime).flush(create=False)
@@ -79,7 +79,7 @@ def train(
         note_warning((config.path, _training_warning(config, result)) for config, result in done.items())
     if rows and not failures.reasons:
         named = " ".join(str(runtime.results / config.path) for config in done) if init else ""
-        note(f"next: procap eval {named or flags.command_line(selection, recipe, runtime_flags)}")
+        note(f"next: procap eval {named or flags.command_line(selection, recipe_flags, runtime_flags)}")
     code = note_failures(len(done), failures.reasons)
     if output.json:
         long = {"epochs", "fewshot", "environment"}
@@ -88,14 +88,14 @@ def train(
     return code
 
 
-def _checked_runs(
-    selection: flags.SelectionFlags, recipe: flags.RecipeFlags, runtime: RuntimeConfig, mode: flags.ModeFlags, init: str
+def _plan_runs(
+    selection: flags.SelectionFlags, recipe_flags: flags.RecipeFlags, runtime: RuntimeConfig, force: bool, init: str
 ) -> list[RunConfig]:
-    runs = selected_runs(selection, recipe, runtime.data)
+    runs = selected_runs(selection, recipe_flags, runtime.data)
     runs = start_runs(runs, init, runtime) if init else runs
     check_weights_of(runs, runtime)
     folders = [(config.dataset, RunFolder(runtime.results / config.path)) for config in runs]
-    find_unpacked((name for name, folder in folders if mode.force or not folder.train_file.exists()), runtime.data)
+    find_unpacked((name for name, folder in folders if force or not folder.train_file.exists()), runtime.data)
     note_warmup(runs)
     return runs
 

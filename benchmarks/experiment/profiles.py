@@ -14,7 +14,7 @@ from procap.errors import check_names
 class Profile:
     """Data sets, their backbone, and how long methods are trained on them.
 
-    recipe, changes, rates, options: as `plan_run` takes them; rates and options are by method. quick: further changes,
+    recipe, overrides, rates, options: as `plan_run` takes them; rates and options are by method. quick: more overrides,
     for a smoke test. general: the data set used as ImageNet, and shifts: its shifted test sets.
     """
 
@@ -26,7 +26,7 @@ class Profile:
     pretrained: str | None = None
     precision: str = "fp32"
     recipe: str = "published"
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     quick: Mapping[str, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ MINI = Profile(
     general="shapes",
     shifts=("shapes-v2", "shapes-sketch", "shapes-hard", "shapes-art"),
     recipe="procap",
-    changes={"epochs": 10, "batch_size": 16, "warmup_epochs": 1},
+    overrides={"epochs": 10, "batch_size": 16, "warmup_epochs": 1},
     rates={
         "coop": 4e-2,
         "cocoop": 1e-2,

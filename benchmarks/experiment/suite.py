@@ -109,7 +109,7 @@ class SuiteOptions:
         return EvalSettings.model_validate(self.evaluation)
 
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
-        """Configure the run of a variant on a data set; the profile's changes apply to the profile's recipe only."""
+        """Configure the run of a variant on a data set; the profile's overrides apply to the profile's recipe only."""
         from procap.methods import method_class
 
         profile, method = self.profile, variant.method
@@ -118,13 +118,13 @@ class SuiteOptions:
         has_own_recipe = method not in METHODS or learns_from_features(method)
         recipe = variant.recipe or self.recipe or ("published" if has_own_recipe else profile.recipe)
         has_views = "views" in method_class(method).Options.model_fields
-        changes: dict[str, Any] = {}
+        overrides: dict[str, Any] = {}
         if recipe == profile.recipe and not learns_from_features(method):
-            changes = {**profile.changes, **({"lr": profile.rates[method]} if method in profile.rates else {})}
+            overrides = {**profile.overrides, **({"lr": profile.rates[method]} if method in profile.rates else {})}
         if self.quick and not learns_from_features(method):
-            changes |= profile.quick
+            overrides |= profile.quick
         prescribed = {**self.overrides, **variant.overrides}
-        changes |= prescribed
+        overrides |= prescribed
         planned = partial(
             plan_run,
             method=method,
@@ -148,21 +148,21 @@ class SuiteOptions:
         )
         if not is_trained(method):
             # Without training neither seed nor shots change anything: the run is the same for all of them.
-            return planned(overrides=changes, seed=1, shots=SHOTS)
+            return planned(overrides=overrides, seed=1, shots=SHOTS)
         usual = self.shots[0] if self.shots else SHOTS
         shots = usual if variant.shots is None else variant.shots
         # A first plan, because the number of epochs may be that of the published recipe.
-        config = planned(overrides=changes, seed=seed, shots=shots)
+        config = planned(overrides=overrides, seed=seed, shots=shots)
         epochs = config.recipe.epochs
         # A change of `epochs` would turn a recipe of iterations into passes over the images.
         if variant.part != 1.0 and config.recipe.iterations:
-            changes["iterations"] = max(1, round(variant.part * config.recipe.iterations))
+            overrides["iterations"] = max(1, round(variant.part * config.recipe.iterations))
         elif variant.part != 1.0:
-            changes["epochs"] = epochs = max(1, round(variant.part * epochs))
-        if "epochs" in changes and "warmup_epochs" not in prescribed and epochs <= config.recipe.warmup_epochs:
+            overrides["epochs"] = epochs = max(1, round(variant.part * epochs))
+        if "epochs" in overrides and "warmup_epochs" not in prescribed and epochs <= config.recipe.warmup_epochs:
             # With epochs of warm-up only, the learning rate would never reach its full value.
-            changes["warmup_epochs"] = epochs - 1
-        return planned(overrides=changes, seed=seed, shots=shots)
+            overrides["warmup_epochs"] = epochs - 1
+        return planned(overrides=overrides, seed=seed, shots=shots)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, for `settings` of a collection."""
