@@ -24,7 +24,7 @@ from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
 from runner.engine import autocast
 from runner.environment import environment, num_decoders, provenance, resolve_device, set_deterministic
-from runner.inference import Inference, Predictions, count_classes
+from runner.inference import Inference, PredictionCollector, count_by_class
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
@@ -168,7 +168,7 @@ def _read_training(config: RunConfig, folder: RunFolder, group: ProcessGroup, wo
     return training
 
 
-def make_classifier(method: Method, config: RunConfig, space: LabelSpace, samples: int) -> Classifier:
+def trained_classifier(method: Method, config: RunConfig, space: LabelSpace, samples: int) -> Classifier:
     """Make the classifier of a trained method, with the means of its Gaussian tokens or with `samples` draws of them.
 
     The first draws are the same for any number of samples, and on every process and device.
@@ -210,13 +210,15 @@ def _evaluate(
         ProgressDisplay(what, count, unit="images", quiet=quiet) as display,
     ):
         batches = inference.batches(make_eval_transform(clip, settings.resize), batch_size, workers, group.ranks)
-        signum, predictions = predict(inference, batches, config, precision, target, meter, stop, group, display)
+        signum, predictions = collect_predictions(
+            inference, batches, config, precision, target, meter, stop, group, display
+        )
     # No rank leaves while another may still exchange the flags.
     if predictions is None:
         group.barrier()
         raise Interrupted(signum, f"stopped the evaluation of {what}; it starts over when repeated")
     meter.settle()
-    per_class = count_classes(images.labels, predictions.is_correct, selection.classnames)
+    per_class = count_by_class(images.labels, predictions.is_correct, selection.classnames)
     return EvalResult(
         config_hash=config.hash,
         target=str(target),
@@ -259,7 +261,7 @@ def prepare_inference(
     precision = settings.precision or config.precision
     with meter.phase("classes", rated=False), autocast(precision, device):
         warn_of_unknown_names(trained.method, space.names())
-        classifier = make_classifier(trained.method, config, space, settings.samples)
+        classifier = trained_classifier(trained.method, config, space, settings.samples)
     acceleration = Acceleration.parse(runtime.accelerate, device)
     graphs = CudaGraphs(device) if acceleration.graphs else None
     inference = Inference(trained.clip, classifier, images, graphs, on_device=acceleration.images)
@@ -273,7 +275,7 @@ def prepare_inference(
     return inference
 
 
-def predict(
+def collect_predictions(
     inference: Inference,
     batches: Iterator[tuple[torch.Tensor, NDArray[np.int64]]],
     config: RunConfig,
@@ -289,20 +291,20 @@ def predict(
     Returns 0 and the predictions, or on all ranks a stop signal that one of them has got, and None.
     Raises UserError if a logit is not finite.
     """
-    predictions = Predictions(inference.images.labels)
+    collector = PredictionCollector(inference.images.labels)
     for images, indices in meter.iterate("data", batches):
         # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
         with meter.phase("model"), autocast(precision, inference.clip.device):
             # All ranks have equally many images in a batch.
-            evaluated = group.size * predictions.add(inference(images), indices)
+            evaluated = group.size * collector.add(inference(images), indices)
         meter.step(evaluated)
         if display:
             display.update(min(display.done + evaluated, display.total))
         if signum := group.exchange_flags(signum=stop.signum).signum:
             return signum, None
     meter.settle()
-    if not predictions.are_finite(group):
+    if not collector.are_finite(group):
         raise UserError(
             f"{config.path} gives logits on {target} that are not finite: train with {config.stability_hint}"
         )
-    return 0, predictions.gather(group)
+    return 0, collector.gather(group)

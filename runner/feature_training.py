@@ -102,14 +102,14 @@ def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[Split, Split]
 
 @torch.no_grad()
 def encode_images(setup: Setup, workers: int, group: ProcessGroup, count: int, prepare: Prepare) -> Tensor:
-    """Encode `count` images to features [M, E], float32, on every rank; each rank encodes its share of every batch."""
+    """Encode `count` images to features [M, E], float32, on every rank; each rank encodes its share of them."""
     clip, config = setup.method.clip, setup.card.config
-    size, batch = clip.geometry.image_size, config.recipe.test_batch_size
+    size, batch_size = clip.geometry.image_size, config.recipe.test_batch_size
     features = torch.zeros(count, clip.geometry.embed_dim, device=clip.device)
     indices = range(group.rank, count, group.size)
-    shares = [list(indices[first : first + batch]) for first in range(0, len(indices), batch)]
-    for share, pixels in prepare_batches(shares, prepare, (3, size, size), workers):
+    batches = [list(indices[first : first + batch_size]) for first in range(0, len(indices), batch_size)]
+    for batch, pixels in prepare_batches(batches, prepare, (3, size, size), workers):
         with autocast(config.precision, clip.device):
-            features[share] = clip.encode_image(pixels.to(clip.device)).float()
+            features[batch] = clip.encode_image(pixels.to(clip.device)).float()
     # Every row is zero on all ranks but the one that has encoded it.
     return group.gather(features[None]).sum(dim=0)

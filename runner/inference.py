@@ -64,10 +64,10 @@ class Inference:
         self, transform: EvalTransform, batch_size: int, workers: int, ranks: Ranks
     ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64]]]:
         """Yield this rank's images [B, 3, S, S] and their indices [B], -1 for padding."""
-        make_batches, share = evaluation_batches, {"rank": ranks.rank, "world_size": ranks.size}
+        make_batches = evaluation_batches
         if self._on_device and resizes_on_device(transform):
             make_batches = partial(device_evaluation_batches, device=self.clip.device)
-        batches = make_batches(self.images, transform, batch_size, workers, **share)
+        batches = make_batches(self.images, transform, batch_size, workers, rank=ranks.rank, world_size=ranks.size)
         # Indices stay on the host, where labels are looked up by them.
         for images, _, indices in to_device(batches, self.clip.device, moved=(0,)):
             yield images, indices.numpy()
@@ -77,8 +77,8 @@ class Inference:
         return self._logits(images)
 
 
-class Predictions:
-    """Predictions by the image's index in the target; they stay on the device until `gather`."""
+class PredictionCollector:
+    """Collects predictions by the image's index in the target; they stay on the device until `gather`."""
 
     def __init__(self, labels: NDArray[np.int64]) -> None:
         """labels: the true classes [N] of the target."""
@@ -101,7 +101,7 @@ class Predictions:
         return all(group.all_gather_object(bool(torch.stack(self._finite).all())))
 
     def gather(self, group: ProcessGroup) -> ImagePredictions:
-        """Return the predictions for all N images on every rank; exactly one rank must have added each image."""
+        """Return the predictions of all N images on every rank; exactly one rank must have added each image."""
         indices = group.gather(torch.from_numpy(np.concatenate(self._indices))).numpy()
         rows = group.gather(torch.cat(self._rows).cpu()).numpy()
         # The last batch of a rank is padded, so that all ranks gather equally many rows.
@@ -114,7 +114,7 @@ class Predictions:
         return ImagePredictions(self._labels, predicted.astype(np.int64), confidence, nll, brier)
 
 
-def count_classes(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], names: Sequence[str]) -> PerClass:
+def count_by_class(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], names: Sequence[str]) -> PerClass:
     """Count correct and all images of each class. labels [N]: indices of `names`; is_correct [N]."""
     correct, total = np.bincount(labels[is_correct], minlength=len(names)), np.bincount(labels, minlength=len(names))
     return PerClass(correct=correct.tolist(), total=total.tolist(), names=list(names))

@@ -228,11 +228,11 @@ def train_stream(
     """Make the run's training batches, or one rank's part; augmented on `device` if switched on and possible."""
     ranks = ranks or Ranks()
     batch = config.recipe.batch_size
-    share: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "drop_last": config.recipe.drop_last}
-    share["one_class"] = config.recipe.batches == "class"
+    options: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "drop_last": config.recipe.drop_last}
+    options["one_class"] = config.recipe.batches == "class"
     if acceleration.images and augments_on_device(augment):
-        return DeviceTrainStream(split, batch, augment, config.seed, workers, device=device, **share)
-    return TrainStream(split, batch, augment, config.seed, workers, **share)
+        return DeviceTrainStream(split, batch, augment, config.seed, workers, device=device, **options)
+    return TrainStream(split, batch, augment, config.seed, workers, **options)
 
 
 def train_augment(recipe: Recipe, clip: CLIP, views: int = 1) -> TrainAugment:

@@ -10,7 +10,7 @@ from procap.text import LabelSpace
 from runner.config import RuntimeConfig, Target
 from runner.engine import autocast
 from runner.environment import num_decoders
-from runner.evaluate import predict
+from runner.evaluate import collect_predictions
 from runner.inference import Inference
 from runner.meters import Meter
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
@@ -96,7 +96,7 @@ class Validator:
                 batches = inference.batches(make_eval_transform(clip), batch_size, self._workers, self.group.ranks)
                 # A separate one: validated images must not count in the rates of the training.
                 meter = Meter(clip.device, warmup=0)
-                signum, predictions = predict(
+                signum, predictions = collect_predictions(
                     inference, batches, config, config.precision, target, meter, self.stop, self.group
                 )
                 if predictions is None:

@@ -85,16 +85,16 @@ def load_batches(
         except OSError as error:
             broken[name] = f"cannot be read: {error.strerror or error}"
 
-    shares = iter(images)
+    remaining = iter(images)
     # Python 3.12 has `itertools.batched` for this.
-    batches = iter(lambda: list(islice(shares, batch_size)), [])
-    for share, pixels in prepare_batches(batches, prepare, (3, transform.image_size, transform.image_size), workers):
-        for name, _ in share:
+    batches = iter(lambda: list(islice(remaining, batch_size)), [])
+    for batch, pixels in prepare_batches(batches, prepare, (3, transform.image_size, transform.image_size), workers):
+        for name, _ in batch:
             if name in broken:
                 on_error(name, broken[name])
-        readable = [number for number, (name, _) in enumerate(share) if name not in broken]
+        readable = [number for number, (name, _) in enumerate(batch) if name not in broken]
         if readable:
-            yield [share[number][0] for number in readable], pixels[readable]
+            yield [batch[number][0] for number in readable], pixels[readable]
 
 
 def _list_folder(folder: Path, on_error: OnError) -> Iterator[EncodedImage]:

@@ -1,4 +1,4 @@
-"""Batches for training and evaluation, read by position: seeded, resumable, each test image exactly once.
+"""Batches for training, read by position, and for evaluation, in order: seeded, resumable, each test image once.
 
 What a batch holds depends on (seed, epoch, position) alone, never on the number of workers or processes. Workers are
 threads: decoding and resizing release the interpreter lock, and threads share the decoded images and start at once.
@@ -217,25 +217,25 @@ def read_batches(
 
 
 def prepare_batches(
-    shares: Iterable[list[T]], prepare: Callable[[T, Tensor], object], shape: tuple[int, ...], workers: int
+    batches: Iterable[list[T]], prepare: Callable[[T, Tensor], object], shape: tuple[int, ...], workers: int
 ) -> Iterator[tuple[list[T], Tensor]]:
     """Yield each list of items with its images [B, *shape], which `prepare(item, out)` writes one by one.
 
     With workers, threads prepare up to `BATCHES_AHEAD` later batches; what one of them raises is raised here, in order.
     """
 
-    def start(share: list[T]) -> tuple[list[T], Tensor, list[Future[object]]]:
+    def start(items: list[T]) -> tuple[list[T], Tensor, list[Future[object]]]:
         # Each item writes its row of the batch: stacking would copy all of them once more.
-        images = torch.empty(len(share), *shape)
-        pairs = zip(share, images, strict=True)
+        images = torch.empty(len(items), *shape)
+        pairs = zip(items, images, strict=True)
         if pool is not None:
-            return share, images, [pool.submit(prepare, *pair) for pair in pairs]
+            return items, images, [pool.submit(prepare, *pair) for pair in pairs]
         for pair in pairs:
             prepare(*pair)
-        return share, images, []
+        return items, images, []
 
     with thread_pool(workers, "images") as pool:
-        for share, images, futures in prefetch(shares, start, BATCHES_AHEAD if workers else 0):
+        for items, images, futures in prefetch(batches, start, BATCHES_AHEAD if workers else 0):
             for future in futures:
                 future.result()
-            yield share, images
+            yield items, images

@@ -13,7 +13,7 @@ from report_pages import Node, Page, every, tables, words_of
 from benchmarks.cli import main
 from benchmarks.report.mistakes import IMAGES_OF_CLASS, MAX_IMAGES, MAX_PAIRS
 from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
-from runner.inference import count_classes
+from runner.inference import count_by_class
 from runner.results import Progress, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
@@ -27,7 +27,7 @@ def put_predictions(results, config, labels, predicted, names, digest):
     right = predicted == labels
     file = put_score(results, config, f"{config.dataset}:all", int(right.sum()), len(labels))
     document = json.loads(file.read_text()) | {
-        "per_class": count_classes(labels, right, names).model_dump(),
+        "per_class": count_by_class(labels, right, names).model_dump(),
         "num_classes": len(names),
         "manifest_digest": digest,
         "labels": labels.tolist(),

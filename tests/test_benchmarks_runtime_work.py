@@ -25,7 +25,7 @@ def test_modes_of_every_method_give_the_same_logits_and_losses(tiny_clip, name):
     logits, losses = [], []
     for mode, clip in workload.models_by_mode(tiny_clip, PLAIN).items():
         method, images, labels = synthetic_case(clip, name, 3, 4)
-        logits.append(workload.make_classifier(method, mode)(images))
+        logits.append(workload.make_logits_function(method, mode)(images))
         if name != "zeroshot":
             training = workload.Training(method, run_config(name, "fp32", settings()), mode, PLAIN)
             losses.append(training(training.batch(images, labels, 0)).clone())

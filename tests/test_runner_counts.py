@@ -19,7 +19,7 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate, load_trained
-from runner.inference import Predictions
+from runner.inference import PredictionCollector
 from runner.planning import plan_run
 from runner.results import EvalResult, read_document
 from runner.run_folders import RunFolder
@@ -112,11 +112,11 @@ def test_hosts_with_different_weights_do_not_evaluate(few_digits, trained, short
 def measure_drawn(group: ProcessGroup) -> str:
     """Measure 51 drawn logits, each on one rank; an odd number, so that one of two ranks has padding."""
     logits, labels = torch.randn(51, 4, generator=torch.Generator().manual_seed(0)), np.arange(51) % 4
-    predictions, places = Predictions(labels), np.arange(52)
+    collector, places = PredictionCollector(labels), np.arange(52)
     places[-1] = -1
     own = places[: 51 if group.size == 1 else None][group.rank :: group.size]
-    predictions.add(logits[torch.from_numpy(own)], own)
-    return measure_calibration(predictions.gather(group)).model_dump_json()
+    collector.add(logits[torch.from_numpy(own)], own)
+    return measure_calibration(collector.gather(group)).model_dump_json()
 
 
 def assert_same_calibration(one: Calibration | None, other: Calibration | None) -> None:
@@ -150,12 +150,12 @@ def test_two_processes_keep_the_bits_of_one(few_digits, trained, short_checkpoin
 
 def measure(logits: torch.Tensor, labels: list[int], batch: int = 7) -> Calibration:
     """Measure logits [N, C] that arrive in batches, from the last image to the first, each batch with padding."""
-    predictions = Predictions(np.array(labels))
+    collector = PredictionCollector(np.array(labels))
     backwards = np.arange(len(labels))[::-1]
     for start in range(0, len(labels), batch):
         indices = np.append(backwards[start : start + batch], -1)
-        predictions.add(logits[torch.from_numpy(indices)], indices)
-    return measure_calibration(predictions.gather(ProcessGroup()))
+        collector.add(logits[torch.from_numpy(indices)], indices)
+    return measure_calibration(collector.gather(ProcessGroup()))
 
 
 def draw(count: int, classes: int, scale: float = 3.0) -> tuple[torch.Tensor, list[int]]:

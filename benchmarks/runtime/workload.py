@@ -73,7 +73,7 @@ def make_engine(method: Method, config: RunConfig, mode: ModeName) -> Engine:
     return engine
 
 
-def make_classifier(method: Method, mode: ModeName) -> Classify:
+def make_logits_function(method: Method, mode: ModeName) -> Classify:
     """Make the function from images [B, 3, S, S] to logits [B, C]; `method` uses the towers of that mode."""
     # If the text depends on the image, class features cannot be cached in either mode.
     if mode == "fast" or method.depends_on_image:
@@ -158,7 +158,7 @@ class Evaluation(_Workload):
         """Compute prompts and class features. A captured graph keeps those computed in `prepare`."""
         fused = without_fused_kernels() if self.mode == "reference" else nullcontext()
         with fused, autocast(self.config.precision, self.device):
-            classify = make_classifier(self.method, self.mode)
+            classify = make_logits_function(self.method, self.mode)
         if self._graphs is None or self._classify is None:
             self._classify = classify
 

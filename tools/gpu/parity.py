@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.runtime.measure import without_fused_kernels
 from benchmarks.runtime.settings import Settings, run_config
-from benchmarks.runtime.workload import Models, ModeName, Training, make_classifier
+from benchmarks.runtime.workload import Models, ModeName, Training, make_logits_function
 from procap.methods.method import Method
 from runner.config import RunConfig
 from runner.cuda_graphs import CudaGraphs
@@ -57,7 +57,7 @@ def _compute(models: Models, mode: ModeName, name: str, precision: str, settings
     batch = training.batch(images, labels, 0)
     with without_fused_kernels() if mode == "reference" else nullcontext():
         with torch.no_grad(), autocast(config.precision, method.clip.device):
-            logits = make_classifier(method, mode)(images).float().clone()
+            logits = make_logits_function(method, mode)(images).float().clone()
         loss = training.engine.terms(batch).sum()
         loss.backward()
     gradients = {each: p.grad.float().clone() for each, p in method.named_parameters() if p.grad is not None}
