@@ -36,7 +36,7 @@ from runner.threads import fitting_threads
 from runner.tracking.exporter import exporter_for
 from runner.workbench import Workbench
 from shards.fewshot import select_target_images
-from shards.reader import Split, open_dataset
+from shards.reader import ImageList, open_dataset
 from shards.rng import generator
 from shards.transfer import upload
 
@@ -249,7 +249,7 @@ def _evaluate(
 
 def prepare_inference(
     trained: TrainedRun,
-    images: Split,
+    images: ImageList,
     space: LabelSpace,
     settings: EvalSettings,
     runtime: RuntimeConfig,

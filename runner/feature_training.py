@@ -21,19 +21,19 @@ from runner.schedule import Schedule
 from runner.setup import Setup, make_eval_transform, train_augment
 from shards.fewshot import VAL_SHOTS, draw_positions, select_target_images
 from shards.loader import DecodedImages, TrainStream, prepare_batches
-from shards.reader import Split, open_dataset
+from shards.reader import ImageList, open_dataset
 from shards.transforms import TrainAugment
 
 Prepare = Callable[[int, Tensor], object]
-"""Write the pixels of an image, by its index in a split, to a tensor [3, S, S]."""
+"""Write the pixels of an image, by its index in a list, to a tensor [3, S, S]."""
 
 
 class FeatureStream(TrainStream):
     """The batches of `TrainStream`, of which each process gets all features instead of its share of the images."""
 
-    def __init__(self, bank: FeatureBank, split: Split, config: RunConfig, augment: TrainAugment) -> None:
+    def __init__(self, bank: FeatureBank, images: ImageList, config: RunConfig, augment: TrainAugment) -> None:
         recipe = config.recipe
-        super().__init__(split, recipe.batch_size, augment, config.seed, drop_last=recipe.drop_last)
+        super().__init__(images, recipe.batch_size, augment, config.seed, drop_last=recipe.drop_last)
         # On the host, as images are: the training loop moves batches to the device.
         self._features = bank.features.cpu()
 
@@ -72,9 +72,9 @@ def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) ->
         # View v is what the image looks like in epoch v of a training on images.
         return encode(len(train), lambda i, out: augment(decoded[i], stream.augment_generator(view, i), out))
 
-    def encode_plain(split: Split) -> tuple[Tensor, Tensor]:
-        features = encode(len(split), lambda i, out: transform(split.image(i), out))
-        return features, torch.from_numpy(split.labels).to(device)
+    def encode_plain(images: ImageList) -> tuple[Tensor, Tensor]:
+        features = encode(len(images), lambda i, out: transform(images.image(i), out))
+        return features, torch.from_numpy(images.labels).to(device)
 
     num_views = getattr(method.options, "views", 0) or config.recipe.epochs
     views = [encode_view(view) for view in range(num_views)] if method.augments else [encode_plain(train)[0]]
@@ -82,7 +82,7 @@ def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) ->
     return FeatureBank(torch.stack(views, dim=1), labels, *encode_plain(val), *encode_plain(test))
 
 
-def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[Split, Split]:
+def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[ImageList, ImageList]:
     """Select the validation and test images that a method chooses by; test images only for the public rule."""
     assert setup.fewshot is not None
     config, val = setup.card.config, setup.fewshot.val

@@ -23,7 +23,7 @@ from runner.distributed.ranks import Ranks
 from runner.results import PerClass
 from shards.device.evaluation import device_evaluation_batches, resizes_on_device
 from shards.loader import evaluation_batches
-from shards.reader import Split
+from shards.reader import ImageList
 from shards.transfer import to_device, upload
 from shards.transforms import EvalTransform
 
@@ -40,7 +40,7 @@ class Inference:
         self,
         clip: CLIP,
         classifier: Classifier,
-        images: Split,
+        images: ImageList,
         graphs: CudaGraphs | None = None,
         *,
         on_device: bool = False,

@@ -121,7 +121,7 @@ class CheckCase:
     @torch.no_grad()
     def logits(self, method: Method, space: LabelSpace | None = None) -> Tensor:
         """Classify the first images of the data set: logits [4, C]."""
-        transform, train_images = make_eval_transform(method.clip), self.shards.split("train")
+        transform, train_images = make_eval_transform(method.clip), self.shards.open_images("train")
         images = torch.stack([transform(train_images.image(i)) for i in range(BATCH)])
         return method.classifier(space)(images.to(method.clip.device))
 

@@ -34,7 +34,7 @@ from shards.device.stream import DeviceTrainStream
 from shards.fewshot import FewShot, check_classes, load_few_shot, select_class_labels
 from shards.loader import TrainStream
 from shards.manifest import Manifest
-from shards.reader import ShardSet, Split, open_dataset
+from shards.reader import ImageList, ShardSet, open_dataset
 from shards.rng import generator
 from shards.transforms import EvalTransform, TrainAugment, eval_transform
 
@@ -217,7 +217,7 @@ def changed_file(config: RunConfig, recorded: Mapping[str, str]) -> str:
 
 
 def train_stream(
-    split: Split,
+    images: ImageList,
     config: RunConfig,
     augment: TrainAugment,
     workers: int,
@@ -231,8 +231,8 @@ def train_stream(
     options: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "drop_last": config.recipe.drop_last}
     options["one_class"] = config.recipe.batches == "class"
     if acceleration.images and augments_on_device(augment):
-        return DeviceTrainStream(split, batch, augment, config.seed, workers, device=device, **options)
-    return TrainStream(split, batch, augment, config.seed, workers, **options)
+        return DeviceTrainStream(images, batch, augment, config.seed, workers, device=device, **options)
+    return TrainStream(images, batch, augment, config.seed, workers, **options)
 
 
 def train_augment(recipe: Recipe, clip: CLIP, views: int = 1) -> TrainAugment:

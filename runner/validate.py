@@ -18,7 +18,7 @@ from runner.resumable_training import ResumableTraining
 from runner.setup import label_space, make_eval_transform
 from runner.stop_signals import StopRequest
 from shards.fewshot import select_target_images
-from shards.reader import Split, open_dataset
+from shards.reader import ImageList, open_dataset
 
 SPLITS = ("val", "train")
 """Splits that may be validated: hyper-parameters chosen on test images would make the test accuracy too high."""
@@ -55,7 +55,7 @@ class Validator:
         self.stop = stop
         self._workers = num_decoders(runtime.workers, self.method.clip.device)
         self._counts: list[ValidationCount] = []
-        self._targets: list[tuple[Target, LabelSpace, Split]] = []
+        self._targets: list[tuple[Target, LabelSpace, ImageList]] = []
         # Opened before the first step, so that a target that cannot be validated ends the run at once.
         if self.callbacks.targets:
             with training.meter.phase("validation", rated=False):

@@ -14,7 +14,7 @@ from procap.errors import UserError
 from shards.manifest import Shard, is_mirror
 from shards.names import MAX_NAMED, join_first
 from shards.pools import map_in_order
-from shards.reader import ShardSet, Split, open_dataset, shard_problem
+from shards.reader import ImageList, ShardSet, open_dataset, shard_problem
 from shards.records import Part, Source
 
 PART = 250
@@ -144,7 +144,7 @@ class ShardTask:
     folder: Path
     split: str
     shard: Shard
-    images: Split | None
+    images: ImageList | None
 
 
 def check_dataset(
@@ -186,7 +186,7 @@ def check_dataset(
     return DatasetReport(tuple(reports.values()))
 
 
-def _list_tasks(shards: ShardSet, split: str, images: Split | None) -> Iterator[ShardTask]:
+def _list_tasks(shards: ShardSet, split: str, images: ImageList | None) -> Iterator[ShardTask]:
     start = 0
     for shard in shards.manifest.splits[split].shards:
         # Shards of a mirror that were not read yet are not there.

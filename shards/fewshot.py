@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from procap.errors import UsageError, unknown_name
 from shards.manifest import lines_digest
-from shards.reader import ShardSet, Split
+from shards.reader import ImageList, ShardSet
 
 Classes = Literal["all", "base", "novel", "dev-base", "dev-novel"]
 """Which classes of a data set: all, one of its halves, or one of the halves of the base half.
@@ -37,8 +37,8 @@ class FewShot:
     digest: that of the training paths in drawn order.
     """
 
-    train: Split
-    val: Split
+    train: ImageList
+    val: ImageList
     classnames: tuple[str, ...]
     labels: tuple[int, ...]
     digest: str
@@ -48,7 +48,7 @@ class FewShot:
 class Selection:
     """Images to evaluate on, relabelled 0..C-1 within their classes; `labels` are the data set's own."""
 
-    images: Split
+    images: ImageList
     classnames: tuple[str, ...]
     labels: tuple[int, ...]
 
@@ -133,8 +133,8 @@ def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all")
     A class with fewer images than `shots` gives all it has, as in CoOp.
     """
     check_shots(shards, shots, classes)
-    train = shards.split("train")
-    val = shards.split("val") if "val" in shards.manifest.splits else train.subset([])
+    train = shards.open_images("train")
+    val = shards.open_images("val") if "val" in shards.manifest.splits else train.subset([])
     in_train, in_val = draw_positions(train.labels, val.labels, shots, seed)
     # CoOp takes the halves of the labels among its drawn training images.
     labels = select_labels(train.labels[in_train], classes)
@@ -153,7 +153,7 @@ def select_target_images(shards: ShardSet, classes: str = "all", split: str = "t
 
     Raises UsageError for half of a test-only set, and where there is no image of these classes.
     """
-    images = shards.split(split, sequential=True)
+    images = shards.open_images(split, sequential=True)
     labels = select_class_labels(shards, classes)
     if not np.isin(images.labels, labels).any():
         raise UsageError(f"'{shards.name}' has no image of {classes} classes in its {split} split")
@@ -170,7 +170,7 @@ def select_class_labels(shards: ShardSet, classes: str = "all") -> list[int]:
     return list(range(len(shards.classnames)))
 
 
-def select_images(split: Split, positions: Iterable[int], labels: Sequence[int]) -> Split:
+def select_images(images: ImageList, positions: Iterable[int], labels: Sequence[int]) -> ImageList:
     """Select the images at `positions` with one of `labels`, relabelled by the position of the label in it."""
     relabel = {label: new for new, label in enumerate(labels)}
-    return split.subset([i for i in positions if int(split.labels[i]) in relabel], relabel)
+    return images.subset([i for i in positions if int(images.labels[i]) in relabel], relabel)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from procap.errors import UsageError
 from shards.pools import prefetch, thread_pool
-from shards.reader import Split
+from shards.reader import ImageList
 from shards.rng import generator, stream_seed
 from shards.transforms import EvalTransform, TrainAugment
 
@@ -36,10 +36,10 @@ T = TypeVar("T")
 class DecodedImages:
     """The images of a split, kept decoded once read until `limit_bytes` are in memory (4 bytes a pixel)."""
 
-    def __init__(self, split: Split, limit_bytes: int = CACHE_BYTES) -> None:
-        self.split = split
+    def __init__(self, images: ImageList, limit_bytes: int = CACHE_BYTES) -> None:
+        self.images = images
         self._room = limit_bytes
-        self._images: dict[int, Image] = {}
+        self._decoded: dict[int, Image] = {}
         self._lock = threading.Lock()
 
     def __getitem__(self, i: int) -> Image:
@@ -49,8 +49,8 @@ class DecodedImages:
 
     def read(self, i: int) -> Image:
         """Read image `i` without keeping it."""
-        image = self._images.get(i)
-        return self.split.image(i) if image is None else image
+        image = self._decoded.get(i)
+        return self.images.image(i) if image is None else image
 
     def keep(self, i: int, image: Image) -> None:
         """Keep a decoded image if there is room."""
@@ -58,9 +58,9 @@ class DecodedImages:
         size = 4 * image.width * image.height
         with self._lock:
             # Two threads may have decoded the same image: it takes room once.
-            if i not in self._images and size <= self._room:
+            if i not in self._decoded and size <= self._room:
                 self._room -= size
-                self._images[i] = image
+                self._decoded[i] = image
 
 
 class TrainStream:
@@ -74,7 +74,7 @@ class TrainStream:
 
     def __init__(
         self,
-        split: Split,
+        images: ImageList,
         batch_size: int,
         augment: TrainAugment,
         seed: int,
@@ -86,29 +86,29 @@ class TrainStream:
         drop_last: bool = True,
         one_class: bool = False,
     ) -> None:
-        if not len(split):
+        if not len(images):
             raise UsageError("there are no training images of these classes")
-        self.split, self.batch_size, self.augment, self.drop_last = split, batch_size, augment, drop_last
+        self.images, self.batch_size, self.augment, self.drop_last = images, batch_size, augment, drop_last
         self.seed, self.workers, self.rank, self.world_size = seed, workers, rank, world_size
-        self.labels = torch.from_numpy(split.labels)
+        self.labels = torch.from_numpy(images.labels)
         self.one_class = one_class
-        self._images = DecodedImages(split, cache_bytes)
+        self._decoded = DecodedImages(images, cache_bytes)
 
     @property
     def steps_per_epoch(self) -> int:
         if self.one_class:
-            return int((np.bincount(self.split.labels) // self.batch_size).sum())
+            return int((np.bincount(self.images.labels) // self.batch_size).sum())
         if not self.drop_last:
-            return math.ceil(len(self.split) / self.batch_size)
-        return max(1, len(self.split) // self.batch_size)
+            return math.ceil(len(self.images) / self.batch_size)
+        return max(1, len(self.images) // self.batch_size)
 
     def order(self, epoch: int) -> list[int]:
         """Return the order of the images for `epoch`: of all N, or with `one_class` of those in complete batches."""
         if self.one_class:
             draw = random.Random(stream_seed(self.seed, "order", epoch))
-            return one_class_order(self.split.labels.tolist(), self.batch_size, draw)
+            return one_class_order(self.images.labels.tolist(), self.batch_size, draw)
         # The same permutation on every rank, which takes its part of each batch.
-        return torch.randperm(len(self.split), generator=generator(self.seed, "order", epoch)).tolist()
+        return torch.randperm(len(self.images), generator=generator(self.seed, "order", epoch)).tolist()
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield (this process's images [B / W, 3, S, S] float32, labels [B] int64 of the global batch) of every step.
@@ -118,7 +118,7 @@ class TrainStream:
         """
 
         def prepare(i: int, out: Tensor) -> None:
-            self.augment(self._images[i], self.augment_generator(epoch, i), out)
+            self.augment(self._decoded[i], self.augment_generator(epoch, i), out)
 
         batches = [*self.batches(epoch, start_step)]
         shares = [self.share(batch) for batch in batches]
@@ -140,7 +140,7 @@ class TrainStream:
 
     def image(self, i: int, generator: torch.Generator) -> Tensor:
         """Return image `i` in a random view [3, S, S], on the CPU."""
-        return self.augment(self._images[i], generator)
+        return self.augment(self._decoded[i], generator)
 
     def augment_generator(self, epoch: int, i: int) -> torch.Generator:
         """Return the generator for the augmentation of image `i` in `epoch`."""
@@ -167,7 +167,7 @@ def one_class_order(labels: Sequence[int], batch_size: int, draw: random.Random)
 
 
 def evaluation_batches(
-    split: Split,
+    images: ImageList,
     transform: EvalTransform,
     batch_size: int,
     workers: int = 0,
@@ -183,7 +183,7 @@ def evaluation_batches(
     get equally many batches of equal sizes: a block that is one image short is padded with an image of zeros, label -1
     and index -1. Callers must skip every index below 0.
     """
-    labels = torch.from_numpy(split.labels)
+    labels = torch.from_numpy(images.labels)
 
     def prepare(image: tuple[int, bytes], out: Tensor) -> None:
         i, data = image
@@ -191,26 +191,26 @@ def evaluation_batches(
             # By numpy, as transforms write, which starts no threads.
             out.numpy()[:] = 0
         else:
-            transform(split.decode(i, data), out)
+            transform(images.decode(i, data), out)
 
     shape = (3, transform.image_size, transform.image_size)
-    with closing(read_batches(split, batch_size, limit, rank=rank, world_size=world_size)) as batches:
-        for batch, images in prepare_batches(batches, prepare, shape, workers):
+    with closing(read_batches(images, batch_size, limit, rank=rank, world_size=world_size)) as batches:
+        for batch, pixels in prepare_batches(batches, prepare, shape, workers):
             indices = torch.tensor([i for i, _ in batch])
             # `labels[-1]` would be the label of the last image.
-            yield images, torch.where(indices < 0, -1, labels[indices]), indices
+            yield pixels, torch.where(indices < 0, -1, labels[indices]), indices
 
 
 def read_batches(
-    split: Split, batch_size: int, limit: int | None = None, *, rank: int = 0, world_size: int = 1
+    images: ImageList, batch_size: int, limit: int | None = None, *, rank: int = 0, world_size: int = 1
 ) -> Generator[list[tuple[int, bytes]]]:
     """Yield index and encoded bytes of the images of each batch of `evaluation_batches`; index -1 is padding."""
-    count = len(split) if limit is None else min(limit, len(split))
+    count = len(images) if limit is None else min(limit, len(images))
     # Consecutive images lie in few shards, which the rank reads as a whole.
     block = range(rank * count // world_size, (rank + 1) * count // world_size)
     indices_of_rank = torch.full((math.ceil(count / world_size),), -1)
     indices_of_rank[: len(block)] = torch.arange(block.start, block.stop)
-    with closing(split.stream(block)) as encoded:
+    with closing(images.stream(block)) as encoded:
         # An empty tensor would be split into one empty batch.
         for batch in indices_of_rank.split(batch_size) if len(indices_of_rank) else ():
             yield [(i, next(encoded) if i >= 0 else b"") for i in batch.tolist()]

@@ -73,7 +73,7 @@ class SplitFiles:
         return data
 
 
-class Split:
+class ImageList:
     """A list of images, all of a split or a selection: their rows of the index [N], positions in the split [N], labels.
 
     Paths are read from the disk when the first is needed.
@@ -135,14 +135,14 @@ class Split:
             number = f"image {position + 1} of {len(files.paths)}"
             raise UserError(f"'{files.folder.name}': {shard}: {member} is undecodable ({error}); {number}") from error
 
-    def subset(self, indices: Sequence[int] | NDArray[np.int64], relabel: Mapping[int, int] | None = None) -> Split:
+    def subset(self, indices: Sequence[int] | NDArray[np.int64], relabel: Mapping[int, int] | None = None) -> ImageList:
         """Select the images at `indices`, in that order; `relabel` maps their labels to new ones."""
         # With a type, because an empty list would become floats, which select nothing.
         chosen = np.asarray(indices, np.int64).reshape(-1)
         labels = self.labels[chosen]
         if relabel is not None:
             labels = np.array([relabel[int(label)] for label in labels], np.int64)
-        return Split(self._files, self.rows[chosen], self.positions[chosen], labels)
+        return ImageList(self._files, self.rows[chosen], self.positions[chosen], labels)
 
 
 class ShardSet:
@@ -172,16 +172,16 @@ class ShardSet:
         """Return the paths of a split in list order, without reading its images."""
         return self.list_images(name).paths
 
-    def list_images(self, name: str, *, remote: bool = False) -> Split:
-        """List the images of a split without looking for its shards."""
+    def list_images(self, name: str, *, remote: bool = False) -> ImageList:
+        """List the images of a split without looking for its shards; `open_images` makes sure that they can be read."""
         rows = self._index(name)
         files = SplitFiles(self.folder, self.manifest, name, remote)
-        return Split(files, rows, np.arange(len(rows)), rows["label"].astype(np.int64))
+        return ImageList(files, rows, np.arange(len(rows)), rows["label"].astype(np.int64))
 
-    def split(self, name: str, *, sequential: bool = False) -> Split:
-        """Open one split and compare the sizes of its shards with the manifest; those of a mirror are downloaded first.
+    def open_images(self, name: str, *, sequential: bool = False) -> ImageList:
+        """List the images of a split whose shards have the manifest's sizes; those of a mirror are downloaded first.
 
-        sequential: images are only read by `Split.stream`, so that shards of a URL need not be stored.
+        sequential: images are only read by `ImageList.stream`, so that shards of a URL need not be stored.
         """
         images = self.list_images(name, remote=sequential and self.stream)
         if not (sequential and self.stream):
@@ -191,7 +191,7 @@ class ShardSet:
 
     def pipeline(self, name: str) -> webdataset.WebDataset:
         """Make a webdataset pipeline over the shards of a split, dealt to processes and workers."""
-        return make_pipeline(self.split(name, sequential=True)._files.located_shards(), distribute=True)
+        return make_pipeline(self.open_images(name, sequential=True)._files.located_shards(), distribute=True)
 
     def check_sizes(self, name: str) -> None:
         """Raise UserError for a shard of a split that is missing or has a different size."""

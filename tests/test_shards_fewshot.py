@@ -182,7 +182,7 @@ def test_val_takes_at_most_four_and_small_classes_give_what_they_have(toy):
 
 
 def test_zero_shots_means_every_image_in_list_order(toy):
-    assert load_few_shot(toy, 0, 1).train.paths == toy.split("train").paths
+    assert load_few_shot(toy, 0, 1).train.paths == toy.open_images("train").paths
 
 
 @pytest.mark.parametrize(("shots", "classes", "message"), [
@@ -197,7 +197,7 @@ def test_impossible_requests_are_answered(toy, shots, classes, message):
 
 
 def test_evaluation_keeps_every_test_image_of_its_classes_in_list_order(toy):
-    test = toy.split("test")
+    test = toy.open_images("test")
     for classes in ("all", "base", "new", "dev-base", "dev-novel"):
         selection = select_target_images(toy, classes)
         assert list(selection.labels) == select_class_labels(toy, classes)

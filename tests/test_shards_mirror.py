@@ -17,7 +17,7 @@ from shards import mirror
 from shards.check import check_dataset
 from shards.mirror import mirror_root
 from shards.pack import pack_source
-from shards.reader import Split, open_dataset
+from shards.reader import ImageList, open_dataset
 from shards.records import ImageRecord, png
 from shards.remote import upload
 from shards.resolve import is_packed
@@ -42,7 +42,7 @@ def root(server, tmp_path) -> Path:
     return mirror_root(server.url, tmp_path / "cache")
 
 
-def same_images(split: Split, name: str) -> bool:
+def same_images(split: ImageList, name: str) -> bool:
     same = all(np.array_equal(np.asarray(split.image(i)), pixels(name, i)) for i in range(len(split)))
     return same and len(split) == COUNTS[name]
 
@@ -62,7 +62,8 @@ def test_a_mirror_reads_like_the_folder_it_mirrors(server, root, packed):
     ours, theirs = open_dataset(root, "toy"), open_dataset(packed, "toy")
     assert ours.manifest == theirs.manifest and ours.classnames == theirs.classnames
     for name in COUNTS:
-        assert same_images(ours.split(name), name) and ours.split(name).paths == theirs.split(name).paths
+        own, other = ours.open_images(name), theirs.open_images(name)
+        assert same_images(own, name) and own.paths == other.paths
         assert ours.labels(name).tolist() == theirs.labels(name).tolist()
 
 
@@ -71,19 +72,19 @@ def test_splits_are_downloaded_when_they_are_opened(server, root):
     assert server.paths() == ["/toy/manifest.json"]
     shards.labels("train")
     assert server.paths()[1:] == ["/toy/train/index.npy", "/toy/train/paths.txt"]
-    shards.split("train").image(7)
+    shards.open_images("train").image(7)
     assert cached_tars(root) == [f"toy/train/{number}.tar" for number in range(5)]
 
 
 def test_without_the_server_a_complete_copy_works_with_a_warning(server, root):
-    same_images(open_dataset(root, "toy").split("test"), "test")
+    same_images(open_dataset(root, "toy").open_images("test"), "test")
     server.stop()
     with pytest.warns(UserWarning, match="cannot be reached.*the copy of 'toy' in .* is used"):
         shards = open_dataset(root, "toy")
-    assert same_images(shards.split("test"), "test")
+    assert same_images(shards.open_images("test"), "test")
     with pytest.raises(Unreachable, match=r"/toy/train/index\.npy cannot be reached"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        open_dataset(root, "toy").split("train")
+        open_dataset(root, "toy").open_images("train")
 
 
 def test_a_missing_data_set_is_named(server, root):
@@ -100,24 +101,24 @@ def test_an_altered_shard_on_the_server_is_refused_by_name(server, root):
     data[700] ^= 1
     file.write_bytes(data)
     with pytest.raises(UserError) as error:
-        open_dataset(root, "toy").split("test")
+        open_dataset(root, "toy").open_images("test")
     assert f"{server.url}/toy/test/1.tar is not the expected file: its SHA-256 is not" in str(error.value)
     assert cached_tars(root) == ["toy/test/0.tar"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "index"])
 def test_files_damaged_in_the_mirror_are_downloaded_again(server, root, damage):
-    same_images(open_dataset(root, "toy").split("test"), "test")
+    same_images(open_dataset(root, "toy").open_images("test"), "test")
     file = root / "toy" / "test" / ("index.npy" if damage == "index" else "0.tar")
     data = file.read_bytes()
     file.write_bytes(data[:-512] if damage == "cut" else data[:300] + bytes([data[300] ^ 1]) + data[301:])
     server.asked.clear()
-    assert same_images(open_dataset(root, "toy").split("test"), "test")
+    assert same_images(open_dataset(root, "toy").open_images("test"), "test")
     assert len(server.paths(file.name)) == 1 and file.read_bytes() == data
 
 
 def test_a_repacked_set_replaces_its_copy(server, root):
-    before = open_dataset(root, "toy").split("test")
+    before = open_dataset(root, "toy").open_images("test")
     same_images(before, "test")
 
     def other_last_image(split: str):
@@ -127,7 +128,7 @@ def test_a_repacked_set_replaces_its_copy(server, root):
 
     shutil.rmtree(server.folder / "toy")
     pack_source(toy_source(other_last_image), server.folder, per_shard=5)
-    after = open_dataset(root, "toy").split("test")
+    after = open_dataset(root, "toy").open_images("test")
     assert np.asarray(after.image(16)).max() == 0
     assert np.array_equal(np.asarray(after.image(0)), pixels("test", 0))
 
@@ -155,7 +156,7 @@ def test_a_file_that_does_not_end_where_it_should_fills_no_disk(server, root, tm
     with pytest.raises(UserError, match=r"index\.npy is not the expected file: it has more than [0-9,]+ bytes"):
         open_dataset(root, "toy").labels("test")
     with pytest.raises(UserError, match=r"\.tar is not the expected file: it has more than [0-9,]+ bytes"):
-        open_dataset(root, "toy").split("train")
+        open_dataset(root, "toy").open_images("train")
     assert not any(file.stat().st_size >= 2**20 for file in tmp_path.joinpath("cache").rglob("*") if file.is_file())
     monkeypatch.setattr(mirror, "MANIFEST_BYTES", 100)
     with pytest.raises(UserError, match=r"manifest\.json is not the expected file: it has more than 100 bytes"):
@@ -171,7 +172,7 @@ def test_names_of_data_sets_cannot_leave_the_root(server, root, name):
 
 
 def test_a_check_of_a_mirror_covers_what_was_downloaded(server, root, capsys):
-    open_dataset(root, "toy").split("train")
+    open_dataset(root, "toy").open_images("train")
     server.asked.clear()
     report = check_dataset(root, "toy")
     counts = {split.name: (split.readable, split.shards, split.shards_present) for split in report.splits}
@@ -188,7 +189,7 @@ def test_a_check_of_a_mirror_covers_what_was_downloaded(server, root, capsys):
     advice = capsys.readouterr().err.splitlines()[-1]
     assert advice.endswith(f"to repair 'toy', delete {root / 'toy'} and it is fetched again")
     shutil.rmtree(root / "toy")
-    assert len(open_dataset(root, "toy").split("train")) == COUNTS["train"] and check_dataset(root, "toy").ok
+    assert len(open_dataset(root, "toy").open_images("train")) == COUNTS["train"] and check_dataset(root, "toy").ok
 
 
 def test_secrets_in_a_url_are_refused_and_not_printed(server, tmp_path):
@@ -198,7 +199,7 @@ def test_secrets_in_a_url_are_refused_and_not_printed(server, tmp_path):
         assert "hush" not in str(error.value)
 
 
-def read_all(splits: list[Split]) -> bool:
+def read_all(splits: list[ImageList]) -> bool:
     return all(same_images(split, name) for split, name in zip(splits, COUNTS, strict=True))
 
 
@@ -209,7 +210,7 @@ def test_processes_read_a_data_root_in_an_object_store_and_fetch_each_shard_once
             upload(file, f"{url}/{file.relative_to(packed).as_posix()}")
     before = s3.count_requests("GET", ".tar")
     root = mirror_root(f"{url}/", tmp_path)
-    splits = [open_dataset(root, "toy").split(name) for name in COUNTS]
+    splits = [open_dataset(root, "toy").open_images(name) for name in COUNTS]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert pool.map(read_all, [splits, splits]) == [True, True]
     assert s3.count_requests("GET", ".tar") - before == len(list(root.rglob("*.tar"))) == 5 + 5 + 4

@@ -144,7 +144,7 @@ def test_own_images_are_packed_as_their_exif_orientation_says(tmp_path):
     pack_source(user_source(sheet(tmp_path, "folder: images\nsplit: test\n")), tmp_path / "data")
     packed = open_dataset(tmp_path / "data", "my-birds")
     assert "EXIF orientation applied" in packed.manifest.source
-    image = packed.split("test").image(0)
+    image = packed.open_images("test").image(0)
     assert image.size == (24, 8) and np.abs(np.asarray(image)[4, ::-1, 0] - np.arange(0, 240, 10)).max() <= 4
 
 

@@ -89,7 +89,7 @@ def test_a_damaged_or_outdated_set_is_packed_again(tmp_path):
     renamed = pack_source(toy_source(classnames=("a", "b", "c", "d", "e")), tmp_path)
     assert reader.open_dataset(tmp_path, "toy").classnames == renamed.classnames == ("a", "b", "c", "d", "e")
     pack_source(toy_source(swapped_colours, origin="another version"), tmp_path)
-    image = reader.open_dataset(tmp_path, "toy").split("test").image(3)
+    image = reader.open_dataset(tmp_path, "toy").open_images("test").image(3)
     assert np.array_equal(np.asarray(image), pixels("test", 3)[..., ::-1])
 
 
@@ -252,7 +252,7 @@ def test_digit_scans_are_split_50_20_30_per_class_without_overlap(tmp_path):
     shards = reader.open_dataset(tmp_path, "digits")
     seen: dict[int, str] = {}
     for name, share in (("train", 0.5), ("val", 0.2), ("test", 0.3)):
-        split = shards.split(name)
+        split = shards.open_images(name)
         present = np.bincount(split.labels)
         assert np.all(np.abs(present - share * np.bincount(scans.target)) <= 1)
         for i, path in enumerate(split.paths):

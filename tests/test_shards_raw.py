@@ -42,7 +42,7 @@ def test_every_layout_is_packed_byte_by_byte_and_every_image_of_it_can_be_read(n
     pack_source(source, tmp_path, per_shard=3)
     shards = open_dataset(tmp_path, name)
     for split, rows in listed(source).items():
-        packed = shards.split(split)
+        packed = shards.open_images(split)
         assert list(zip(packed.paths, packed.labels.tolist(), strict=True)) == rows
         for i, (path, _) in enumerate(rows):
             (file,) = [found for found in folder.glob("**/" + path.replace("[", "[[]")) if found.is_file()]

@@ -16,7 +16,7 @@ from shards.check import check_dataset
 from shards.files import file_sha256
 from shards.loader import evaluation_batches
 from shards.pack import pack_source
-from shards.reader import Split, open_dataset
+from shards.reader import ImageList, open_dataset
 from shards.transforms import eval_transform
 
 TRANSFORM = eval_transform(8, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
@@ -39,7 +39,7 @@ def test_labels_paths_and_pixels_come_back_in_list_order(packed):
     shards = open_dataset(packed, "toy")
     assert shards.classnames == CLASSNAMES
     for name, count in COUNTS.items():
-        split = shards.split(name)
+        split = shards.open_images(name)
         assert len(split) == count
         assert split.labels.dtype == np.int64 and split.labels.tolist() == [label(i) for i in range(count)]
         assert split.paths == [f"{name}/{CLASSNAMES[label(i)]}/{i}.png" for i in range(count)]
@@ -48,7 +48,7 @@ def test_labels_paths_and_pixels_come_back_in_list_order(packed):
 
 
 def test_a_subset_keeps_its_images_and_relabels(packed):
-    split = open_dataset(packed, "toy").split("test")
+    split = open_dataset(packed, "toy").open_images("test")
     picks = [i for i in (16, 2, 9, 3, 3) if label(i) in (2, 3, 4)]
     subset = split.subset(picks, {2: 0, 3: 1, 4: 2})
     again = subset.subset([len(picks) - 1, 0])
@@ -58,12 +58,12 @@ def test_a_subset_keeps_its_images_and_relabels(packed):
     assert len(split.subset([])) == 0
 
 
-def colour_sum(split: Split, i: int) -> int:
+def colour_sum(split: ImageList, i: int) -> int:
     return int(np.asarray(split.image(i)).sum())
 
 
 def test_threads_share_a_split_without_mixing_images(root):
-    split = open_dataset(root, "toy").split("train")
+    split = open_dataset(root, "toy").open_images("train")
     with ThreadPoolExecutor(8) as pool:
         sums = list(pool.map(colour_sum, [split] * 400, [i % len(split) for i in range(400)]))
     assert sums == [int(pixels("train", i % len(split)).sum()) for i in range(400)]
@@ -102,11 +102,11 @@ def test_a_damaged_shard_is_refused_by_name_with_counts(root, kind):
     damage(root / "toy/test/1.tar")
     if kind in SAME_SIZE:
         with pytest.raises(UserError, match=r"test/1\.tar (cannot be used: |is not a readable shard)"):
-            list(evaluation_batches(open_dataset(root, "toy").split("test"), TRANSFORM, 4))
+            list(evaluation_batches(open_dataset(root, "toy").open_images("test"), TRANSFORM, 4))
     else:
         words = rf"'toy' test: .*test/1\.tar (is )?({verdict}).*5 images"
         with pytest.raises(UserError, match=words) as error:
-            open_dataset(root, "toy").split("test")
+            open_dataset(root, "toy").open_images("test")
         command = "procap data pack toy --force --data"
         assert "\n" not in str(error.value) and command in str(error.value)
     report = check_dataset(root, "toy")
@@ -150,7 +150,7 @@ def edit(file: Path, place: str, value: object) -> None:
 def test_a_wrong_manifest_is_refused_in_one_line(root, place, value, message):
     edit(root / "toy/manifest.json", place, value)
     with pytest.raises(UserError, match=message) as error:
-        open_dataset(root, "toy").split("test")
+        open_dataset(root, "toy").open_images("test")
     assert "\n" not in str(error.value) and str(root / "toy") in str(error.value)
     assert not check_dataset(root, "toy").ok
 
@@ -168,7 +168,7 @@ def test_a_wrong_manifest_is_refused_in_one_line(root, place, value, message):
 def test_files_are_read_only_when_they_are_the_packed_ones(root, file, change, message):
     change(root / "toy" / file)
     with pytest.raises(UserError, match=message) as error:
-        assert open_dataset(root, "toy").split("test").paths
+        assert open_dataset(root, "toy").open_images("test").paths
     assert "\n" not in str(error.value)
     assert not check_dataset(root, "toy").ok
 
@@ -199,7 +199,7 @@ def test_an_undecodable_image_is_refused_when_it_is_read(root):
     data[image.offset_data + 45 : image.offset_data + image.size] = b"\0" * (image.size - 45)
     file.write_bytes(data)
     renew_hashes(file.parent)
-    split = open_dataset(root, "toy").split("test")
+    split = open_dataset(root, "toy").open_images("test")
     split.image(5)
     with pytest.raises(UserError, match=r"'toy': .*test/1\.tar: member s0000006 .* undecodable .*image 7 of 17"):
         split.image(6)
@@ -208,7 +208,7 @@ def test_an_undecodable_image_is_refused_when_it_is_read(root):
 
 
 def test_a_shard_cut_while_it_is_being_read_is_refused(root):
-    split = open_dataset(root, "toy").split("test")
+    split = open_dataset(root, "toy").open_images("test")
     os.truncate(root / "toy/test/1.tar", 1000)
     with pytest.raises(UserError, match=r"1\.tar was cut short while in use"):
         split.image(7)
@@ -223,16 +223,16 @@ def test_a_check_reports_a_whole_set(root):
 def test_a_shard_that_is_missing_is_missed_by_those_alone_who_ask_for_its_split(root):
     (root / "toy/test/0.tar").unlink()
     shards = open_dataset(root, "toy")
-    assert [len(shards.split(name)) for name in ("train", "val")] == [23, 21]
+    assert [len(shards.open_images(name)) for name in ("train", "val")] == [23, 21]
     with pytest.raises(UserError, match=r"'toy' test: .*test/0\.tar cannot be read \(No such file .*; 5 images\)"):
-        shards.split("test")
+        shards.open_images("test")
     report = check_dataset(root, "toy")
     assert [split.readable for split in report.splits[:2]] == [23, 21] and not report.ok
     os.truncate(root / "toy/train/1.tar", 1000)
     with pytest.raises(UserError, match=r"'toy' train: .*train/1\.tar is truncated"):
-        shards.split("train")
+        shards.open_images("train")
 
 
 def test_an_unknown_split_names_those_there_are(packed):
     with pytest.raises(UsageError, match="no split 'dev'; it has: train, val, test"):
-        open_dataset(packed, "toy").split("dev")
+        open_dataset(packed, "toy").open_images("dev")

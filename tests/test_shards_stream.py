@@ -28,7 +28,7 @@ from shards.builtin_sources import builtin_source
 from shards.loader import DecodedImages, TrainStream, evaluation_batches
 from shards.mirror import mirror_root
 from shards.pack import pack_source
-from shards.reader import Split, open_dataset
+from shards.reader import ImageList, open_dataset
 from shards.transforms import TrainAugment, eval_transform
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
@@ -46,25 +46,25 @@ def root(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def packings(tmp_path_factory) -> dict[int, tuple[Split, torch.Tensor]]:
+def packings(tmp_path_factory) -> dict[int, tuple[ImageList, torch.Tensor]]:
     """The training images by images per shard, with what the test transform makes of them one by one."""
     splits = {}
     for per_shard in PACKINGS:
         root = tmp_path_factory.mktemp("packed")
         pack_source(toy_source(), root, per_shard=per_shard)
-        split = open_dataset(root, "toy").split("train")
+        split = open_dataset(root, "toy").open_images("train")
         splits[per_shard] = split, torch.stack([TRANSFORM(split.image(i)) for i in range(len(split))])
     return splits
 
 
 @pytest.fixture
-def train_part(root) -> Split:
-    return open_dataset(root, "toy").split("train")
+def train_part(root) -> ImageList:
+    return open_dataset(root, "toy").open_images("train")
 
 
 @pytest.fixture
-def test_part(root) -> Split:
-    return open_dataset(root, "toy").split("test")
+def test_part(root) -> ImageList:
+    return open_dataset(root, "toy").open_images("test")
 
 
 def same(first, second) -> bool:
@@ -157,7 +157,7 @@ def test_a_limit_takes_the_first_images(test_part):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_shard_that_is_gone_stops_the_evaluation(tmp_path, workers):
     pack_source(toy_source(), tmp_path, per_shard=5)
-    split = open_dataset(tmp_path, "toy").split("test")
+    split = open_dataset(tmp_path, "toy").open_images("test")
     (tmp_path / "toy/test/2.tar").write_bytes(b"")
     with pytest.raises(UserError, match=r"2\.tar cannot be used"):
         list(evaluation_batches(split, TRANSFORM, 4, workers))
@@ -210,7 +210,7 @@ def peak():
 torch.set_num_threads(1)
 root = Path(sys.argv[1])
 pack_source(toy_source(photos, counts={"test": 200}), root, per_shard=25)
-test = open_dataset(root, "toy").split("test")
+test = open_dataset(root, "toy").open_images("test")
 transform = eval_transform(224, (0.5, 0.5, 0.5), (1, 1, 1))
 for count in (50, 200):
     batches = evaluation_batches(test.subset(np.arange(count)), transform, 10, workers=2)
@@ -249,8 +249,8 @@ def flat(batches: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(("workers", "world_size", "limit"), [(0, 1, None), (3, 1, 7), (2, 3, None)])
 def test_streamed_batches_are_those_of_local_shards_and_nothing_is_stored(server, mirrored, workers, world_size, limit):
-    local = open_dataset(server.folder, "toy").split("test")
-    streamed = open_dataset(mirrored, "toy", stream=True).split("test", sequential=True)
+    local = open_dataset(server.folder, "toy").open_images("test")
+    streamed = open_dataset(mirrored, "toy", stream=True).open_images("test", sequential=True)
     for rank in range(world_size):
         share: dict[str, Any] = {"limit": limit, "rank": rank, "world_size": world_size}
         expected = flat(evaluation_batches(local, TRANSFORM, 3, **share))
@@ -260,7 +260,7 @@ def test_streamed_batches_are_those_of_local_shards_and_nothing_is_stored(server
 
 
 def test_users_get_a_webdataset_of_every_sample_once(server, mirrored):
-    split = open_dataset(server.folder, "toy").split("test")
+    split = open_dataset(server.folder, "toy").open_images("test")
     for where in (str(server.folder), server.url, f"file://{server.folder}"):
         samples = list(pipeline("toy", "test", root=where))
         assert [sample["__key__"] for sample in samples] == [f"s{n:07d}" for n in range(len(split))]
@@ -288,7 +288,7 @@ def test_a_broken_shard_is_refused_by_name(server, mirrored, kind):
     build, words = BREAK[kind]
     file = server.folder / "toy" / "test" / "1.tar"
     file.write_bytes(build(file.read_bytes()))
-    streamed = open_dataset(mirrored, "toy", stream=True).split("test", sequential=True)
+    streamed = open_dataset(mirrored, "toy", stream=True).open_images("test", sequential=True)
     for read in (
         lambda: list(evaluation_batches(streamed, TRANSFORM, 3)),
         lambda: list(pipeline("toy", "test", root=server.url)),

@@ -117,10 +117,10 @@ def photos(split):
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory) -> reader.Split:
+def train(tmp_path_factory) -> reader.ImageList:
     root = tmp_path_factory.mktemp("photos")
     pack.pack_source(toy_source(photos, counts={"train": COUNT}), root, per_shard=5)
-    return reader.open_dataset(root, "toy").split("train")
+    return reader.open_dataset(root, "toy").open_images("train")
 
 
 def same(first, second) -> bool:
@@ -254,8 +254,8 @@ def test_processes_share_the_batch_of_one_and_resume_alike(train, count, batch, 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_image_is_read_once_while_there_is_room_for_its_pixels(train, device, workers, monkeypatch):
     reads: list[int] = []
-    read = reader.Split.read
-    monkeypatch.setattr(reader.Split, "read", lambda split, i: (reads.append(i), read(split, i))[1])
+    read = reader.ImageList.read
+    monkeypatch.setattr(reader.ImageList, "read", lambda split, i: (reads.append(i), read(split, i))[1])
     sizes = {i: SIZES[i % len(SIZES)] for i in range(COUNT)}
     chosen = [i for i, size in sizes.items() if fits(*size, 8)]
     fitting, total = train.subset(chosen), sum(3 * sizes[i][0] * sizes[i][1] for i in chosen)
@@ -274,7 +274,7 @@ def test_an_image_is_read_once_while_there_is_room_for_its_pixels(train, device,
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_image_raises_the_error_of_the_plain_stream(tmp_path, workers):
     pack.pack_source(toy_source(photos, counts={"train": COUNT}), tmp_path, per_shard=5)
-    split = reader.open_dataset(tmp_path, "toy").split("train")
+    split = reader.open_dataset(tmp_path, "toy").open_images("train")
     (tmp_path / "toy/train/2.tar").write_bytes(b"")
     plain = loader.TrainStream(split, 1, AUGMENT, seed=1)
     messages = []

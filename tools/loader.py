@@ -30,7 +30,7 @@ from benchmarks.tables.render import markdown_grid
 from procap.clip import OPENAI_MEAN, OPENAI_STD
 from shards.images import decode_pixels
 from shards.loader import evaluation_batches
-from shards.reader import Split, open_dataset
+from shards.reader import ImageList, open_dataset
 from shards.transforms import eval_transform
 from tools.record import describe_machine, describe_run
 from tools.synthetic import pack_photographs, photographs
@@ -59,7 +59,7 @@ def list_rows(images: list[bytes], folder: Path, workers: int) -> list[Row]:
         "Pillow and CoOp's transform": lambda data: coop(Image.open(io.BytesIO(data)).convert("RGB")),
         "simplejpeg decodes": decode_pixels,
     }
-    test = open_dataset(pack_photographs(DATASET, folder), DATASET).split("test")
+    test = open_dataset(pack_photographs(DATASET, folder), DATASET).open_images("test")
     rows: list[Row] = [(name, 1, len(images), partial(loop, work)) for name, work in loops.items()]
     for count in sorted({0, 1, workers}):
         described = plural(count, "decoding thread") if count else "decoding in the main thread"
@@ -67,9 +67,9 @@ def list_rows(images: list[bytes], folder: Path, workers: int) -> list[Row]:
     return rows
 
 
-def _evaluate(split: Split, workers: int) -> None:
-    batches = evaluation_batches(split, eval_transform(SIZE, OPENAI_MEAN, OPENAI_STD), EVAL_BATCH, workers)
-    if sum(len(indices) for _, _, indices in batches) != len(split):
+def _evaluate(test: ImageList, workers: int) -> None:
+    batches = evaluation_batches(test, eval_transform(SIZE, OPENAI_MEAN, OPENAI_STD), EVAL_BATCH, workers)
+    if sum(len(indices) for _, _, indices in batches) != len(test):
         raise RuntimeError("not every image was streamed")
 
 

@@ -212,8 +212,8 @@ def _read_images(
     shards = ShardSet(data / target.dataset, read_manifest(data / target.dataset))
     if shards.manifest.digest != manifest:
         raise UserError(f"{target.dataset} in {data} was packed again with other content since")
-    split = shards.list_images(target.split)
-    images = select_images(split, range(len(split)), select_class_labels(shards, target.classes))
+    listed = shards.list_images(target.split)
+    images = select_images(listed, range(len(listed)), select_class_labels(shards, target.classes))
     thumbnails = {}
     for position in positions:
         image: Any = images.image(position)

@@ -157,12 +157,12 @@ class Case:
         return None
 
     def _stream(self) -> TrainStream:
-        split, recipe, workers = self.data.fewshot.train, self.config.recipe, self.settings.workers
+        images, recipe, workers = self.data.fewshot.train, self.config.recipe, self.settings.workers
         augment = train_augment(recipe, self.method.clip, self.method.views)
         if self.mode == "fast":
-            return train_stream(split, self.config, augment, workers, self.device, self.settings.accelerations)
+            return train_stream(images, self.config, augment, workers, self.device, self.settings.accelerations)
         # Public code reads and decodes every image again in every epoch.
-        return TrainStream(split, recipe.batch_size, augment, self.config.seed, workers, cache_bytes=0)
+        return TrainStream(images, recipe.batch_size, augment, self.config.seed, workers, cache_bytes=0)
 
     def _epochs(self, training: Training) -> Generator[tuple[Tensor, ...], None, None]:
         for epoch in range(self.config.recipe.epochs):

@@ -27,7 +27,7 @@ from shards.device.images import (
 from shards.images import shorter_side
 from shards.loader import BATCHES_AHEAD, read_batches
 from shards.pools import prefetch, thread_pool
-from shards.reader import Split
+from shards.reader import ImageList
 from shards.transfer import SideStream, staging, upload
 from shards.transforms import EvalTransform
 
@@ -38,7 +38,7 @@ def resizes_on_device(transform: EvalTransform) -> bool:
 
 
 def device_evaluation_batches(
-    split: Split,
+    images: ImageList,
     transform: EvalTransform,
     batch_size: int,
     workers: int,
@@ -52,13 +52,13 @@ def device_evaluation_batches(
     On CUDA the work on a batch is issued on a side stream up to `BATCHES_AHEAD` batches before its turn.
     """
     side, size = SideStream(device), transform.image_size
-    labels = torch.from_numpy(split.labels)
+    labels = torch.from_numpy(images.labels)
     blank = np.zeros((size, size, 3), np.uint8)
 
     def read(i: int, data: bytes) -> NDArray[np.uint8]:
         if i < 0:
             return blank
-        pixels = split.decode_pixels(i, data)
+        pixels = images.decode_pixels(i, data)
         height, width, _ = pixels.shape
         if fits(width, height, size):
             return pixels
@@ -81,13 +81,13 @@ def device_evaluation_batches(
 
     with (
         thread_pool(workers, "images") as pool,
-        closing(read_batches(split, batch_size, rank=rank, world_size=world_size)) as batches,
+        closing(read_batches(images, batch_size, rank=rank, world_size=world_size)) as batches,
         # The inner one starts decoding in threads, the outer one issues device work on images that are decoded.
         closing(prefetch(prefetch(batches, start, BATCHES_AHEAD), issue, BATCHES_AHEAD)) as issued,
     ):
         for take in issued:
-            images, targets, indices = take()
-            yield images, targets, indices
+            pixels, targets, indices = take()
+            yield pixels, targets, indices
 
 
 class DeviceResize:

@@ -22,7 +22,7 @@ from torch import Tensor
 from shards.device.images import DeviceCrops, augments_on_device, fits
 from shards.loader import BATCHES_AHEAD, CACHE_BYTES, TrainStream
 from shards.pools import prefetch, thread_pool
-from shards.reader import Split
+from shards.reader import ImageList
 from shards.transfer import SideStream, upload
 from shards.transforms import TrainAugment, View
 
@@ -54,7 +54,7 @@ class DeviceTrainStream(TrainStream):
 
     def __init__(
         self,
-        split: Split,
+        images: ImageList,
         batch_size: int,
         augment: TrainAugment,
         seed: int,
@@ -66,7 +66,7 @@ class DeviceTrainStream(TrainStream):
     ) -> None:
         if not augments_on_device(augment):
             raise ValueError("jitter and rotation are done by TrainStream alone")
-        super().__init__(split, batch_size, augment, seed, workers, **options)
+        super().__init__(images, batch_size, augment, seed, workers, **options)
         self._side = SideStream(device)
         self.device = self._side.device
         if device_bytes is None:
@@ -100,14 +100,14 @@ class DeviceTrainStream(TrainStream):
         if there is not None:
             height, _, width = there.shape
             return PreparedImage(i, self.augment.draw_view(width, height, draws))
-        image = self._images.read(i)
+        image = self._decoded.read(i)
         view = self.augment.draw_view(image.width, image.height, draws)
         size = self.augment.image_size
         # After the first image that does not fit, `_room` is 0.
         # Threads read `_room` without a lock: at worst they prepare whole pixels that `_upload` finds no room for.
         if fits(image.width, image.height, size) and self._room:
             return PreparedImage(i, view, _pixels(image), whole=True)
-        self._images.keep(i, image)
+        self._decoded.keep(i, image)
         # S x S pixels already, which the device's crop and resize of all of them leave as they are.
         return PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(self.augment.apply_view(image, view)))
 
