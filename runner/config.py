@@ -16,7 +16,7 @@ from procap.recipe import Recipe
 from runner.acceleration import acceleration_names
 from runner.environment import check_device_name
 from shards.default_paths import data_root
-from shards.fewshot import Classes, parse_classes
+from shards.image_selection import Classes, parse_classes
 from shards.names import has_control
 from shards.urls import redact
 

@@ -35,7 +35,7 @@ from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
 from runner.tracking.exporter import exporter_for
 from runner.workbench import Workbench
-from shards.fewshot import select_target_images
+from shards.image_selection import select_target_images
 from shards.reader import ImageList, open_dataset
 from shards.rng import generator
 from shards.transfer import upload

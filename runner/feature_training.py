@@ -19,7 +19,7 @@ from runner.engine import autocast, learned_parameters
 from runner.environment import num_decoders
 from runner.schedule import Schedule
 from runner.setup import Setup, make_eval_transform, train_augment
-from shards.fewshot import VAL_SHOTS, draw_positions, select_target_images
+from shards.image_selection import VAL_SHOTS, draw_positions, select_target_images
 from shards.loader import DecodedImages, TrainStream, prepare_batches
 from shards.reader import ImageList, open_dataset
 from shards.transforms import TrainAugment

@@ -18,7 +18,7 @@ from runner.environment import num_decoders, resolve_device
 from runner.setup import make_eval_transform
 from runner.threads import fitting_threads
 from shards.default_paths import data_root
-from shards.fewshot import select_target_images
+from shards.image_selection import select_target_images
 from shards.loader import evaluation_batches
 from shards.reader import open_dataset
 from shards.transfer import to_device

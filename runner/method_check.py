@@ -40,7 +40,7 @@ from runner.setup import Setup, label_space, make_eval_transform, make_method, s
 from runner.source_runs import load_teacher
 from runner.train import train
 from runner.workbench import Workbench
-from shards.fewshot import select_class_labels
+from shards.image_selection import select_class_labels
 from shards.reader import ShardSet, open_dataset
 from shards.rng import generator
 from shards.transfer import to_device

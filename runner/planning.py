@@ -12,7 +12,7 @@ from procap.errors import UsageError, explain_invalid, unknown_name
 from procap.recipe import Recipe
 from runner.config import RunConfig, Target
 from shards.default_paths import data_root
-from shards.fewshot import CLASS_CHOICES, parse_classes
+from shards.image_selection import CLASS_CHOICES, parse_classes
 
 if TYPE_CHECKING:
     from procap.methods.method import Method

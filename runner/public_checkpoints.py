@@ -20,8 +20,8 @@ from runner.run_folders import RunFolder
 from runner.setup import build
 from runner.tracking.exporter import exporter_for
 from runner.workbench import Workbench
-from shards.fewshot import select_class_labels
 from shards.files import file_sha256
+from shards.image_selection import select_class_labels
 from shards.reader import open_dataset
 
 

@@ -31,7 +31,7 @@ from runner.schedule import Schedule
 from runner.workbench import Workbench
 from shards.device.images import augments_on_device
 from shards.device.stream import DeviceTrainStream
-from shards.fewshot import FewShot, check_classes, load_few_shot, select_class_labels
+from shards.image_selection import FewShot, check_classes, load_few_shot, select_class_labels
 from shards.loader import TrainStream
 from shards.manifest import Manifest
 from shards.reader import ImageList, ShardSet, open_dataset

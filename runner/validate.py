@@ -17,7 +17,7 @@ from runner.results import EpochLog, ValidationCount, ValidationHistory, write_j
 from runner.resumable_training import ResumableTraining
 from runner.setup import label_space, make_eval_transform
 from runner.stop_signals import StopRequest
-from shards.fewshot import select_target_images
+from shards.image_selection import select_target_images
 from shards.reader import ImageList, open_dataset
 
 SPLITS = ("val", "train")

@@ -19,7 +19,7 @@ from procap.errors import UsageError
 from runner import evaluate, progress, results, run_folders, setup, train
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import plan_run
-from shards import fewshot, reader, rng, transforms
+from shards import image_selection, reader, rng, transforms
 
 TARGET = Target("digits", "novel")
 SAMPLED = EvalSettings(samples=3)
@@ -86,7 +86,7 @@ def test_squashing_resizes_the_whole_image_and_cropping_its_centre():
 def probabilities(config: RunConfig, runtime: RuntimeConfig, samples: int) -> torch.Tensor:
     """Average probabilities [N, C] of an image at a time, with the noise of the seed's stream."""
     trained, shards = evaluate.load_trained(config, runtime), reader.open_dataset(runtime.data, "digits")
-    selection = fewshot.select_target_images(shards, TARGET.classes)
+    selection = image_selection.select_target_images(shards, TARGET.classes)
     transform = transforms.eval_transform(32, trained.clip.image_mean, trained.clip.image_std)
     prompts = trained.method.prompts_of(setup.label_space(shards.manifest, selection.classnames))
     found = []
@@ -105,7 +105,7 @@ def probabilities(config: RunConfig, runtime: RuntimeConfig, samples: int) -> to
 
 @pytest.mark.parametrize("samples", [1, 3])
 def test_samples_give_the_mean_of_their_probabilities(config, runtime, samples):
-    selection = fewshot.select_target_images(reader.open_dataset(runtime.data, "digits"), TARGET.classes)
+    selection = image_selection.select_target_images(reader.open_dataset(runtime.data, "digits"), TARGET.classes)
     expected = probabilities(config, runtime, samples)
     result = evaluate.evaluate(config, TARGET, replace(runtime, evaluation=EvalSettings(samples=samples)))
     right = (expected.argmax(dim=1) == torch.from_numpy(selection.images.labels)).tolist()

@@ -19,7 +19,7 @@ from procap.methods import METHODS, method_class
 from runner.config import Target
 from runner.predict import ImageClassifier
 from runner.run_folders import RunFolder, find_runs
-from shards import fewshot, reader
+from shards import image_selection, reader
 
 PUBLIC = [name for name in METHODS if method_class(name).public_layout]
 FILES = {"dassl": "model.pth.tar-1", "safetensors": "model.safetensors"}
@@ -161,7 +161,7 @@ def run(few_digits, tiny_checkpoint, tmp_path_factory) -> RunFolder:
 def photos(few_digits, tmp_path_factory) -> Path:
     """The test images of the base classes in a folder, in their order, beside files that are no images."""
     folder = tmp_path_factory.mktemp("photos")
-    selection = fewshot.select_target_images(reader.open_dataset(few_digits, "digits"), "base")
+    selection = image_selection.select_target_images(reader.open_dataset(few_digits, "digits"), "base")
     for i in range(len(selection.images)):
         selection.images.image(i).save(folder / f"{i:04d}.png")
     (folder / "notes.txt").write_text("no image")
@@ -177,7 +177,7 @@ def predict(capsys, *words: object) -> list[dict[str, str]]:
 
 def test_images_of_a_folder_get_the_labels_that_the_evaluation_counted(run, photos, few_digits, capsys):
     rows = predict(capsys, run.path, photos)
-    selection = fewshot.select_target_images(reader.open_dataset(few_digits, "digits"), "base")
+    selection = image_selection.select_target_images(reader.open_dataset(few_digits, "digits"), "base")
     truth = [selection.classnames[label].replace("_", " ") for label in selection.images.labels]
     right = [row["label"] == name for row, name in zip(rows, truth, strict=True)]
     assert right == run.read_evaluation(Target("digits", "base")).correct_images().tolist()
@@ -200,7 +200,7 @@ def test_shards_single_files_and_python_give_the_same_probabilities(run, photos,
     assert main(["predict", str(run.path), str(shard), "--out", str(out), "--workers", "2", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     rows = list(csv.DictReader(out.open()))
-    images = len(fewshot.select_target_images(reader.open_dataset(few_digits, "digits")).images)
+    images = len(image_selection.select_target_images(reader.open_dataset(few_digits, "digits")).images)
     assert summary["images"] == len(rows) == images and summary["classes"] == list(classify.classnames)
 
 

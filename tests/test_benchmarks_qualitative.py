@@ -23,7 +23,7 @@ from benchmarks.tables.check import check_table
 from benchmarks.tables.qualitative import qualitative_tables
 from runner import evaluate, run_folders, train
 from runner.config import RunConfig, RuntimeConfig, Target
-from shards import fewshot, reader, transforms
+from shards import image_selection, reader, transforms
 
 TITLES = {"zeroshot": "CLIP", "coop": "CoOp", "cocoop": "CoCoOp", "maple": "MaPLe-style", "procap": "ProCAP"}
 PAIR = ("maple", "procap")
@@ -103,7 +103,7 @@ def test_picked_are_the_first_images_on_which_the_methods_differ(count):
 
 def test_every_picked_image_is_answered_as_recorded(pair, run, place):
     """One image after the other, from the shards to the class and to the map."""
-    selection = fewshot.select_target_images(reader.open_dataset(place.data, "digits"), "base")
+    selection = image_selection.select_target_images(reader.open_dataset(place.data, "digits"), "base")
     for method in PAIR:
         loaded = evaluate.load_trained(run(method), place)
         transform = transforms.eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)

@@ -17,7 +17,7 @@ from runner.inference import count_by_class
 from runner.results import Progress, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
-from shards.fewshot import select_target_images
+from shards.image_selection import select_target_images
 from shards.reader import open_dataset
 
 SHARES = {"coop": 0.9, "maple": 0.6, "zeroshot": 0.3}

@@ -25,7 +25,7 @@ from runner.results import EvalResult, read_document
 from runner.run_folders import RunFolder
 from runner.train import train
 from runner.workbench import Workbench
-from shards import fewshot, reader, transforms
+from shards import image_selection, reader, transforms
 
 TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("digits", "all")]
 
@@ -70,7 +70,7 @@ def test_bits_are_those_of_looking_at_one_image_after_the_other(trained, short_c
     loaded = load_trained(config, trained)
     transform = transforms.eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)
     for target in TARGETS:
-        selection = fewshot.select_target_images(reader.open_dataset(trained.data, "digits"), target.classes)
+        selection = image_selection.select_target_images(reader.open_dataset(trained.data, "digits"), target.classes)
         classifier = loaded.method.classifier(replace(loaded.method.space, classnames=selection.classnames))
         labels = selection.images.labels
         answers = [int(classifier(transform(selection.images.image(i))[None]).argmax()) for i in range(len(labels))]

@@ -30,7 +30,7 @@ from runner.run_folders import RunFolder
 from runner.setup import set_up, train_augment
 from runner.train import train
 from runner.workbench import Workbench
-from shards.fewshot import load_few_shot
+from shards.image_selection import load_few_shot
 from shards.reader import open_dataset
 
 ON_FEATURES = ("probe", "ncm", "tipadapter", "tipadapterf", "clipadapter", "taskres", "lppp")

@@ -15,7 +15,13 @@ from toy_shards import CLASSNAMES, COUNTS, label, pixels, toy_source
 
 from procap import errors
 from shards import manifest, pack, reader, records
-from shards.fewshot import draw_positions, load_few_shot, select_class_labels, select_labels, select_target_images
+from shards.image_selection import (
+    draw_positions,
+    load_few_shot,
+    select_class_labels,
+    select_labels,
+    select_target_images,
+)
 
 SPLITS = Path(__file__).resolve().parents[1].parent / "shared" / "splits"
 

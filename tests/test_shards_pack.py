@@ -28,7 +28,7 @@ from shards.world.generate import VERSION, paint, sample_seed
 def test_a_family_of_the_world_packs_to_the_same_bytes_in_another_process(tmp_path):
     pack_some_shapes(tmp_path / "a")
     code = (
-        "import sys, shards.fewshot; from pathlib import Path; from toy_shards import *\n"
+        "import sys, shards.image_selection; from pathlib import Path; from toy_shards import *\n"
         f"pack_some_shapes(Path({str(tmp_path / 'b')!r}))\n"
         "next(builtin_source(find('digits')).part('test', 0, 1).records())\n"
         "assert 'matplotlib' not in sys.modules"

@@ -9,7 +9,7 @@ import typer
 from benchmarks.cli.flags import Data, OutputFlags, command, flag
 from benchmarks.console.output import columns, note, plural, show, show_json
 from shards.default_paths import data_root
-from shards.fewshot import load_few_shot
+from shards.image_selection import load_few_shot
 from shards.manifest import lines_digest
 from shards.reader import open_dataset
 from shards.resolve import resolve_dataset

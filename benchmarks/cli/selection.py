@@ -35,7 +35,7 @@ from runner.remote_results import RemoteResults, results_root
 from runner.run_folders import find_runs, locate_run
 from shards.catalogue import find_or_none
 from shards.default_paths import cache_home, data_root
-from shards.fewshot import parse_classes, select_labels
+from shards.image_selection import parse_classes, select_labels
 from shards.names import join_first
 from shards.resolve import resolve_dataset
 

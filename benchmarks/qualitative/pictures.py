@@ -24,7 +24,7 @@ from runner.evaluate import TrainedRun, evaluate, load_trained
 from runner.results import write_json
 from runner.setup import label_space, make_eval_transform
 from runner.workbench import Workbench
-from shards.fewshot import select_target_images
+from shards.image_selection import select_target_images
 from shards.reader import open_dataset
 
 if TYPE_CHECKING:

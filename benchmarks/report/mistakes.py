@@ -202,7 +202,7 @@ def _read_images(
     """
     from PIL import Image
 
-    from shards.fewshot import select_class_labels, select_images
+    from shards.image_selection import select_class_labels, select_images
     from shards.manifest import read_manifest
     from shards.reader import ShardSet
 

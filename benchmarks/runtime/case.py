@@ -26,7 +26,7 @@ from runner.schedule import Schedule
 from runner.setup import label_space, make_eval_transform, make_method, train_augment, train_stream
 from runner.step import AsyncLosses
 from shards.device.stream import DeviceTrainStream
-from shards.fewshot import FewShot, Selection, load_few_shot, select_target_images
+from shards.image_selection import FewShot, TargetImages, load_few_shot, select_target_images
 from shards.loader import TrainStream, evaluation_batches
 from shards.reader import open_dataset
 from shards.resolve import resolve_dataset
@@ -43,7 +43,7 @@ class CaseData:
     root: Path
     classes: str
     fewshot: FewShot
-    test: Selection
+    test: TargetImages
     space: LabelSpace
 
 

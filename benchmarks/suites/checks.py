@@ -11,7 +11,7 @@ from procap.methods import METHODS
 from procap.recipe import warmup_warning
 from runner.config import RunConfig, RuntimeConfig
 from runner.run_folders import RunFolder
-from shards.fewshot import check_classes, check_shots
+from shards.image_selection import check_classes, check_shots
 from shards.reader import open_dataset
 from shards.resolve import is_packed
 

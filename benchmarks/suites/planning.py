@@ -16,7 +16,7 @@ from procap.errors import UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.run_collection import COLLECTIONS, Collection, read_collection
 from runner.run_folders import OtherContent, RunFolder, check_content, check_training_content
-from shards.fewshot import select_labels
+from shards.image_selection import select_labels
 from shards.resolve import kind_of_name, resolve_dataset
 
 

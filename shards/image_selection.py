@@ -1,4 +1,4 @@
-"""Draw few-shot samples and base / novel halves exactly as CoOp does, so that results compare with the literature.
+"""Select images exactly as CoOp does: base / novel halves of the classes, few-shot samples, all images of a target.
 
 Samples are drawn over all classes and named by their paths in the data set; a run on one half of the classes uses those
 of its classes.
@@ -45,7 +45,7 @@ class FewShot:
 
 
 @dataclass(frozen=True)
-class Selection:
+class TargetImages:
     """Images to evaluate on, relabelled 0..C-1 within their classes; `labels` are the data set's own."""
 
     images: ImageList
@@ -148,7 +148,7 @@ def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all")
     )
 
 
-def select_target_images(shards: ShardSet, classes: str = "all", split: str = "test") -> Selection:
+def select_target_images(shards: ShardSet, classes: str = "all", split: str = "test") -> TargetImages:
     """Select all images of a target, the chosen classes of a split, in list order.
 
     Raises UsageError for half of a test-only set, and where there is no image of these classes.
@@ -158,7 +158,7 @@ def select_target_images(shards: ShardSet, classes: str = "all", split: str = "t
     if not np.isin(images.labels, labels).any():
         raise UsageError(f"'{shards.name}' has no image of {classes} classes in its {split} split")
     classnames = tuple(shards.classnames[label] for label in labels)
-    return Selection(select_images(images, range(len(images)), labels), classnames, tuple(labels))
+    return TargetImages(select_images(images, range(len(images)), labels), classnames, tuple(labels))
 
 
 def select_class_labels(shards: ShardSet, classes: str = "all") -> list[int]:
