@@ -146,7 +146,7 @@ def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(pag
     notice = words_of(Page(text).root.all("header")[0])
     assert "Runs or parts are missing." in notice
     assert "3 of 6 runs finished: 1 failed, 1 broken, 1 not started" in text
-    runs = read_sections(results)[0][0].suite.runs
+    runs = read_sections(results)[0][0].suite_results.runs
     for number, reason in ((3, "failed: no room"), (4, "not started"), (5, "cannot be read")):
         row = next(line for line in text.splitlines() if f"<li>{runs[number].path} " in line)
         assert reason in row

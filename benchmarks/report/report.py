@@ -75,10 +75,10 @@ def build_report(
         raise UserError(f"no run below {shown}{' fits' if selected else ''}; see `{hint}`, train with `procap train`")
     finished = not any(section.unfinished for section in sections)
     # Without names, classes and mistakes are shown of the first suite, and of the runs that belong to none.
-    lead = next((section for section in sections if section.suite and len(section.frame)), None)
+    lead = next((section for section in sections if section.suite_results and len(section.frame)), None)
     parts = []
     for section in sections:
-        is_detailed = section is lead or section.name == "runs" or bool(section.suite and names)
+        is_detailed = section is lead or section.name == "runs" or bool(section.suite_results and names)
         parts.append(_make_part(section, shown, data, problems, reference, detailed=is_detailed))
     return {"shown": shown, "sections": parts, "problems": problems, "complete": finished and not problems}
 
@@ -133,12 +133,12 @@ def _make_part(
 
 
 def _make_pictures(section: Section, attempt: Callable[..., Any]) -> list[Picture]:
-    suite = section.suite
-    if suite is None:
+    results = section.suite_results
+    if results is None:
         return []
-    draw_all = suite.suite.plots if len(suite.frame) else None
-    plots: Plots = attempt("its plots", partial(draw_all, suite), {}) if draw_all else {}
+    draw_all = results.suite.plots if len(results.frame) else None
+    plots: Plots = attempt("its plots", partial(draw_all, results), {}) if draw_all else {}
     pictures = [attempt(f"the plot {name}", partial(draw_picture, name, draw), None) for name, draw in plots.items()]
-    for name in suite.pictures.get("pictures", {}):
-        pictures.append(attempt(f"the picture {name}.png", partial(load_picture, suite, name), None))
+    for name in results.pictures.get("pictures", {}):
+        pictures.append(attempt(f"the picture {name}.png", partial(load_picture, results, name), None))
     return [picture for picture in pictures if picture]

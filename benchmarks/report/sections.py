@@ -45,7 +45,7 @@ class UnfinishedRun(NamedTuple):
 class Section:
     """A part of the report: a suite, a sweep, or runs of neither.
 
-    frame: its results, with a column `title`. suite: of a suite.
+    frame: its results, with a column `title`. suite_results: of a suite.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Section:
     paths: Sequence[str]
     make_tables: Callable[[], Sequence[Table]]
     unfinished: Sequence[UnfinishedRun]
-    suite: SuiteResults | None = None
+    suite_results: SuiteResults | None = None
 
     @property
     def state(self) -> str:

@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from runner.config import RuntimeConfig
 
 
-def measure_suite(suite: SuiteResults, runtime: RuntimeConfig, force: bool) -> None:
+def measure_suite(results: SuiteResults, runtime: RuntimeConfig, force: bool) -> None:
     """Measure what the suite `runtime` needs and write it below the results, unless it exists and not `force`."""
     device = resolve_device(runtime.device)
-    settings = suite_settings(suite, runtime, device)
+    settings = suite_settings(results, runtime, device)
     if not force and (folder := _find_measured(settings, runtime.results, device)):
         note(f"runtime: measured already, see {folder}; --force measures again")
         return
     write(measure(settings, runtime, device), settings, runtime)
 
 
-def suite_settings(suite: SuiteResults, runtime: RuntimeConfig, device: torch.device) -> Settings:
+def suite_settings(results: SuiteResults, runtime: RuntimeConfig, device: torch.device) -> Settings:
     """Make the settings of the measurement from the options of the suite."""
-    options, profile = suite.options, suite.options.profile
+    options, profile = results.options, results.options.profile
     if on_features := [name for name in options.methods if learns_from_features(name)]:
         raise UsageError(
             f"runtime compares steps on images, and {', '.join(on_features)} learn from features: leave them out"
@@ -57,7 +57,7 @@ def suite_settings(suite: SuiteResults, runtime: RuntimeConfig, device: torch.de
         methods=options.methods,
         datasets=options.datasets,
         precisions=(options.precision or profile.precision,),
-        classes=suite.suite.classes,
+        classes=results.suite.classes,
         options=options.options,
         epochs=options.overrides.get("epochs", QUICK_EPOCHS if options.quick else EPOCHS),
         **({"repeats": QUICK_REPEATS} if options.quick else {}),

@@ -21,51 +21,51 @@ PAPER_TOKENS = 4
 RULE = "HM: harmonic mean of base and novel accuracy"
 
 
-def base_to_novel_tables(suite: SuiteResults) -> list[Table]:
+def base_to_novel_tables(results: SuiteResults) -> list[Table]:
     """Make the averages if there are several data sets, each data set as in the paper, speeds, and the comparison."""
-    tables = [halves_table(suite, suite.name, suite.suite.heading, printed="base_to_novel")]
-    if len(suite.options.datasets) > 1:
-        tables.insert(0, _average_table(suite))
-    rows = {title: suite.rows(variant) for title, variant in suite.by_title.items()}
-    calibration = calibration_tables(rows, suite_notes(suite), suite.name)
-    return [*tables, *_speed_tables(suite), *calibration, *comparison_tables(suite)]
+    tables = [halves_table(results, results.name, results.suite.heading, printed="base_to_novel")]
+    if len(results.options.datasets) > 1:
+        tables.insert(0, _average_table(results))
+    rows = {title: results.rows(variant) for title, variant in results.by_title.items()}
+    calibration = calibration_tables(rows, suite_notes(results), results.name)
+    return [*tables, *_speed_tables(results), *calibration, *comparison_tables(results)]
 
 
-def _average_table(suite: SuiteResults) -> Table:
+def _average_table(results: SuiteResults) -> Table:
     def cells(variant: Variant, _: str) -> Sequence[Cell]:
-        return *paired_halves(suite, variant, AVERAGE, "base_to_novel"), suite.mean_of_hms(variant)
+        return *halves_with_published(results, variant, AVERAGE, "base_to_novel"), results.mean_of_hms(variant)
 
     return suite_table(
-        suite,
-        f"{suite.name}-average",
-        f"{suite.suite.heading}, on average over {len(suite.options.datasets)} data sets",
+        results,
+        f"{results.name}-average",
+        f"{results.suite.heading}, on average over {len(results.options.datasets)} data sets",
         ["Method"],
         (*HALVES, Column("mean of HMs")),
         cells,
         "HM: of the averages; mean of HMs: of the data sets.",
-        printed=lambda _: ((words, (*cells, None)) for words, cells in _printed_rows(suite, AVERAGE, "base_to_novel")),
+        printed=lambda _: ((words, (*row, None)) for words, row in _printed_rows(results, AVERAGE, "base_to_novel")),
     )
 
 
-def _speed_tables(suite: SuiteResults) -> list[Table]:
+def _speed_tables(results: SuiteResults) -> list[Table]:
     """Make the table of training and evaluation speeds over data sets; no table if no method has all of them."""
 
     def cells(variant: Variant, _: str) -> list[Metric | None]:
         by_dataset = []
-        for dataset in suite.options.datasets:
-            rows = suite.rows(variant, dataset)
+        for dataset in results.options.datasets:
+            rows = results.rows(variant, dataset)
             # A mean over some of the runs or images would compare methods on different work.
             is_whole = not (rows.limited.any() or rows.fps.isna().any()) and (variant, dataset) not in unfinished
             fps, seconds, fps_model = measure_speeds(rows) if is_whole else (None, None, None)
             by_dataset.append((fps, fps_model, seconds))
         return [average(column) for column in zip(*by_dataset, strict=True)]
 
-    missing = {path for path, _ in suite.missing}
-    unfinished = [(run.variant, run.dataset) for run in suite.runs if run.path in missing]
+    missing = {path for path, _ in results.missing}
+    unfinished = [(run.variant, run.dataset) for run in results.runs if run.path in missing]
     table = suite_table(
-        suite,
-        f"{suite.name}-speed",
-        f"{suite.suite.heading}: speed",
+        results,
+        f"{results.name}-speed",
+        f"{results.suite.heading}: speed",
         ["Method"],
         (SPEEDS[0], Column("FPS of the model", "", digits=0), SPEEDS[1]),
         cells,
@@ -75,76 +75,76 @@ def _speed_tables(suite: SuiteResults) -> list[Table]:
     return [table] if table.metrics else []
 
 
-def stability_tables(suite: SuiteResults) -> list[Table]:
+def stability_tables(results: SuiteResults) -> list[Table]:
     """Make mean and standard deviation of every data set; the average's HM is the mean of HMs, as in the paper."""
-    main = halves_table(suite, suite.name, "Stability over seeds", printed="seed_stability")
-    return [main, *comparison_tables(suite)]
+    main = halves_table(results, results.name, "Stability over seeds", printed="seed_stability")
+    return [main, *comparison_tables(results)]
 
 
-def ablation_tables(suite: SuiteResults) -> list[Table]:
+def ablation_tables(results: SuiteResults) -> list[Table]:
     """Make harmonic means of every variant by data set, then base and novel accuracies."""
-    sets = suite.datasets_and_average
+    sets = results.datasets_and_average
 
     def printed(_: str) -> Iterator[tuple[list[str], list[float | None]]]:
         for row in published.ablation():
-            numbers = [_printed_ablation(suite, row.variant, name) for name in sets]
+            numbers = [_printed_ablation(results, row.variant, name) for name in sets]
             if any(numbers):
                 yield [published_title(row.variant)], numbers
 
     main = suite_table(
-        suite,
-        suite.name,
-        suite.suite.heading,
+        results,
+        results.name,
+        results.suite.heading,
         ["Variant"],
         [Column(display_name(name)) for name in sets],
-        lambda variant, _: [paired_halves(suite, variant, name, "ablation")[2] for name in sets],
-        " ".join(filter(None, [_hm_rule(suite, means=True), _describe_gradients(suite)])),
+        lambda variant, _: [halves_with_published(results, variant, name, "ablation")[2] for name in sets],
+        " ".join(filter(None, [_hm_rule(results, means=True), _describe_gradients(results)])),
         printed=printed,
     )
-    title = f"{suite.suite.heading}: both halves"
-    halves = halves_table(suite, f"{suite.name}-halves", title, label="Variant")
-    return [main, halves, *comparison_tables(suite)]
+    title = f"{results.suite.heading}: both halves"
+    halves = halves_table(results, f"{results.name}-halves", title, label="Variant")
+    return [main, halves, *comparison_tables(results)]
 
 
-def _describe_gradients(suite: SuiteResults) -> str:
+def _describe_gradients(results: SuiteResults) -> str:
     """Give the terms' gradients as shares of the cross-entropy's: a term without weight can neither help nor harm."""
-    norms = [norms for norms in suite.frame.gradient_norms if "ce" in norms]
+    norms = [norms for norms in results.frame.gradient_norms if "ce" in norms]
     names = dict.fromkeys(name for terms in norms for name in terms if name != "ce")
     shares = {name: [terms[name] / terms["ce"] for terms in norms if name in terms and terms["ce"]] for name in names}
     listed = ", ".join(f"{name} {median(values):.1g}" for name, values in shares.items() if values)
     return f"Median gradient norm of a term at the end, as a share of the cross-entropy's: {listed}." if listed else ""
 
 
-def prompt_length_tables(suite: SuiteResults) -> list[Table]:
+def prompt_length_tables(results: SuiteResults) -> list[Table]:
     """Make base, novel and HM by the number of tokens, for every data set and on average."""
-    main = halves_table(suite, suite.name, "Number of prompt tokens", key="n_ctx", key_label="Tokens")
-    unchanged = [title for title, variant in suite.by_title.items() if variant.key.get("n_ctx") == PAPER_TOKENS]
-    return [main, *comparison_tables(suite, reference=unchanged[0] if unchanged else None)]
+    main = halves_table(results, results.name, "Number of prompt tokens", key="n_ctx", key_label="Tokens")
+    unchanged = [title for title, variant in results.by_title.items() if variant.key.get("n_ctx") == PAPER_TOKENS]
+    return [main, *comparison_tables(results, reference=unchanged[0] if unchanged else None)]
 
 
-def duration_tables(suite: SuiteResults) -> list[Table]:
+def duration_tables(results: SuiteResults) -> list[Table]:
     """Make results by the number of epochs: on average, as in the paper, and for every data set."""
-    title, name, count = suite.suite.heading, suite.name, len(suite.options.datasets)
+    title, name, count = results.suite.heading, results.name, len(results.options.datasets)
     tables = []
     if count > 1:
         table = suite_table(
-            suite,
+            results,
             name,
             f"{title}, on average over {count} data sets",
             ["Method", "Epochs"],
             HALVES,
-            lambda variant, _: paired_halves(suite, variant, AVERAGE, "training_duration"),
-            _hm_rule(suite),
-            printed=lambda _: _printed_rows(suite, AVERAGE, "training_duration", key="epochs"),
+            lambda variant, _: halves_with_published(results, variant, AVERAGE, "training_duration"),
+            _hm_rule(results),
+            printed=lambda _: _printed_rows(results, AVERAGE, "training_duration", key="epochs"),
             key="epochs",
         )
         tables, name = [table], f"{name}-datasets"
-    tables.append(halves_table(suite, name, title, key="epochs", key_label="Epochs"))
-    return [*tables, *comparison_tables(suite)]
+    tables.append(halves_table(results, name, title, key="epochs", key_label="Epochs"))
+    return [*tables, *comparison_tables(results)]
 
 
 def halves_table(
-    suite: SuiteResults,
+    results: SuiteResults,
     name: str,
     title: str,
     *,
@@ -158,57 +158,57 @@ def halves_table(
     printed: the paper's table whose rows are next to ours. key: of the variants, shown in a column `key_label`.
     """
     return suite_table(
-        suite,
+        results,
         name,
         title,
         list(filter(None, ["Data set", label, key_label])),
         HALVES,
-        lambda variant, dataset: paired_halves(suite, variant, dataset, printed),
-        _hm_rule(suite, means=printed == "seed_stability"),
-        datasets=suite.datasets_and_average,
-        printed=lambda dataset: _printed_rows(suite, dataset, printed),
+        lambda variant, dataset: halves_with_published(results, variant, dataset, printed),
+        _hm_rule(results, means=printed == "seed_stability"),
+        datasets=results.datasets_and_average,
+        printed=lambda dataset: _printed_rows(results, dataset, printed),
         key=key,
     )
 
 
-def _hm_rule(suite: SuiteResults, *, means: bool = False) -> str:
+def _hm_rule(results: SuiteResults, *, means: bool = False) -> str:
     """Say what HM is. means: of the average it is the mean of the data sets' HMs."""
     average_rule = "mean of the data sets' HMs" if means else "of the averages"
-    return f"{RULE}; of the average: {average_rule}." if len(suite.options.datasets) > 1 else f"{RULE}."
+    return f"{RULE}; of the average: {average_rule}." if len(results.options.datasets) > 1 else f"{RULE}."
 
 
-def _printed_rows(suite: SuiteResults, dataset: str, table: str, key: str = "") -> Printed:
+def _printed_rows(results: SuiteResults, dataset: str, table: str, key: str = "") -> Printed:
     """List labels and numbers of the paper's `table` on a data set, or on average over the same ones."""
-    for row in published.halves_rows(table) if dataset != AVERAGE or suite.covers_paper else ():
+    for row in published.halves_rows(table) if dataset != AVERAGE or results.covers_paper else ():
         if row.dataset == dataset:
             deviations = (getattr(row, f"{half}_std", None) for half in ("base", "novel", "hm"))
             numbers = map(Metric, (row.base, row.novel, row.hm), deviations)
             yield [published_title(row.method, row.venue), *([str(row.epochs)] if key else [])], list(numbers)
 
 
-def paired_halves(suite: SuiteResults, variant: Variant, dataset: str, table: str = "") -> Sequence[Cell]:
+def halves_with_published(results: SuiteResults, variant: Variant, dataset: str, table: str = "") -> Sequence[Cell]:
     """Return our base, novel and HM on a data set or on average, each with that of the paper's `table`."""
-    base, novel, hm = suite.halves(variant, dataset)
+    base, novel, hm = results.halves(variant, dataset)
     # Table 1 and the durations print the HM of the averages, these two the mean of the data sets' HMs.
     if dataset == AVERAGE and table in ("seed_stability", "ablation"):
-        hm = suite.mean_of_hms(variant)
+        hm = results.mean_of_hms(variant)
     numbers: Sequence[float | None] = (None, None, None)
     if table == "ablation":
-        numbers = None, None, _printed_ablation(suite, variant.key.get("variant"), dataset)
-    elif dataset != AVERAGE or suite.covers_paper:
+        numbers = None, None, _printed_ablation(results, variant.key.get("variant"), dataset)
+    elif dataset != AVERAGE or results.covers_paper:
         epochs = variant.key.get("epochs", 0) if table == "training_duration" else 0
         row = published.halves(variant.method, dataset, table, epochs)
         # A shorter training changes the recipe, but this row is published for its epochs.
         if row and (epochs or not variant.changed):
             numbers = row.base, row.novel, row.hm
-    return list(map(suite.with_published, (base, novel, hm), numbers))
+    return list(map(results.with_published, (base, novel, hm), numbers))
 
 
-def _printed_ablation(suite: SuiteResults, variant: str | None, dataset: str) -> float | None:
+def _printed_ablation(results: SuiteResults, variant: str | None, dataset: str) -> float | None:
     """Return HM of a row of the paper's ablation on a data set, or on average over the same ones."""
     row = next((row for row in published.ablation() if row.variant == variant), None)
     if row is None:
         return None
     if dataset == AVERAGE:
-        return row.average if set(suite.options.datasets) == set(row.hm) else None
+        return row.average if set(results.options.datasets) == set(row.hm) else None
     return row.hm.get(dataset)

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def comparison_tables(
-    suite: SuiteResults, variants: Mapping[str, Variant] | None = None, reference: str | None = None
+    results: SuiteResults, variants: Mapping[str, Variant] | None = None, reference: str | None = None
 ) -> list[Table]:
     """Make one table called <suite>-comparison; none if fewer than two rows have comparable results.
 
     variants: by title; None: all. reference: the title that the others are compared with; None: see `reference_title`.
     """
-    titled = {title: variant for title, variant in (variants or suite.by_title).items() if len(suite.rows(variant))}
+    titled = {title: variant for title, variant in (variants or results.by_title).items() if len(results.rows(variant))}
     if len(titled) < 2:
         return []
     if reference not in titled:
-        reference = reference_title(titled, suite.options.reference)
-    results = {title: suite.rows(variant) for title, variant in titled.items()}
-    table = comparison_table(results, reference, f"{suite.name}-comparison")
+        reference = reference_title(titled, results.options.reference)
+    frames = {title: results.rows(variant) for title, variant in titled.items()}
+    table = comparison_table(frames, reference, f"{results.name}-comparison")
     return [table] if table.rows else []
 
 

@@ -16,17 +16,17 @@ Weights = tuple[float, float]
 """Weights of InfoNCE (lambda) and of KL (beta)."""
 
 
-def few_shot_tables(suite: SuiteResults) -> list[Table]:
+def few_shot_tables(results: SuiteResults) -> list[Table]:
     """Make a row per data set and method, a column per number of shots; the comparison uses the largest number."""
-    shots = sorted({variant.key["shots"] for variant in suite.variants})
-    methods = suite.group_by_title("shots")
+    shots = sorted({variant.key["shots"] for variant in results.variants})
+    methods = results.group_by_title("shots")
     rows = []
-    for dataset in suite.datasets_and_average:
+    for dataset in results.datasets_and_average:
         name = display_name(dataset)
         for title, variants in methods.items():
-            cells = {variant.key["shots"]: accuracy_on(suite, variant, dataset) for variant in variants}
+            cells = {variant.key["shots"]: accuracy_on(results, variant, dataset) for variant in variants}
             rows.append(Row((name, title), tuple(map(cells.get, shots)), group=name, average=dataset == AVERAGE))
-    notes = suite_notes(suite, "Tested on all classes; 0 shots: nothing is trained.")
+    notes = suite_notes(results, "Tested on all classes; 0 shots: nothing is trained.")
     columns = [Column(plural(count, "shot")) for count in shots]
     most = {
         f"{method}, {plural(variant.key['shots'], 'shot')}": variant
@@ -35,15 +35,15 @@ def few_shot_tables(suite: SuiteResults) -> list[Table]:
         if variant.key["shots"] in (0, shots[-1])
     }
     title = "Few-shot learning on all classes"
-    labels, reference = ("Data set", "Method"), suite.reference("shots")
-    main = Table(suite.name, title, labels, columns, rows, notes.lines, notes.details, reference=reference)
-    return [main, *comparison_tables(suite, variants=most)]
+    labels, reference = ("Data set", "Method"), results.reference("shots")
+    main = Table(results.name, title, labels, columns, rows, notes.lines, notes.details, reference=reference)
+    return [main, *comparison_tables(results, variants=most)]
 
 
-def accuracy_on(suite: SuiteResults, variant: Variant, dataset: str) -> Metric | None:
+def accuracy_on(results: SuiteResults, variant: Variant, dataset: str) -> Metric | None:
     """Return the accuracy on all classes of the data set trained on, or the mean over data sets for AVERAGE."""
-    sets = suite.options.datasets if dataset == AVERAGE else (dataset,)
-    return average([suite.metric(variant, name, Target(name)) for name in sets])
+    sets = results.options.datasets if dataset == AVERAGE else (dataset,)
+    return average([results.metric(variant, name, Target(name)) for name in sets])
 
 
 def paper_weights() -> tuple[Weights, float]:
@@ -51,12 +51,12 @@ def paper_weights() -> tuple[Weights, float]:
     return (0.01, 1e-5), 0.07
 
 
-def sensitivity_variants(suite: SuiteResults) -> tuple[dict[Weights, Variant], dict[float, Variant]]:
+def sensitivity_variants(results: SuiteResults) -> tuple[dict[Weights, Variant], dict[float, Variant]]:
     """Return the variants at the paper's temperature by weights, and those at the paper's weights by temperature."""
     paper, temperature = paper_weights()
     by_weights: dict[Weights, Variant] = {}
     by_temperature: dict[float, Variant] = {}
-    for variant in suite.variants:
+    for variant in results.variants:
         if variant.key:
             weights = (variant.key["nce_weight"], variant.key["kl_weight"])
             # The variant with all of the paper's values is in both.
@@ -67,37 +67,37 @@ def sensitivity_variants(suite: SuiteResults) -> tuple[dict[Weights, Variant], d
     return by_weights, dict(sorted(by_temperature.items()))
 
 
-def hm_on(suite: SuiteResults, variant: Variant, dataset: str) -> Metric | None:
+def hm_on(results: SuiteResults, variant: Variant, dataset: str) -> Metric | None:
     """Return HM on a data set, or the mean of the data sets' HMs for AVERAGE."""
-    return suite.mean_of_hms(variant) if dataset == AVERAGE else suite.halves(variant, dataset)[2]
+    return results.mean_of_hms(variant) if dataset == AVERAGE else results.halves(variant, dataset)[2]
 
 
-def sensitivity_tables(suite: SuiteResults) -> list[Table]:
+def sensitivity_tables(results: SuiteResults) -> list[Table]:
     """Make HM over both weights, and over the initial temperature, on each data set and on average."""
     (weight, beta), temperature = paper_weights()
-    grid, temperatures = sensitivity_variants(suite)
+    grid, temperatures = sensitivity_variants(results)
     lambdas, betas = (sorted({weights[axis] for weights in grid}) for axis in (0, 1))
     rows = []
-    for dataset in suite.datasets_and_average:
-        name, hms = display_name(dataset), {pair: hm_on(suite, variant, dataset) for pair, variant in grid.items()}
+    for dataset in results.datasets_and_average:
+        name, hms = display_name(dataset), {pair: hm_on(results, variant, dataset) for pair, variant in grid.items()}
         for first in lambdas:
             cells = tuple(hms.get((first, second)) for second in betas)
             rows.append(Row((name, _format(first)), cells, group=name, average=dataset == AVERAGE))
     rule = f"λ: weight of InfoNCE; β: weight of KL; in the paper λ = {weight}, β = {_format(beta)}, initial τ"
-    notes = suite_notes(suite, f"Cells are HM; {AVERAGE}: mean of HMs. {rule} = {temperature}.")
+    notes = suite_notes(results, f"Cells are HM; {AVERAGE}: mean of HMs. {rule} = {temperature}.")
     columns = [Column(f"β = {_format(value)}", "") for value in betas]
     title = "Sensitivity to the weights of the loss"
-    table = Table(suite.name, title, ("Data set", "λ"), columns, rows, notes.lines, notes.details)
+    table = Table(results.name, title, ("Data set", "λ"), columns, rows, notes.lines, notes.details)
     # Methods without a temperature follow.
     shown = [(_format(number), variant) for number, variant in temperatures.items()]
-    shown += [("-", variant) for variant in suite.variants if not variant.key]
+    shown += [("-", variant) for variant in results.variants if not variant.key]
     rows = [
-        Row((variant.name, number), tuple(hm_on(suite, variant, name) for name in suite.datasets_and_average))
+        Row((variant.name, number), tuple(hm_on(results, variant, name) for name in results.datasets_and_average))
         for number, variant in shown
     ]
-    columns = [Column(display_name(name)) for name in suite.datasets_and_average]
+    columns = [Column(display_name(name)) for name in results.datasets_and_average]
     title, labels = "Sensitivity to the initial temperature of InfoNCE", ("Method", "initial τ")
-    by_temperature = Table(f"{suite.name}-temperature", title, labels, columns, rows, notes.lines, notes.details)
+    by_temperature = Table(f"{results.name}-temperature", title, labels, columns, rows, notes.lines, notes.details)
     return [table, by_temperature] if grid else [by_temperature]
 
 

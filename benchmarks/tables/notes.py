@@ -28,21 +28,21 @@ class Notes(NamedTuple):
     details: Sequence[str]
 
 
-def suite_notes(suite: SuiteResults, *rules: str) -> Notes:
+def suite_notes(results: SuiteResults, *rules: str) -> Notes:
     """Write the notes of a suite. rules: what the cells of one table are."""
-    runs = {run.path: (run.variant.name, run.spec.config) for run in suite.runs}
-    options, missing, limited = suite.options, [], []
+    runs = {run.path: (run.variant.name, run.spec.config) for run in results.runs}
+    options, missing, limited = results.options, [], []
     if options.eval_settings.label:
         rules = (*rules, f"Evaluation: {options.eval_settings.label}.")
-    if suite.missing:
-        names = join_first([f"{path} on {target}" for path, target in suite.missing])
-        missing.append(f"MISSING: {len(suite.missing)} of {plural(len(suite.planned), 'evaluation')} ({names}).")
-    missing += [f"LEFT OUT: {path}: {reason}." for path, reason in suite.unreadable.items()]
+    if results.missing:
+        names = join_first([f"{path} on {target}" for path, target in results.missing])
+        missing.append(f"MISSING: {len(results.missing)} of {plural(len(results.planned), 'evaluation')} ({names}).")
+    missing += [f"LEFT OUT: {path}: {reason}." for path, reason in results.unreadable.items()]
     if options.quick:
         limited.append("Quick schedules: methods are not trained to the end.")
-    if suite.why_incomparable:
-        limited.append(f"Not comparable with published numbers: {suite.why_incomparable}.")
-    return run_notes(suite.frame, runs.values(), options.seeds, rules, missing, limited)
+    if results.why_incomparable:
+        limited.append(f"Not comparable with published numbers: {results.why_incomparable}.")
+    return run_notes(results.frame, runs.values(), options.seeds, rules, missing, limited)
 
 
 def run_notes(

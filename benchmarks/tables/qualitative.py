@@ -14,14 +14,14 @@ from benchmarks.tables.rows import suite_table
 from benchmarks.tables.table import Cell, Column, Row, Table
 
 
-def qualitative_tables(suite: SuiteResults) -> list[Table]:
+def qualitative_tables(results: SuiteResults) -> list[Table]:
     """Make the tables from the data saved with the pictures; without them if none were made of these runs."""
-    record = suite.pictures
-    tables = _word_table(record, suite.name) if record else []
-    return tables if suite.frame.empty else [*tables, _accuracy_table(suite)]
+    record = results.pictures
+    tables = _word_table(record, results.name) if record else []
+    return tables if results.frame.empty else [*tables, _accuracy_table(results)]
 
 
-def _accuracy_table(suite: SuiteResults) -> Table:
+def _accuracy_table(results: SuiteResults) -> Table:
     def printed(dataset: str) -> Iterator[tuple[list[str], list[float]]]:
         for method, number in PROMPT_PICTURE.get(dataset, {}).items():
             # The figure does not name its baseline, see `PROMPT_PICTURE`.
@@ -29,18 +29,18 @@ def _accuracy_table(suite: SuiteResults) -> Table:
             yield [f"{title} (published)"], [number]
 
     def cells(variant: Variant, dataset: str) -> list[Cell]:
-        [target] = suite.suite.targets(suite.options, dataset)
+        [target] = results.suite.targets(results.options, dataset)
         number = PROMPT_PICTURE.get(dataset, {}).get(variant.method)
-        return [suite.with_published(suite.metric(variant, dataset, target), number)]
+        return [results.with_published(results.metric(variant, dataset, target), number)]
 
     return suite_table(
-        suite,
-        f"{suite.name}-accuracy",
+        results,
+        f"{results.name}-accuracy",
         "Accuracy of the pictured runs on base classes",
         ["Data set", "Method"],
         [Column("Base classes")],
         cells,
-        datasets=suite.options.datasets,
+        datasets=results.options.datasets,
         printed=printed,
     )
 

@@ -29,7 +29,7 @@ Printed = Iterable[tuple[Sequence[str], Sequence[Cell | float]]]
 
 
 def suite_table(
-    suite: SuiteResults,
+    results: SuiteResults,
     name: str,
     title: str,
     labels: Sequence[str],
@@ -51,17 +51,17 @@ def suite_table(
         group, first = display_name(dataset), (display_name(dataset),) if dataset else ()
         more: dict[str, Any] = {"average": dataset == AVERAGE}
         # Published rows have their own best if ours are not comparable with them.
-        apart = " published" if suite.why_incomparable else ""
-        for words, numbers in printed(dataset) if suite.in_paper else ():
+        apart = " published" if results.why_incomparable else ""
+        for words, numbers in printed(dataset) if results.in_paper else ():
             # Numbers are plain floats, or Metrics already if they have a deviation; None is a missing cell.
             metrics = tuple(Metric(number) if isinstance(number, float) else number for number in numbers)
             rows.append(Row((*first, *words), metrics, "published", group + apart, **more))
-        for variant_title, variants in suite.group_by_title(key).items():
+        for variant_title, variants in results.group_by_title(key).items():
             for variant in variants:
                 words = (variant_title, str(variant.key.get(key) or "-")) if key else (variant_title,)
                 rows.append(Row((*first, *words), tuple(cells(variant, dataset)), group=group, **more))
-    notes = suite_notes(suite, *rules)
-    all_details, reference = (*details, *notes.details), suite.reference(key)
+    notes = suite_notes(results, *rules)
+    all_details, reference = (*details, *notes.details), results.reference(key)
     return Table(name, title, tuple(labels), columns, rows, notes.lines, all_details, reference=reference)
 
 

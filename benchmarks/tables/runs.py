@@ -91,21 +91,21 @@ def title_runs(frame: pd.DataFrame, reference: str = "") -> tuple[pd.DataFrame, 
 
 def _halves_table(frame: pd.DataFrame, left_out: Sequence[str]) -> Table:
     datasets = list(dict.fromkeys(frame.dataset))
-    # By data set and title: the cells of HALVES and SPEEDS.
-    cells: dict[tuple[str, str], Sequence[Metric | None]] = {}
+    # By data set and title, the labels of a row: its cells of HALVES and SPEEDS.
+    cells_by_row: dict[tuple[str, str], Sequence[Metric | None]] = {}
     for (dataset, title), rows in frame.groupby(["dataset", "title"], sort=False):
         base, novel = (metric_over_seeds(rows[rows.target_classes == half]) for half in ("base", "novel"))
-        cells[dataset, title] = [base, novel, harmonic(base, novel), *measure_speeds(rows)[:2]]
+        cells_by_row[dataset, title] = [base, novel, harmonic(base, novel), *measure_speeds(rows)[:2]]
     for title in dict.fromkeys(frame.title) if len(datasets) > 1 else ():
-        if all((dataset, title) in cells for dataset in datasets):
-            by_dataset = zip(*(cells[dataset, title] for dataset in datasets), strict=True)
+        if all((dataset, title) in cells_by_row for dataset in datasets):
+            by_dataset = zip(*(cells_by_row[dataset, title] for dataset in datasets), strict=True)
             base, novel, _, *speeds = (average(column) for column in by_dataset)
             if base or novel:
-                cells[AVERAGE, title] = [base, novel, harmonic(base, novel), *speeds]
-    rows = [Row(labels, tuple(row), group=labels[0], average=labels[0] == AVERAGE) for labels, row in cells.items()]
+                cells_by_row[AVERAGE, title] = [base, novel, harmonic(base, novel), *speeds]
+    rows = [Row(key, tuple(cells), group=key[0], average=key[0] == AVERAGE) for key, cells in cells_by_row.items()]
     averaged = any(row.average for row in rows)
     rule = f"HM: harmonic mean{' of base and novel accuracy (of the averages)' if averaged else ''}."
-    notes = _note_runs(frame, left_out, rule, metrics=[metric for row in cells.values() for metric in row[:3]])
+    notes = _note_runs(frame, left_out, rule, metrics=[metric for row in cells_by_row.values() for metric in row[:3]])
     details, labels = (NOTE_ON_SPEED, *notes.details), ("Data set", "Method")
     return Table("table", "Base and novel classes", labels, (*HALVES, *SPEEDS), rows, notes.lines, details)
 

@@ -46,19 +46,19 @@ def load_runtime_reports(results: Path) -> Iterator[tuple[Path, Report]]:
             yield file, report
 
 
-def runtime_tables(suite: SuiteResults) -> list[Table]:
+def runtime_tables(results: SuiteResults) -> list[Table]:
     """Make the table of the newest measurement; none if these methods were not measured on these data sets."""
-    report = find_newest(suite)
+    report = find_newest(results)
     if report is None:
         return []
     reason, notes, backbone = "", list_notes(report), report["backbone"]["name"]
-    if suite.in_paper:
+    if results.in_paper:
         unlike = "" if backbone == BACKBONE else f"the backbone is {backbone}, not {BACKBONE}"
-        if reason := suite.why_incomparable or unlike:
+        if reason := results.why_incomparable or unlike:
             notes.append(f"Not comparable with published numbers: {reason}.")
     rows: list[Row] = []
-    for dataset in suite.options.datasets:
-        printed = [row for row in published.runtime() if row.dataset == dataset and suite.in_paper]
+    for dataset in results.options.datasets:
+        printed = [row for row in published.runtime() if row.dataset == dataset and results.in_paper]
         for row in printed:
             # It comes from another machine: none of its cells is marked the best.
             cells = (row.train_seconds, None, row.images_per_second, row.accuracy, None, None)
@@ -70,20 +70,20 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
     used = [any(cells) for cells in zip(*(row.cells for row in rows), strict=True)]
     rows = [replace(row, cells=tuple(compress(row.cells, used))) for row in rows]
     title, labels, details = "Training time and speed of inference", ("Data set", "Method", "Mode"), describe(report)
-    return [Table(suite.name, title, labels, [*compress(COLUMNS, used)], rows, notes, details)]
+    return [Table(results.name, title, labels, [*compress(COLUMNS, used)], rows, notes, details)]
 
 
-def find_newest(suite: SuiteResults) -> Report | None:
+def find_newest(results: SuiteResults) -> Report | None:
     """Return the newest measurement of the suite's data sets, methods, backbone, classes and options."""
     from procap.weights.architectures import canonical_name
 
-    backbone, _ = canonical_name(suite.options.backbone or suite.options.profile.backbone)
-    expected = backbone, suite.suite.classes, dict(suite.options.options)
+    backbone, _ = canonical_name(results.options.backbone or results.options.profile.backbone)
+    expected = backbone, results.suite.classes, dict(results.options.options)
     reports = []
-    for _, report in load_runtime_reports(suite.results):
+    for _, report in load_runtime_reports(results.results):
         datasets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
         settings = report["backbone"]["name"], report["settings"]["classes"], report["settings"].get("options", {})
-        if settings == expected and datasets >= {*suite.options.datasets} and methods >= {*suite.options.methods}:
+        if settings == expected and datasets >= {*results.options.datasets} and methods >= {*results.options.methods}:
             reports.append(report)
     # Times in UTC of equal length sort as texts.
     return max(reports, key=lambda report: report["written"], default=None)

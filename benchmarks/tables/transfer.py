@@ -18,24 +18,24 @@ from runner.config import Target
 TARGET_MEAN = "Target mean"
 
 
-def transfer_tables(suite: SuiteResults) -> list[Table]:
+def transfer_tables(results: SuiteResults) -> list[Table]:
     """Make one table for each data set that was trained on, then the comparison."""
-    tables = [_transfer_table(suite, source) for source in suite.options.datasets]
+    tables = [_transfer_table(results, source) for source in results.options.datasets]
     # Over several sources a target would count more than once.
-    return tables if len(tables) > 1 else [*tables, *comparison_tables(suite)]
+    return tables if len(tables) > 1 else [*tables, *comparison_tables(results)]
 
 
-def _transfer_table(suite: SuiteResults, source: str) -> Table:
-    tested = (target for run in suite.runs if run.dataset == source for target in run.spec.targets)
+def _transfer_table(results: SuiteResults, source: str) -> Table:
+    tested = (target for run in results.runs if run.dataset == source for target in run.spec.targets)
     names = dict.fromkeys(Target.parse_unchecked(target).dataset for target in tested)
     targets = [name for name in names if name != source]
-    name, title = suite.name, suite.suite.heading
-    if len(suite.options.datasets) > 1:
+    name, title = results.name, results.suite.heading
+    if len(results.options.datasets) > 1:
         title += f", trained on {display_name(source)}"
-        name += "" if source == suite.options.datasets[0] else f"-from-{source}"
+        name += "" if source == results.options.datasets[0] else f"-from-{source}"
     columns = [Column(f"{display_name(source)} (source)"), *(Column(display_name(target)) for target in targets)]
     columns += [Column(TARGET_MEAN)] if targets else []
-    file = suite.suite.published
+    file = results.suite.published
     # The paper trains on ImageNet.
     is_published = source == "imagenet" and file in ("cross_dataset", "domain_generalization")
     rows = getattr(published, file)() if is_published else []
@@ -46,14 +46,14 @@ def _transfer_table(suite: SuiteResults, source: str) -> Table:
             yield [published_title(row.method, row.venue)], _printed_numbers(row, targets)
 
     def cells(variant: Variant, _: str) -> Sequence[Metric | None]:
-        metrics = [suite.metric(variant, source, Target(name)) for name in (source, *targets)]
+        metrics = [results.metric(variant, source, Target(name)) for name in (source, *targets)]
         metrics += [average(metrics[1:])] if targets else []
         known = numbers.get(variant.method) if not variant.changed else None
-        return list(map(suite.with_published, metrics, known or [None] * len(metrics)))
+        return list(map(results.with_published, metrics, known or [None] * len(metrics)))
 
     rule = f"Trained on {display_name(source)}, tested on all classes."
     mean_rule = f"{TARGET_MEAN}: without the source." if len(targets) > 1 else ""
-    return suite_table(suite, name, title, ["Method"], columns, cells, rule, mean_rule, printed=printed)
+    return suite_table(results, name, title, ["Method"], columns, cells, rule, mean_rule, printed=printed)
 
 
 def _printed_numbers(row: Any, targets: Sequence[str]) -> list[float | None]:

@@ -117,13 +117,13 @@ def validated(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
     return Target(dataset, "base", "val"), *halves(options, dataset)
 
 
-def readings_tables(suite: SuiteResults) -> list[Table]:
+def readings_tables(results: SuiteResults) -> list[Table]:
     """Make the differences to the default with their intervals, then the numbers themselves."""
-    default = suite.by_title.get(DEFAULT, suite.variants[0])
-    reference = {name: measures(suite, default, name) for name in suite.options.datasets}
+    default = results.by_title.get(DEFAULT, results.variants[0])
+    reference = {name: measures(results, default, name) for name in results.options.datasets}
     differences, numbers = [], []
-    for title, variant in suite.by_title.items():
-        found = {name: measures(suite, variant, name) for name in suite.options.datasets}
+    for title, variant in results.by_title.items():
+        found = {name: measures(results, variant, name) for name in results.options.datasets}
         means = tuple(average(column) for column in zip(*found.values(), strict=True))
         numbers.append(Row((title,), means))
         cells = [
@@ -135,32 +135,32 @@ def readings_tables(suite: SuiteResults) -> list[Table]:
         "Base val: validation images of the base classes trained on. Held-out HM: trained on half of the base classes, "
         "harmonic mean over the validation images of both halves. Choose by these two; the test columns only report."
     )
-    over = plural(len(suite.options.datasets), "data set")
+    over = plural(len(results.options.datasets), "data set")
     interval = (
         f"Other rows: mean difference to `{DEFAULT}` over pairs of data set and seed, in percentage points (of HMs of "
         "single seeds), with its 95 % interval by Student's t. Seeds of one data set are not independent; of twenty "
         "rows without effect one interval leaves out zero by chance."
     )
-    columns, title = tuple(Column(name, "") for name in MEASURES), suite.suite.heading
+    columns, title = tuple(Column(name, "") for name in MEASURES), results.suite.heading
     return [
-        Table(suite.name, title, ("Reading",), columns, differences, suite_notes(suite, rule, interval).lines),
+        Table(results.name, title, ("Reading",), columns, differences, suite_notes(results, rule, interval).lines),
         Table(
-            f"{suite.name}-accuracy",
+            f"{results.name}-accuracy",
             f"{title}: means over {over}",
             ("Reading",),
             tuple(map(Column, MEASURES)),
             numbers,
-            suite_notes(suite, rule, "HM: mean of the data sets' HMs.").lines,
+            suite_notes(results, rule, "HM: mean of the data sets' HMs.").lines,
         ),
     ]
 
 
-def measures(suite: SuiteResults, variant: Variant, dataset: str) -> tuple[Metric | None, ...]:
+def measures(results: SuiteResults, variant: Variant, dataset: str) -> tuple[Metric | None, ...]:
     """Return MEASURES of a variant on one data set; None where results are missing."""
     base_val, dev_base, dev_novel = (
-        suite.metric(variant, dataset, Target(dataset, classes, "val")) for classes in ("base", "dev-base", "dev-novel")
+        results.metric(variant, dataset, Target(dataset, half, "val")) for half in ("base", "dev-base", "dev-novel")
     )
-    return base_val, harmonic(dev_base, dev_novel), *suite.halves(variant, dataset)
+    return base_val, harmonic(dev_base, dev_novel), *results.halves(variant, dataset)
 
 
 def _format_difference(found: list[Metric | None], reference: list[Metric | None]) -> str | None:
