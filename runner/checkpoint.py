@@ -72,12 +72,12 @@ def decode_checkpoint(data: bytes, path: Path) -> tuple[dict[str, Tensor], Check
         raise UserError(f"{path} is not a checkpoint of this program ({reason}); train again with --force") from error
 
 
-def load_into(method: Method, tensors: Mapping[str, Tensor], source: Path) -> None:
+def load_into(method: Method, tensors: Mapping[str, Tensor], file: Path) -> None:
     """Load every learned tensor of `method`. Raises UserError naming tensors that are missing or do not fit."""
     # First, because the rows of some tensors depend on the training, such as on its number of images.
     method.adapt_shapes(tensors)
     if problems := describe_differences(method.state_dict(), tensors):
-        raise UserError(f"{source} does not fit this method and backbone: {'; '.join(problems[:3])}")
+        raise UserError(f"{file} does not fit this method and backbone: {'; '.join(problems[:3])}")
     method.load_state_dict(dict(tensors))
 
 

@@ -29,6 +29,7 @@ from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks
+from runner.earlier_runs import load_teacher
 from runner.engine import Batch, learned_parameters
 from runner.environment import resolve_device
 from runner.failures import EXPECTED, describe_failure
@@ -37,7 +38,6 @@ from runner.planning import plan_run
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.setup import Setup, label_space, make_eval_transform, make_method, set_up
-from runner.source_runs import load_teacher
 from runner.train import train
 from runner.workbench import Workbench
 from shards.image_selection import select_class_labels

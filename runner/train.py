@@ -16,6 +16,7 @@ from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_ch
 from runner.config import RunConfig, RuntimeConfig
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
+from runner.earlier_runs import first_stage, load_teacher, read_initial_run
 from runner.engine import Batch, term_gradients
 from runner.environment import environment, provenance, resolve_device, set_deterministic
 from runner.failures import describe_failure
@@ -27,7 +28,6 @@ from runner.results import FewShotRecord, Progress, TrainResult, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder, check_training_content
 from runner.setup import Setup, changed_file, set_up
-from runner.source_runs import first_stage, load_teacher, read_initial_run
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
@@ -81,8 +81,8 @@ def train(
         if finished := read_finished(config, runtime, folder, group, workbench):
             remote.push(config.path)
             return finished
-    if source := first_stage(config):
-        train(source, runtime, group=group, workbench=workbench)
+    if earlier := first_stage(config):
+        train(earlier, runtime, group=group, workbench=workbench)
     with folder.locked() if first else nullcontext(), synchronized_run(remote, config.path, resumes=not force):
         # Another process may have finished the run between the look above and the lock.
         if not force and (finished := read_finished(config, runtime, folder, group, workbench)):

@@ -22,13 +22,13 @@ RENDER_BATCH = 64
 
 def builtin_source(dataset: Dataset) -> Source:
     """Make a source of a generated or bundled data set; `shards.raw` has those of the user's own folders."""
-    generated = dataset.source == "world"
+    generated = dataset.images_from == "world"
     return Source(
         dataset.name,
         dataset.classnames,
         dataset.template,
         dataset.templates,
-        f"world {VERSION}" if generated else dataset.source,
+        f"world {VERSION}" if generated else dataset.images_from,
         dict(dataset.counts),
         partial(WorldPart, dataset.name, dataset.classnames) if generated else DigitsPart,
     )

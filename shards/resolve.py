@@ -52,7 +52,7 @@ def _packed_dataset(folder: Path) -> Dataset:
         counts=manifest.counts,
         template=manifest.template,
         templates=manifest.templates,
-        source="packed",
+        images_from="packed",
         licence="",
         description=f"packed from: {manifest.source.partition(', lists ')[0]}",
         classnames=manifest.classnames,
@@ -87,4 +87,4 @@ def kind_of_name(name: str) -> Literal["published", "generated", "own"]:
     dataset = find_or_none(name)
     if dataset is None:
         return "own"
-    return "published" if dataset.source == "folder" else "generated"
+    return "published" if dataset.images_from == "folder" else "generated"

@@ -23,7 +23,7 @@ from shards.reader import open_dataset
 from shards.resolve import packed_names
 
 ROOT = Path(__file__).resolve().parents[1]
-RAW_SETS = [dataset for dataset in CATALOGUE.values() if dataset.source == "folder"]
+RAW_SETS = [dataset for dataset in CATALOGUE.values() if dataset.images_from == "folder"]
 pytestmark = pytest.mark.usefixtures("at_home")
 
 

@@ -7,10 +7,10 @@ from small_runs import make_runtime
 
 from procap.errors import UserError
 from runner.config import Target
+from runner.earlier_runs import check_same_images, first_stage, start_from
 from runner.evaluate import evaluate, load_trained
 from runner.planning import plan_run
 from runner.run_folders import RunFolder
-from runner.source_runs import check_same_images, first_stage, start_from
 from runner.train import train
 
 FIELDS = {"dataset": "digits", "shots": 2}

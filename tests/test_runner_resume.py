@@ -24,10 +24,10 @@ from benchmarks.cli import main
 from procap.errors import Unreachable, UserError
 from runner import checkpoint, evaluate, remote_results, run_folders, train
 from runner.config import RunConfig, RuntimeConfig, Target
+from runner.earlier_runs import first_stage
 from runner.planning import plan_run
 from runner.results import Progress, write_json
 from runner.resumable_training import ResumableTraining
-from runner.source_runs import first_stage
 
 STEPS, STEPS_PER_EPOCH = 12, 4
 SMALL_PROCAP = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8, "logvar_lr_scale": 9.0}

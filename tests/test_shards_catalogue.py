@@ -48,7 +48,7 @@ COOP_TEMPLATES = {
 
 def test_the_fifteen_sets_are_those_of_the_paper_in_its_order():
     assert [dataset.name for dataset in PUBLISHED] == [row[0] for row in TABLE]
-    assert all(CATALOGUE[dataset.name] is dataset and dataset.source == "folder" for dataset in PUBLISHED)
+    assert all(CATALOGUE[dataset.name] is dataset and dataset.images_from == "folder" for dataset in PUBLISHED)
 
 
 @pytest.mark.parametrize(("name", "title", "folder", "images", "classes", "counts"), TABLE)
@@ -172,7 +172,7 @@ def data(tmp_path_factory) -> Path:
 
 def test_a_set_that_only_its_shards_describe_is_known_by_its_name(data):
     birds = resolve_dataset("My-Birds.v2", data)
-    assert (birds.name, birds.source, birds.test_only) == ("my-birds.v2", "packed", False)
+    assert (birds.name, birds.images_from, birds.test_only) == ("my-birds.v2", "packed", False)
     assert birds.classnames == CLASSNAMES and dict(birds.counts) == {"train": 23, "val": 21, "test": 17}
     assert birds.template == "a photo of a {}, a type of bird."
 
@@ -212,5 +212,5 @@ def test_groups_of_data_sets(data, tmp_path):
     world = ["shapes", "coloured-shapes", "textures", "petals", "tiles", "glyphs", "digits"]
     assert parse_datasets("all", data) == world
     assert parse_datasets("my-birds.v2,digits,my-birds.v2", data) == ["my-birds.v2", "digits"]
-    eleven = [name for name, dataset in CATALOGUE.items() if dataset.source == "folder" and not dataset.test_only]
+    eleven = [name for name, dataset in CATALOGUE.items() if dataset.images_from == "folder" and not dataset.test_only]
     assert parse_datasets("paper", tmp_path) == eleven and len(eleven) == 11

@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.cli.flags import Data, OutputFlags, command, flag
 from benchmarks.console.output import columns, note, show, show_json
-from benchmarks.console.packing import ensure_packed
+from benchmarks.console.packing import pack_missing_with_progress
 from benchmarks.console.parse import parse_methods, parse_options, split_names
 from procap.errors import UsageError, check_names
 from runner.config import RuntimeConfig
@@ -47,7 +47,7 @@ def method(
     names = split_names(only)
     check_names("check", names, CHECKS)
     root = data_root(data)
-    ensure_packed([dataset], root)
+    pack_missing_with_progress([dataset], root)
     runtime = RuntimeConfig(root, Path(), device="cpu", tracking_uri="off", quiet=True)
     case = CheckCase.plan(name, runtime, dataset=dataset, backbone=backbone, options=options)
     if not case.config.recipe.epochs:

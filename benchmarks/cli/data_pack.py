@@ -74,7 +74,7 @@ def pack(
 def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int, skip_broken: bool) -> Manifest:
     """Pack one data set; for a user's also write the guessed YAML file, and show its classes."""
     on_note = report_note if dataset.location else None
-    source = dataset.source(skip_broken=True, workers=workers) if skip_broken else dataset.source()
+    source = dataset.make_source(skip_broken=True, workers=workers) if skip_broken else dataset.make_source()
     manifest = pack_with_progress(source, root, force=force, workers=workers, on_note=on_note)
     if dataset.guessed:
         write_file(Path(dataset.location), dataset.guessed)

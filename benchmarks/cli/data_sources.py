@@ -34,7 +34,7 @@ class DatasetToPack:
     """
 
     name: str
-    source: Callable[..., Source]
+    make_source: Callable[..., Source]
     location: str = ""
     guessed: str = ""
 
@@ -58,7 +58,7 @@ def select_datasets(names: Iterable[str], raw: Path | None, data_root: Path) -> 
 
 
 def _resolve_group(name: str, raw: Path | None) -> list[DatasetToPack]:
-    generated = [_from_builtin(dataset) for dataset in CATALOGUE.values() if dataset.source != "folder"]
+    generated = [_from_builtin(dataset) for dataset in CATALOGUE.values() if dataset.images_from != "folder"]
     if name == "world" or (name == "all" and raw is None):
         return generated
     if raw is None:
@@ -95,9 +95,9 @@ def _resolve_name(name: str, raw: Path | None, data_root: Path) -> DatasetToPack
     if name.lower().endswith((".yaml", ".yml")):
         return _from_file(path)
     dataset = resolve_dataset(name, data_root)
-    if dataset.source == "packed":
+    if dataset.images_from == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
-    return _from_raw_folder(dataset, raw) if dataset.source == "folder" else _from_builtin(dataset)
+    return _from_raw_folder(dataset, raw) if dataset.images_from == "folder" else _from_builtin(dataset)
 
 
 def _from_file(file: Path, text: str = "") -> DatasetToPack:
@@ -123,7 +123,7 @@ def select_published(names: Sequence[str]) -> list[Dataset]:
     if "all" in names or "paper" in names:
         return list(PUBLISHED)
     selected = {dataset.name: dataset for text in names for dataset in map(find, split_names(text))}
-    if generated := [name for name, dataset in selected.items() if dataset.source != "folder"]:
+    if generated := [name for name, dataset in selected.items() if dataset.images_from != "folder"]:
         raise UsageError(f"'{generated[0]}' has no raw folder: procap data pack {generated[0]} makes it")
     return list(selected.values())
 

@@ -14,7 +14,7 @@ from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import default_targets, eval_settings, find_run, runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
-from benchmarks.console.packing import ensure_packed
+from benchmarks.console.packing import pack_missing_with_progress
 from benchmarks.console.parse import split_names
 from benchmarks.suites.checks import check_weights_of
 from benchmarks.suites.planning import read_states
@@ -144,7 +144,7 @@ def _evaluate_all(
                 RemoteResults.from_runtime(runtime).pull(config.path)
             if not config.recipe.epochs:
                 prepare_untrained(config, runtime, group, workbench, force=force)
-            ensure_packed([target.dataset], runtime.data)
+            pack_missing_with_progress([target.dataset], runtime.data)
             trained = None
             if find_result(config, target, runtime, force=force, group=group, workbench=workbench) is None:
                 if loaded is None or loaded.config != config:
@@ -173,5 +173,5 @@ def prepare_untrained(
         return status in ("new", "resume") or (force and status == "other data")
 
     if group.call_on_first(is_missing):
-        ensure_packed([config.dataset], runtime.data)
+        pack_missing_with_progress([config.dataset], runtime.data)
         train(config, runtime, force=force, group=group, workbench=workbench)

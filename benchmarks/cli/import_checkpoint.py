@@ -11,7 +11,7 @@ from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.output import columns, note, note_failures, show, show_json
-from benchmarks.console.packing import ensure_packed
+from benchmarks.console.packing import pack_missing_with_progress
 from procap.errors import UsageError
 from runner.environment import library_defaults
 from runner.tracking.exporter import exporter_for
@@ -60,7 +60,7 @@ def import_checkpoint(
     failures, done = Failures(len(runs), verbose=output.verbose), {}
     for config, path in files.items():
         with failures.collect(config.path):
-            ensure_packed([config.dataset], runtime.data)
+            pack_missing_with_progress([config.dataset], runtime.data)
             done[config] = import_run(config, runtime, path, force=mode.force)
             note(f"imported {path} as {config.path}")
     exporter_for(runtime).flush()

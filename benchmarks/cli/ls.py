@@ -142,7 +142,7 @@ def _backbones() -> Listing:
 
 def _words() -> Listing:
     """List the words of the class names that `mini` was trained on, those of the generated data."""
-    texts = (text for dataset in CATALOGUE.values() if dataset.source == "world" for text in dataset.classnames)
+    texts = (text for dataset in CATALOGUE.values() if dataset.images_from == "world" for text in dataset.classnames)
     # Single letters are left out: those of the glyphs, and articles.
     words = sorted({word for text in texts for word in text.split() if len(word) > 1})
     return textwrap.fill(" ".join(words), 100), [{"word": word} for word in words]

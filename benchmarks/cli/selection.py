@@ -57,7 +57,7 @@ def selected_runs(
     task: see `plan_run`.
     """
     datasets = parse_datasets(selection.datasets, data)
-    is_users = all(resolve_dataset(name, data).source == "packed" for name in datasets)
+    is_users = all(resolve_dataset(name, data).images_from == "packed" for name in datasets)
     # `mini` knows few words: the default for a user's data needs none.
     default = "probe" if is_users and selection.backbone in ("", "mini") else ""
     methods = parse_methods(selection.methods or default, table1_methods())
@@ -89,10 +89,10 @@ def selected_runs(
 
 def start_runs(configs: Sequence[RunConfig], init: str, runtime: RuntimeConfig) -> list[RunConfig]:
     """Let runs start from the finished run `init`: its folder, or a unique prefix of its hash."""
-    from runner.source_runs import start_from
+    from runner.earlier_runs import start_from
 
-    source, found_in = find_run(Path(init), runtime)
-    return [start_from(config, source, found_in.results, runtime) for config in configs]
+    earlier, found_in = find_run(Path(init), runtime)
+    return [start_from(config, earlier, found_in.results, runtime) for config in configs]
 
 
 def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from benchmarks.cli import flags
 from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import make_commands, make_settings
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
-from benchmarks.console.packing import ensure_packed, find_unpacked
+from benchmarks.console.packing import find_unpacked, pack_missing_with_progress
 from benchmarks.suites.checks import check_code, check_training_images, check_weights, note_warmup
 from benchmarks.sweeps import table
 from benchmarks.tables.render import render
@@ -69,7 +69,7 @@ def sweep(
     note_warmup(run.config for run in runs)
     if mode.dry_run:
         return _show_plan(settings, tried, output)
-    ensure_packed(settings.datasets, runtime.data)
+    pack_missing_with_progress(settings.datasets, runtime.data)
     with folder.locked():
         if mode.force:
             # This imports torch, which a wrong flag need not wait for.

@@ -11,7 +11,7 @@ from benchmarks.cli.config_file import ConfigFlags
 from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import runtime_config, selected_runs, start_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
-from benchmarks.console.packing import ensure_packed, find_unpacked
+from benchmarks.console.packing import find_unpacked, pack_missing_with_progress
 from benchmarks.suites.checks import check_training_images, check_weights_of, note_warmup, note_warning
 from benchmarks.suites.planning import read_states
 from cluster.run import RunSpec
@@ -121,7 +121,7 @@ def _train_all(
             if not was_finished:
                 check_training_images([config], runtime.data)
                 note(f"{position} training {config.path}")
-            ensure_packed([config.dataset], runtime.data)
+            pack_missing_with_progress([config.dataset], runtime.data)
             result = train_run(config, runtime, force=force, group=group, workbench=workbench)
             assert isinstance(result, TrainResult)
             done[config] = result

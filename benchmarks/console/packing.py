@@ -30,7 +30,7 @@ def find_unpacked(names: Iterable[str], data_root: Path) -> list[Dataset]:
     """List the generated and bundled data sets that are missing; UserError for sets that are packed from raw files."""
     datasets = [resolve_dataset(name, data_root) for name in dict.fromkeys(names)]
     missing = [dataset for dataset in datasets if not is_packed(data_root, dataset.name)]
-    raw = [dataset.name for dataset in missing if dataset.source == "folder"]
+    raw = [dataset.name for dataset in missing if dataset.images_from == "folder"]
     if missing and (url := mirrored_url(data_root)):
         absent = ", ".join(f"'{dataset.name}'" for dataset in missing)
         raise UserError(f"there is no {absent} at {redact(url)}")
@@ -41,8 +41,8 @@ def find_unpacked(names: Iterable[str], data_root: Path) -> list[Dataset]:
     return missing
 
 
-def ensure_packed(names: Iterable[str], data_root: Path) -> None:
-    """Pack what `find_unpacked` lists."""
+def pack_missing_with_progress(names: Iterable[str], data_root: Path) -> None:
+    """Pack the data sets that `find_unpacked` lists: `shards.pack.pack_missing`, for the terminal of a user."""
     missing = find_unpacked(names, data_root)
     if missing:
         note(f"packing {', '.join(dataset.name for dataset in missing)} into {data_root} (once)")

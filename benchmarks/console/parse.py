@@ -81,8 +81,8 @@ def dataset_groups() -> dict[str, list[str]]:
 
     trained = [dataset for dataset in CATALOGUE.values() if not dataset.test_only]
     return {
-        "all": [dataset.name for dataset in trained if dataset.source != "folder"],
-        "paper": [dataset.name for dataset in trained if dataset.source == "folder"],
+        "all": [dataset.name for dataset in trained if dataset.images_from != "folder"],
+        "paper": [dataset.name for dataset in trained if dataset.images_from == "folder"],
     }
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.console.output import note
-from benchmarks.console.packing import ensure_packed
+from benchmarks.console.packing import pack_missing_with_progress
 from benchmarks.experiment.titles import title_method
 from benchmarks.runtime.measure import REPEATS, rotate, summarize, time_interleaved, timed
 from benchmarks.runtime.settings import SEED, SHOTS, Settings, run_config
@@ -50,7 +50,7 @@ class CaseData:
 def load_case_data(name: str, root: Path, classes: str = "base") -> CaseData:
     """Open the data set `name` in `root`, packed if needed, and draw few-shot samples of its `classes`."""
     name = resolve_dataset(name, root).name
-    ensure_packed([name], root)
+    pack_missing_with_progress([name], root)
     shards = open_dataset(root, name)
     fewshot = load_few_shot(shards, SHOTS, SEED, classes)
     space = label_space(shards.manifest, fewshot.classnames)

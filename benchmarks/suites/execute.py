@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.console.output import note, plural
-from benchmarks.console.packing import ensure_packed
+from benchmarks.console.packing import pack_missing_with_progress
 from benchmarks.suites.checks import check_code, check_training_images, check_weights
 from benchmarks.suites.planning import RunState, count_images
 from benchmarks.suites.progress import CollectionTrackers, RunProgress
@@ -47,7 +47,7 @@ def execute(
             splits.setdefault(target.dataset, set()).add(target.split)
     if launcher.kind == "local":
         check_weights((run.config.backbone, run.config.pretrained) for run in runs)
-    ensure_packed(splits, runtime.data)
+    pack_missing_with_progress(splits, runtime.data)
     check_training_images((run.config for run in runs), runtime.data)
     images_left = {run.path: count_images(run, states[run.path], runtime) for run in runs}
     # Only if the user has chosen nothing about the launch.

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.console.packing import ensure_packed
+from benchmarks.console.packing import pack_missing_with_progress
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import Suite, SuiteOptions
 from benchmarks.plots.style import FORMATS, save_plots
@@ -53,7 +53,7 @@ def make_outputs(
 
     def finish() -> None:
         if suite.finish:
-            ensure_packed(dict.fromkeys(run.dataset for run in done.runs), runtime.data)
+            pack_missing_with_progress(dict.fromkeys(run.dataset for run in done.runs), runtime.data)
             suite.finish(done, runtime, force)
 
     def tabulate() -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from benchmarks.results.metrics import Metric
 
-Source = Literal["ours", "published"]
+RowSource = Literal["ours", "published"]
 Mark = Literal["best", "second"]
 ARROWS = {"high": " ↑", "low": " ↓", "": ""}
 MISSING = "-"
@@ -38,7 +38,7 @@ class Row:
 
     labels: tuple[str, ...]
     cells: tuple[Cell, ...]
-    source: Source = "ours"
+    source: RowSource = "ours"
     group: str = ""
     average: bool = False
 

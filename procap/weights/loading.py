@@ -42,7 +42,7 @@ WeightsKey = tuple[str, str | None, tuple[int, int, int, int] | None]
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightsSource:
     """Where the weights of a backbone come from.
 
     pretrained: a tag, a path, "embedded" or "random". file: None for random weights.
@@ -59,7 +59,7 @@ class Source:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def find_source(name: str, pretrained: str | None) -> Source:
+def find_source(name: str, pretrained: str | None) -> WeightsSource:
     """Find the weights that `load_clip` takes, without reading them.
 
     Raises UsageError for an unknown name, UserError for weights that are not on this machine.
@@ -71,7 +71,7 @@ def find_source(name: str, pretrained: str | None) -> Source:
     return source
 
 
-def _source_with_config(name: str) -> Source:
+def _source_with_config(name: str) -> WeightsSource:
     """Find a file, a folder or a model on the Hub, which have a configuration."""
     path = Path(name).expanduser()
     if name.startswith(HUB):
@@ -80,15 +80,15 @@ def _source_with_config(name: str) -> Source:
         # Only fetched here: the weights come to the folder of the configuration, where they are looked for below.
         _hub_file(repository, *WEIGHTS_FILES)
     if not path.is_dir():
-        return Source(path.stem, str(path), path)
+        return WeightsSource(path.stem, str(path), path)
     content = json.loads((path / "open_clip_config.json").read_text())
     files = [path / file for file in WEIGHTS_FILES]
     file = next(filter(Path.is_file, files), files[0])
     settings = content.get("preprocess_cfg", {})
-    return Source(Path(name).name, name, file, f"local-dir:{path}", content["model_cfg"], settings)
+    return WeightsSource(Path(name).name, name, file, f"local-dir:{path}", content["model_cfg"], settings)
 
 
-def _architecture_source(architecture: str, pretrained: str | None) -> Source:
+def _architecture_source(architecture: str, pretrained: str | None) -> WeightsSource:
     """Find the weights of an architecture."""
     published = published_weights(architecture)
     default = "embedded" if architecture == "mini" else "openai"
@@ -106,10 +106,10 @@ def _architecture_source(architecture: str, pretrained: str | None) -> Source:
         known = ", ".join([*published, "random, or a checkpoint's path"])
         raise unknown_name(f"weights of {architecture}", tag, [*published, "random"], listing=f"known: {known}")
     if architecture == "mini":
-        return Source(architecture, tag, weights, "", model_configs()["mini"], settings)
+        return WeightsSource(architecture, tag, weights, "", model_configs()["mini"], settings)
     import open_clip
 
-    return Source(architecture, tag, weights, architecture, open_clip.get_model_config(architecture), settings)
+    return WeightsSource(architecture, tag, weights, architecture, open_clip.get_model_config(architecture), settings)
 
 
 def published_weights(architecture: str) -> dict[str, dict[str, Any]]:
@@ -180,7 +180,7 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
         raise UserError(f"{source.file} does not fit {source.name}: it {error}") from None
 
 
-def _build(source: Source, state: dict[str, Tensor], quick_gelu: bool, seed: int) -> Any:
+def _build(source: WeightsSource, state: dict[str, Tensor], quick_gelu: bool, seed: int) -> Any:
     """Build a model with the weights `state`, random ones if it is empty; ValueError if they do not fit."""
     import open_clip
     from open_clip.convert import convert_state_dict

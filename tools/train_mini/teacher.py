@@ -22,7 +22,7 @@ from shards.world.generate import Style, image_draws, paint, sample_seed
 from shards.world.scenes import COLOUR_PAIRS
 
 IMAGE = 48
-FAMILY_NAMES = tuple(name for name, data in CATALOGUE.items() if data.source == "world" and not data.test_only)
+FAMILY_NAMES = tuple(name for name, data in CATALOGUE.items() if data.images_from == "world" and not data.test_only)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 

@@ -17,32 +17,32 @@ from runner.remote_results import RemoteResults
 from runner.run_folders import RunFolder, locate_run
 
 
-def start_from(config: RunConfig, source: RunConfig, results: Path, runtime: RuntimeConfig) -> RunConfig:
-    """Return `config` with the finished run `source`, which lies below `results`, as its start.
+def start_from(config: RunConfig, earlier: RunConfig, results: Path, runtime: RuntimeConfig) -> RunConfig:
+    """Return `config` with the finished run `earlier`, which lies below `results`, as its start.
 
     Raises UsageError for a run that has seen other images of the data set: the accuracy would not be that of the shots
     or classes of `config`.
     """
     if not config.recipe.epochs or issubclass(method_class(config.method), FeatureMethod):
         raise UsageError(f"--init: {config.method} has no training on images that could start from a run")
-    training = RunFolder(results / source.path).read_training()
+    training = RunFolder(results / earlier.path).read_training()
     if training is None:
-        raise UsageError(f"--init: {source.path} is not finished")
-    check_same_images(source, config)
+        raise UsageError(f"--init: {earlier.path} is not finished")
+    check_same_images(earlier, config)
     # Relative where possible, so that the results can be moved together.
     is_here = results.resolve() == runtime.results.resolve()
-    folder = source.path if is_here else (results / source.path).resolve().as_posix()
+    folder = earlier.path if is_here else (results / earlier.path).resolve().as_posix()
     return config.model_copy(update={"init": folder, "init_digest": training.checkpoint_sha256})
 
 
-def check_same_images(source: RunConfig, config: RunConfig) -> None:
-    """Raise UsageError if run `source` has seen images of the data set of `config` that a training of it does not."""
-    if source.chosen_on_test:
+def check_same_images(earlier: RunConfig, config: RunConfig) -> None:
+    """Raise UsageError if run `earlier` has seen images of the data set of `config` that a training of it does not."""
+    if earlier.chosen_on_test:
         # Tables mark such a run, but not another one that learns from it.
-        raise UsageError(f"{source.path} was chosen by test accuracy: train with --option selection=validation")
+        raise UsageError(f"{earlier.path} was chosen by test accuracy: train with --option selection=validation")
     images = ("classes", "shots", "seed")
-    if source.dataset == config.dataset and any(getattr(source, name) != getattr(config, name) for name in images):
-        raise UsageError(f"{source.path} has seen other images: train with its {', '.join(images)}")
+    if earlier.dataset == config.dataset and any(getattr(earlier, name) != getattr(config, name) for name in images):
+        raise UsageError(f"{earlier.path} has seen other images: train with its {', '.join(images)}")
 
 
 def first_stage(config: RunConfig) -> RunConfig | None:
@@ -89,7 +89,7 @@ def load_teacher(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup)
     folder = Path(config.options["teacher"]).expanduser()
     if not (folder / "config.json").is_file():
         return None
-    source, results = locate_run(folder)
-    check_same_images(source, config)
+    teacher, results = locate_run(folder)
+    check_same_images(teacher, config)
     # Without the URL, which belongs to the results of the run and not to those of the teacher.
-    return load_trained(source, replace(runtime, results=results, results_url=None), group).method
+    return load_trained(teacher, replace(runtime, results=results, results_url=None), group).method
