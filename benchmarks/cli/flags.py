@@ -38,8 +38,7 @@ def switch(name: str, text: str, *short: str) -> Any:
 
 # The types of flags that several commands have, alone or in a group below.
 RecipeChoice = Annotated[
-    str,
-    flag("published|procap", "published for each method, or ProCAP's [default: published; profile mini: procap]"),
+    str, flag("published|procap", "published for each method, or ProCAP's [default: published; profile mini: procap]")
 ]
 MethodOptions = Annotated[
     list[str] | None, flag("KEY=VALUE", "method option; METHOD.KEY=VALUE sets it for one method; repeatable")
