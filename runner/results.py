@@ -40,7 +40,7 @@ class EpochLog(FrozenModel):
 
     epoch: int = Field(ge=0, description="0-based")
     lr: float = Field(ge=0)
-    terms: dict[str, float]
+    terms: dict[str, float] = Field(min_length=1)
     seconds: Amount = Field(description="in steps: checkpoints excluded")
     images_per_second: Rate | None
     skipped: Count = Field(default=0, description="steps without an update, because gradients overflowed at fp16")

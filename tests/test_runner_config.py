@@ -186,6 +186,13 @@ def test_a_document_comes_back_as_it_was_written(tmp_path):
     assert [file.name for file in (tmp_path / "deep").iterdir()] == ["progress.json"]
 
 
+def test_an_epoch_without_a_loss_term_is_refused(tmp_path):
+    empty = PROGRESS.model_copy(update={"epochs": [EPOCH.model_copy(update={"terms": {}})]})
+    write_json(tmp_path / "progress.json", empty)
+    with pytest.raises(UserError, match=r"epochs.0.terms"):
+        read_document(tmp_path / "progress.json", Progress)
+
+
 def test_a_full_disk_keeps_the_old_file_and_is_said_in_one_line(tmp_path):
     file = tmp_path / "train.json"
     write_bytes(file, b"old")
