@@ -109,6 +109,7 @@ def _train_all(
     runs: Sequence[RunConfig], runtime: RuntimeConfig, failures: Failures, group: ProcessGroup, *, force: bool
 ) -> dict[RunConfig, TrainResult]:
     """Train `runs` in order and pack missing data first; failed runs are left out of the result."""
+    from runner.earlier_runs import first_stage
     from runner.train import train as train_run
     from runner.workbench import Workbench
 
@@ -120,7 +121,7 @@ def _train_all(
         with failures.collect(config.path):
             if not was_finished:
                 check_training_images([config], runtime.data)
-                note(f"{position} training {config.path}")
+                note(f"{position} training {', then '.join(run.path for run in (first_stage(config), config) if run)}")
             pack_missing_with_progress([config.dataset], runtime.data)
             result = train_run(config, runtime, force=force, group=group, workbench=workbench)
             assert isinstance(result, TrainResult)
