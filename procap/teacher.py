@@ -5,6 +5,7 @@ Shapes: B images, C classes, M templates, E joint embedding.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from procap.clip import CLIP
 from procap.text import LabelSpace
+from procap.weights.loading import WeightsKey, load_clip
 
 PROMPTS_AT_ONCE = 512
 """Prompts per pass: 60 templates of 1,000 classes in one batch would not fit a GPU."""
@@ -47,6 +49,18 @@ def text_bank(
         features = text_features(clip, space.prompts(template))
         total += F.normalize(features, dim=-1) if average == "normalise-first" else features
     return F.normalize(total, dim=-1)
+
+
+@functools.lru_cache(maxsize=1)
+def keep_clip(key: WeightsKey, device: torch.device) -> CLIP:
+    """Load the CLIP of a `weights_key`, once for consecutive runs that learn from it; nothing may change it."""
+    return load_clip(*key[:2]).to(device)
+
+
+@functools.lru_cache(maxsize=1)
+def keep_text_bank(clip: CLIP, space: LabelSpace) -> Tensor:
+    """Compute the text features [C, E] of the template of `space`, once for consecutive runs on one data set."""
+    return text_bank(clip, space, [space.template])
 
 
 def sentence_bank(clip: CLIP, sentences: Sequence[Sequence[str]]) -> Tensor:

@@ -5,7 +5,9 @@ import torch
 from safetensors.torch import load_file
 from small_runs import make_runtime
 
+from procap import teacher
 from procap.errors import UserError
+from procap.weights.loading import load_clip
 from runner.config import Target
 from runner.earlier_runs import check_same_images, first_stage, start_from
 from runner.evaluate import evaluate, load_trained
@@ -75,6 +77,15 @@ def test_dpc_trains_coop_first_and_keeps_its_prompt_for_new_classes(runtime, sho
     train(config, paused, until=1)
     train(config, paused)
     assert all(torch.equal(tensor, mine[name]) for name, tensor in tensors(paused, config).items())
+
+
+def test_runs_with_one_teacher_load_it_once(runtime, short_checkpoint, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(teacher, "load_clip", lambda *names: loaded.append(names) or load_clip(*names))
+    fields = {"options": {"teacher": f"{short_checkpoint}"}, "backbone": str(short_checkpoint), "overrides": SHORT}
+    for seed in (1, 2):
+        train(plan_run(method="kdpl", **fields, **FIELDS, seed=seed), runtime)
+    assert loaded == [(str(short_checkpoint), None)]
 
 
 def test_kdpl_learns_from_the_predictions_of_a_finished_run(coop, runtime, short_checkpoint):

@@ -25,8 +25,8 @@ from procap.methods.method import Method, MethodOptions, Noise, PublishedOptions
 from procap.parallel import gather_batch
 from procap.plan import NO_CHANGE
 from procap.recipe import Recipe
-from procap.teacher import text_bank
-from procap.weights.loading import load_clip, weights_digest
+from procap.teacher import keep_clip, keep_text_bank
+from procap.weights.loading import weights_digest, weights_key
 
 
 class DistilledOptions(MethodOptions):
@@ -57,14 +57,13 @@ class Distilled(Method):
         """Make the classifier of a teacher that is no run. Raises UsageError for one that reads other images."""
         super().prepare_training()
         teacher, name = self.teacher_classifier, split_teacher(self.options.teacher)
-        clip = teacher.clip if teacher else load_clip(*name).to(self.clip.device)
+        clip = teacher.clip if teacher else keep_clip(weights_key(*name), self.clip.device)
         if (clip.geometry.image_size, clip.image_mean) != (self.clip.geometry.image_size, self.clip.image_mean):
             raise UsageError(f"{clip.name} reads images of another size or normalisation than {self.clip.name}")
         # After the refusal, because a large teacher takes long for the texts of many classes.
         if teacher is None:
-            text = text_bank(clip, self.space, [self.space.template])
             # With the scale of the student, as in the public code.
-            self.teacher_classifier = Classifier(clip, NO_CHANGE, text, self.scale())
+            self.teacher_classifier = Classifier(clip, NO_CHANGE, keep_text_bank(clip, self.space), self.scale())
 
     @torch.no_grad()
     def teacher_logits(self, images: Tensor) -> Tensor:
