@@ -38,9 +38,9 @@ def ladder(options: SuiteOptions, method: str) -> list[Variant]:
         return [Variant(method, key={"variant": method})]
     run = options.run(Variant(method), options.datasets[0], 1, "base")
     tokens, depth = run.options["n_ctx"], run.options["depth"]
-    own = {"n_ctx": tokens, "vision_tokens": tokens, "depth": depth, "vision_depth": depth}
+    tokens_and_depth = {"n_ctx": tokens, "vision_tokens": tokens, "depth": depth, "vision_depth": depth}
     recipe = {name: getattr(run.recipe, name) for name in ("lr", "epochs", "batch_size")}
-    first = Variant("ivlp", "IVLP", {"variant": "IVLP"}, own, recipe)
+    first = Variant("ivlp", "IVLP", {"variant": "IVLP"}, tokens_and_depth, recipe)
     return [first, *(Variant(method, title, {"variant": title}, changed) for title, changed in PARTS.items())]
 
 

@@ -15,7 +15,7 @@ Published: nothing. The documentation lists the passages and what this suite mea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean
@@ -123,13 +123,11 @@ def readings_tables(results: SuiteResults) -> list[Table]:
     reference = {name: measures(results, default, name) for name in results.options.datasets}
     differences, numbers = [], []
     for title, variant in results.by_title.items():
-        found = {name: measures(results, variant, name) for name in results.options.datasets}
-        means = tuple(average(column) for column in zip(*found.values(), strict=True))
+        measured = {name: measures(results, variant, name) for name in results.options.datasets}
+        means = tuple(average(column) for column in zip(*measured.values(), strict=True))
         numbers.append(Row((title,), means))
-        cells = [
-            _format_difference([found[name][place] for name in found], [reference[name][place] for name in found])
-            for place in range(len(MEASURES))
-        ]
+        pairs = zip(zip(*measured.values(), strict=True), zip(*reference.values(), strict=True), strict=True)
+        cells = [_format_difference(*pair) for pair in pairs]
         differences.append(Row((title,), means if variant is default else tuple(cells), group=title))
     rule = (
         "Base val: validation images of the base classes trained on. Held-out HM: trained on half of the base classes, "
@@ -163,13 +161,13 @@ def measures(results: SuiteResults, variant: Variant, dataset: str) -> tuple[Met
     return base_val, harmonic(dev_base, dev_novel), *results.halves(variant, dataset)
 
 
-def _format_difference(found: list[Metric | None], reference: list[Metric | None]) -> str | None:
+def _format_difference(measured: Sequence[Metric | None], reference: Sequence[Metric | None]) -> str | None:
     """Format the mean difference over data sets and seeds with its interval; None if a result is missing."""
     differences: list[float] = []
-    for own, other in zip(found, reference, strict=True):
-        if own is None or other is None or own.limited != other.limited:
+    for ours, other in zip(measured, reference, strict=True):
+        if ours is None or other is None or ours.limited != other.limited:
             return None
-        differences += (a - b for a, b in zip(own.values, other.values, strict=True))
+        differences += (a - b for a, b in zip(ours.values, other.values, strict=True))
     text = format_number(fmean(differences), 2, "+")
     if len(differences) < 2:
         return text

@@ -54,9 +54,9 @@ class Prompts:
             for name in FAMILY_NAMES
         }
         texts = sorted(set(pool.captions))
-        place = {text: k for k, text in enumerate(texts)}
+        position = {text: k for k, text in enumerate(texts)}
         self.captions = words.ids(texts)
-        self.caption_of = torch.tensor([place[text] for text in pool.captions])
+        self.caption_of = torch.tensor([position[text] for text in pool.captions])
 
     def draw(self, family: str, rng: torch.Generator) -> Tensor:
         """Return all classes of one family with one random template."""
@@ -89,7 +89,7 @@ def step_loss(
     scale = student.clip.logit_scale.clamp(max=math.log(100)).exp()
     labels = torch.from_numpy(pool.label[rows.numpy()])
     pairs = zip(features.split(share), texts[:-1], labels.split(share), strict=True)
-    by_class = [functional.cross_entropy(scale * mine @ classes.T, label) for mine, classes, label in pairs]
+    by_class = [functional.cross_entropy(scale * images @ classes.T, label) for images, classes, label in pairs]
     by_caption = functional.cross_entropy(scale * features[few] @ texts[-1].T, caption_at)
     return {"class": torch.stack(by_class).mean(), "caption": by_caption, "dense": dense}
 
@@ -105,8 +105,8 @@ def zero_shot(model: CLIP, pool: Pool, words: Vocabulary) -> dict[str, dict[str,
     for index, name in enumerate(FAMILY_NAMES):
         family = CATALOGUE[name]
         texts = mini.encode_text(model, words.ids([family.template.format(c) for c in family.classnames]))
-        mine = torch.from_numpy(pool.family == index)
-        logits, labels = features[mine] @ texts.T, torch.from_numpy(pool.label)[mine]
+        of_family = torch.from_numpy(pool.family == index)
+        logits, labels = features[of_family] @ texts.T, torch.from_numpy(pool.label)[of_family]
         half = math.ceil(len(family.classnames) / 2)
         base = labels < half
         right = {
@@ -215,8 +215,8 @@ def train(recipe: MiniRecipe, work: Path, out: Path, log: Path) -> None:
             progress.curve.append(report(training, sums, {s: zero_shot(clip, held_out[s], words) for s in STYLES}))
             training.save()
             mini.save_weights(clip, words, recipe, out)
-    found = {"threads": torch.get_num_threads(), "recipe": asdict(recipe), "layers": progress.layers}
-    write_json(log, describe_run("train_mini", None) | found | {"bytes": out.stat().st_size, "curve": progress.curve})
+    record = {"threads": torch.get_num_threads(), "recipe": asdict(recipe), "layers": progress.layers}
+    write_json(log, describe_run("train_mini", None) | record | {"bytes": out.stat().st_size, "curve": progress.curve})
 
 
 def report(training: Training, losses: dict[str, float], scores: dict[Style, Any]) -> dict[str, Any]:

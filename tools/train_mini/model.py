@@ -74,8 +74,8 @@ class Vocabulary:
 
 def phrases(family: str) -> tuple[str, ...]:
     """Return the family's own templates, with and without a full stop."""
-    own = CATALOGUE[family]
-    return (own.template, *own.templates, *(f"{template}." for template in own.templates))
+    dataset = CATALOGUE[family]
+    return (dataset.template, *dataset.templates, *(f"{template}." for template in dataset.templates))
 
 
 def vocabulary(pool: Pool) -> Vocabulary:

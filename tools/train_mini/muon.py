@@ -39,13 +39,13 @@ class Muon(torch.optim.Optimizer):
                 momentum.lerp_(weight.grad, 1 - group["momentum"])
                 update = weight.grad.lerp(momentum, group["momentum"])
                 pieces = 3 if weight.shape[0] == 3 * weight.shape[1] else 1
-                for part, place in zip(update.chunk(pieces), weight.chunk(pieces), strict=True):
+                for part, block in zip(update.chunk(pieces), weight.chunk(pieces), strict=True):
                     tall = part.shape[0] > part.shape[1]
                     flat = part.T if tall else part
-                    by_shape.setdefault((flat.shape[0], flat.shape[1]), []).append((flat, place, tall))
+                    by_shape.setdefault((flat.shape[0], flat.shape[1]), []).append((flat, block, tall))
             for items in by_shape.values():
                 steps = orthogonal(torch.stack([flat for flat, _, _ in items]))
-                for change, (_, place, tall) in zip(steps, items, strict=True):
-                    scale = max(1.0, place.shape[0] / place.shape[1]) ** 0.5
-                    place.mul_(1 - group["lr"] * group["decay"])
-                    place.add_(change.T if tall else change, alpha=-group["lr"] * scale)
+                for change, (_, block, tall) in zip(steps, items, strict=True):
+                    scale = max(1.0, block.shape[0] / block.shape[1]) ** 0.5
+                    block.mul_(1 - group["lr"] * group["decay"])
+                    block.add_(change.T if tall else change, alpha=-group["lr"] * scale)
