@@ -11,7 +11,7 @@ FREE_GB = $$(df -Pk $(dir $(abspath $(VENV))) | awk 'NR == 2 {print int($$4 / 10
 .PHONY: help demo test test-slow lint install lock clean
 
 help:
-	@echo "make demo       pack, train, evaluate, print the table, draw the plots (about three minutes on two cores)"
+	@echo "make demo       pack, train, evaluate, print the table, draw the plots (about two minutes on two cores)"
 	@echo "make test       run the default test suite (make test-slow: the slow tests)"
 	@echo "make lint       run ruff and mypy"
 	@echo "make install    create the environment in $(VENV), nothing else"

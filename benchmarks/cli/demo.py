@@ -1,4 +1,4 @@
-"""`procap demo`: the suite base-to-novel on a few data sets, offline, in about three minutes on two CPU cores."""
+"""`procap demo`: the suite base-to-novel on a few data sets, offline, in about two minutes on two CPU cores."""
 
 from __future__ import annotations
 
@@ -34,6 +34,4 @@ def demo(
     methods, datasets = ",".join(METHODS), ",".join(QUICK_DATASETS if quick else DATASETS)
     suite = flags.SuiteFlags(profile="mini", methods=methods, datasets=datasets, seeds="1", quick=quick, limit=limit)
     runtime = flags.RuntimeFlags(str(out / "data"), str(out / "results"), device=device, tracking=tracking)
-    # Run one at a time in this process: starting Ray would take longer than it saves.
-    launch = flags.LaunchFlags(max_concurrent=1)
-    return bench(SUITE, suite, launch, runtime, flags.EngineFlags(), flags.ModeFlags(dry_run=dry_run), output)
+    return bench(SUITE, suite, flags.LaunchFlags(), runtime, flags.EngineFlags(), flags.ModeFlags(dry_run=dry_run), output)
