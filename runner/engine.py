@@ -55,10 +55,10 @@ def group_parameters(method: Method, recipe: Recipe) -> list[dict[str, Any]]:
 
     rate_index: the index of the group's rate in `Schedule.rates`. relative_rate: its peak divided by the recipe's.
     """
-    peaks, rates = distinct_peak_rates(method, recipe), peak_rates(method, recipe)
+    peaks, peak_of = distinct_peak_rates(method, recipe), peak_rates(method, recipe)
     groups: dict[int, list[nn.Parameter]] = {}
     for name, parameter in learned_parameters(method).items():
-        groups.setdefault(peaks.index(rates[name]), []).append(parameter)
+        groups.setdefault(peaks.index(peak_of[name]), []).append(parameter)
     return [{"params": groups[i], "rate_index": i, "relative_rate": peaks[i] / recipe.lr} for i in sorted(groups)]
 
 
@@ -74,11 +74,11 @@ def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch
 def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
     """Make the recipe's optimizer for what the method learns, with the groups of `group_parameters`."""
     device, lr = method.clip.device, recipe.lr
-    on_gpu, parameters = device.type == "cuda", group_parameters(method, recipe)
+    on_gpu, param_groups = device.type == "cuda", group_parameters(method, recipe)
     if on_gpu:
         # Steps captured in a CUDA graph read the rate from the device, where `set_rates` changes it: a tensor for each
         # group, because torch would share the default one between all of them.
-        parameters = [{**group, "lr": torch.tensor(lr, device=device)} for group in parameters]
+        param_groups = [{**group, "lr": torch.tensor(lr, device=device)} for group in param_groups]
     optimizer_class = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.get(recipe.optimizer, torch.optim.SGD)
     if not on_gpu:
         optimizer_class = without_compiler(optimizer_class)
@@ -90,8 +90,8 @@ def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
         # torch warns about eager steps of a capturable optimizer; warm-up steps are always eager.
         warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
         shared |= {"betas": recipe.betas, "eps": recipe.eps, "capturable": on_gpu}
-        return optimizer_class(parameters, **shared)
-    return optimizer_class(parameters, momentum=recipe.momentum, **shared)
+        return optimizer_class(param_groups, **shared)
+    return optimizer_class(param_groups, momentum=recipe.momentum, **shared)
 
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -197,12 +197,12 @@ class Engine:
         A single rate is the recipe's; those of other groups keep their ratio to it. A tensor is changed in place,
         because captured steps read it.
         """
-        for group in self.optimizer.param_groups:
-            lr = rates[group["rate_index"]] if len(rates) > 1 else group["relative_rate"] * rates[0]
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
+        for param_group in self.optimizer.param_groups:
+            lr = rates[param_group["rate_index"]] if len(rates) > 1 else param_group["relative_rate"] * rates[0]
+            if isinstance(param_group["lr"], Tensor):
+                param_group["lr"].fill_(lr)
             else:
-                group["lr"] = lr
+                param_group["lr"] = lr
 
     def terms(self, batch: Batch) -> Tensor:
         """Compute the loss terms [T] of `batch`, with their autograd graph."""

@@ -32,7 +32,7 @@ class Schedule:
         self.recipe = recipe
         self.stream = stream
         # One recipe for each peak rate, from which the rate of a step or epoch is computed.
-        self._recipes_by_peak = [recipe.model_copy(update={"lr": peak}) for peak in distinct_peak_rates(method, recipe)]
+        self._recipe_per_peak = [recipe.model_copy(update={"lr": peak}) for peak in distinct_peak_rates(method, recipe)]
         self.steps = recipe.iterations or recipe.epochs * stream.steps_per_epoch
         self.stage_starts, self.cycles = method.stage_starts(self.steps), method.cycles
 
@@ -50,11 +50,11 @@ class Schedule:
         A constant warm-up has the same rate for all.
         """
         if self.recipe.schedule == "epoch":
-            return [epoch_rate(recipe, epoch, self.cycles) for recipe in self._recipes_by_peak]
+            return [epoch_rate(recipe, epoch, self.cycles) for recipe in self._recipe_per_peak]
         stages = list(pairwise((*self.stage_starts, self.steps)))
         start, end = stages[self.stage(step)]
         warm = self._warm_steps() if start == 0 else 0
-        return [step_rate(recipe, step - start, end - start, warm) for recipe in self._recipes_by_peak]
+        return [step_rate(recipe, step - start, end - start, warm) for recipe in self._recipe_per_peak]
 
     def _warm_steps(self) -> int:
         """Return the number of steps of the warm-up per step."""

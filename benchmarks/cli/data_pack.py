@@ -51,12 +51,12 @@ def pack(
     """
     root = packing_root(data)
     selected = select_datasets(names, raw, root)
-    if skip_broken and (published := [dataset.name for dataset in selected if not dataset.location]):
+    if skip_broken and (published := [dataset.name for dataset in selected if not dataset.yaml_file]):
         raise UsageError(f"--skip-broken is for your images: '{published[0]}' has a fixed list of images")
     for dataset in selected:
         # The folder that a set was packed from has its YAML file next to it.
         if dataset.guessed and is_packed(root, dataset.name) and not mode.force:
-            folder = Path(dataset.location).with_suffix("")
+            folder = Path(dataset.yaml_file).with_suffix("")
             hint = "rename this one, or replace the set with --force"
             raise UsageError(f"'{dataset.name}' was packed from another folder than {folder}: {hint}")
     if mode.dry_run:
@@ -73,13 +73,13 @@ def pack(
 
 def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int, skip_broken: bool) -> Manifest:
     """Pack one data set; for a user's also write the guessed YAML file, and show its classes."""
-    on_note = report_note if dataset.location else None
+    on_note = report_note if dataset.yaml_file else None
     source = dataset.make_source(skip_broken=True, workers=workers) if skip_broken else dataset.make_source()
     manifest = pack_with_progress(source, root, force=force, workers=workers, on_note=on_note)
     if dataset.guessed:
-        write_file(Path(dataset.location), dataset.guessed)
-        note(f"wrote {dataset.location}")
-    if dataset.location:
+        write_file(Path(dataset.yaml_file), dataset.guessed)
+        note(f"wrote {dataset.yaml_file}")
+    if dataset.yaml_file:
         # These import torch, which other data sets need not wait for.
         from procap.weights.loading import load_clip
         from runner.setup import describe_unknown_names, label_space

@@ -30,12 +30,12 @@ from shards.resolve import resolve_dataset
 class DatasetToPack:
     """One data set to pack: its name, and how to read its list of images.
 
-    location: the YAML file of a user's images. guessed: the content of a YAML file that is not written yet.
+    yaml_file: of a user's images. guessed: the content of a YAML file that is not written yet.
     """
 
     name: str
     make_source: Callable[..., Source]
-    location: str = ""
+    yaml_file: str = ""
     guessed: str = ""
 
 
@@ -50,8 +50,8 @@ def select_datasets(names: Iterable[str], raw: Path | None, data_root: Path) -> 
             group = _resolve_group(name, raw) if name in GROUPS else [_resolve_name(name, raw, data_root)]
             for dataset in group:
                 first = selected.setdefault(dataset.name, dataset)
-                if first.location != dataset.location:
-                    raise UsageError(f"{first.location} and {dataset.location} both describe '{dataset.name}'")
+                if first.yaml_file != dataset.yaml_file:
+                    raise UsageError(f"{first.yaml_file} and {dataset.yaml_file} both describe '{dataset.name}'")
     if not selected:
         raise UsageError("no data set is named; for example shapes, or all")
     return list(selected.values())

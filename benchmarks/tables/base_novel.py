@@ -13,7 +13,7 @@ from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.calibration import calibration_tables
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
-from benchmarks.tables.rows import HALVES, NOTE_ON_SPEED, SPEEDS, Printed, measure_speeds, published_title, suite_table
+from benchmarks.tables.rows import HALVES, NOTE_ON_SPEED, SPEEDS, Printed, average_speeds, published_title, suite_table
 from benchmarks.tables.table import Cell, Column, Table
 
 PAPER_TOKENS = 4
@@ -56,7 +56,7 @@ def _speed_tables(results: SuiteResults) -> list[Table]:
             rows = results.rows(variant, dataset)
             # A mean over some of the runs or images would compare methods on different work.
             is_whole = not (rows.limited.any() or rows.fps.isna().any()) and (variant, dataset) not in unfinished
-            fps, seconds, fps_model = measure_speeds(rows) if is_whole else (None, None, None)
+            fps, seconds, fps_model = average_speeds(rows) if is_whole else (None, None, None)
             by_dataset.append((fps, fps_model, seconds))
         return [average(column) for column in zip(*by_dataset, strict=True)]
 

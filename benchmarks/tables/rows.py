@@ -69,7 +69,7 @@ def published_title(method: str, venue: str = "") -> str:
     return f"{method} ({'published' if venue in ('', 'Ours') else venue})"
 
 
-def measure_speeds(rows: pd.DataFrame) -> tuple[Metric | None, Metric | None, Metric | None]:
+def average_speeds(rows: pd.DataFrame) -> tuple[Metric | None, Metric | None, Metric | None]:
     """Return images per second, mean seconds of training, and images per second of the model."""
     # A run has a row for each target, with the same seconds of training in all of them.
     seconds = rows.groupby("seed").train_seconds.first().dropna()

@@ -23,7 +23,7 @@ from benchmarks.results.frame import (
 from benchmarks.results.metrics import Metric, average, harmonic
 from benchmarks.tables.calibration import calibration_tables
 from benchmarks.tables.notes import Notes, run_notes
-from benchmarks.tables.rows import HALVES, NOTE_ON_SPEED, SPEEDS, measure_speeds
+from benchmarks.tables.rows import HALVES, NOTE_ON_SPEED, SPEEDS, average_speeds
 from benchmarks.tables.table import Column, Row, Table
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ def _halves_table(frame: pd.DataFrame, left_out: Sequence[str]) -> Table:
     datasets = list(dict.fromkeys(frame.dataset))
     # By data set and title, the labels of a row: its cells of HALVES and SPEEDS.
     cells_by_row: dict[tuple[str, str], Sequence[Metric | None]] = {}
-    for (dataset, title), rows in frame.groupby(["dataset", "title"], sort=False):
-        base, novel = (metric_over_seeds(rows[rows.target_classes == half]) for half in ("base", "novel"))
-        cells_by_row[dataset, title] = [base, novel, harmonic(base, novel), *measure_speeds(rows)[:2]]
+    for (dataset, title), results in frame.groupby(["dataset", "title"], sort=False):
+        base, novel = (metric_over_seeds(results[results.target_classes == half]) for half in ("base", "novel"))
+        cells_by_row[dataset, title] = [base, novel, harmonic(base, novel), *average_speeds(results)[:2]]
     for title in dict.fromkeys(frame.title) if len(datasets) > 1 else ():
         if all((dataset, title) in cells_by_row for dataset in datasets):
             by_dataset = zip(*(cells_by_row[dataset, title] for dataset in datasets), strict=True)
@@ -105,7 +105,7 @@ def _halves_table(frame: pd.DataFrame, left_out: Sequence[str]) -> Table:
     rows = [Row(key, tuple(cells), group=key[0], average=key[0] == AVERAGE) for key, cells in cells_by_row.items()]
     averaged = any(row.average for row in rows)
     rule = f"HM: harmonic mean{' of base and novel accuracy (of the averages)' if averaged else ''}."
-    notes = _note_runs(frame, left_out, rule, metrics=[metric for row in cells_by_row.values() for metric in row[:3]])
+    notes = _note_runs(frame, left_out, rule, metrics=[each for cells in cells_by_row.values() for each in cells[:3]])
     details, labels = (NOTE_ON_SPEED, *notes.details), ("Data set", "Method")
     return Table("table", "Base and novel classes", labels, (*HALVES, *SPEEDS), rows, notes.lines, details)
 
@@ -117,7 +117,7 @@ def _targets_table(frame: pd.DataFrame, left_out: Sequence[str]) -> Table:
     rows, metrics = [], []
     for (trained_on, target, title), results_of_row in results.groupby(["trained_on", "target", "title"], sort=False):
         metrics.append(metric_over_seeds(results_of_row))
-        cells = (metrics[-1], *measure_speeds(results_of_row)[:2])
+        cells = (metrics[-1], *average_speeds(results_of_row)[:2])
         # Only the method may vary within a group, so the training set is part of the group's name.
         rows.append(Row((trained_on, target, title), cells, group=f"{trained_on} {target}"))
     notes = _note_runs(frame, left_out, metrics=metrics)

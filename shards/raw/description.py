@@ -51,10 +51,10 @@ class Description(BaseModel):
     name: StrictStr = Field(description="name of the data set: small letters, digits, `-` and `.`")
     template: StrictStr = Field(description="the class prompt; `{}` stands for the class name")
     templates: tuple[StrictStr, ...] = Field(
-        default=(), description="prompts whose words initialise ProCAP's learned tokens [default: the template]"
+        default=(), description="ProCAP's class prompt first; all initialise its tokens [default: the template]"
     )
     classes: tuple[StrictStr, ...] | dict[StrictStr | StrictInt, StrictStr] | None = Field(
-        default=None, description="all text labels, or names of labels 0, 1, ..., in order; or a mapping, label: name"
+        default=None, description="list in order: text labels, or names of labels 0, 1, ...; or a mapping, label: name"
     )
     folder: StrictStr | None = Field(default=None, description="the folder of the class folders")
     table: StrictStr | None = Field(
