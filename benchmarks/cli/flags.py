@@ -187,7 +187,7 @@ class LaunchFlags:
     launcher: Annotated[str, flag("local|ray", "this machine, or the nodes of a Ray cluster")] = "local"
     address: Annotated[str, flag("HOST:PORT", "Ray cluster [default: $RAY_ADDRESS, else this machine's]")] = ""
     processes: Annotated[int, flag("N", "processes per run", min=1)] = 1
-    cpus: Annotated[float | None, flag("N", "CPU cores per process [default: its share of the node]")] = None
+    cpus: Annotated[float | None, flag("N", "CPU cores per process [default: 1; Ray GPUs: a share]")] = None
     gpus: Annotated[float | None, flag("N", "GPUs per process; 0.5: two share a GPU [default: 1 if any]")] = None
     max_concurrent: Annotated[int | None, flag("N", "runs at once [default: as many as fit]", min=1)] = None
     autoscale: Annotated[bool, switch("--autoscale", "let Ray's autoscaler add nodes")] = False

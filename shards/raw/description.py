@@ -51,10 +51,11 @@ class Description(BaseModel):
     name: StrictStr = Field(description="name of the data set: small letters, digits, `-` and `.`")
     template: StrictStr = Field(description="the class prompt; `{}` stands for the class name")
     templates: tuple[StrictStr, ...] = Field(
-        default=(), description="ProCAP's class prompt first; all initialise its tokens [default: the template]"
+        default=(),
+        description="prompts that initialise ProCAP's tokens; the first one is its class prompt [default: the template]",
     )
     classes: tuple[StrictStr, ...] | dict[StrictStr | StrictInt, StrictStr] | None = Field(
-        default=None, description="list in order: text labels, or names of labels 0, 1, ...; or a mapping, label: name"
+        default=None, description="an ordered list of text labels, or of names for 0, 1, ...; or a mapping, label: name"
     )
     folder: StrictStr | None = Field(default=None, description="the folder of the class folders")
     table: StrictStr | None = Field(
