@@ -52,7 +52,7 @@ class Description(BaseModel):
     template: StrictStr = Field(description="the class prompt; `{}` stands for the class name")
     templates: tuple[StrictStr, ...] = Field(
         default=(),
-        description="prompts that initialise ProCAP's tokens; the first is its class prompt [default: the template]",
+        description="initialise ProCAP's tokens; the first is ProCAP's class prompt [default: the template]",
     )
     classes: tuple[StrictStr, ...] | dict[StrictStr | StrictInt, StrictStr] | None = Field(
         default=None, description="an ordered list of text labels, or of names for 0, 1, ...; or a mapping, label: name"
