@@ -67,7 +67,7 @@ def decode_checkpoint(data: bytes, path: Path) -> tuple[dict[str, Tensor], Check
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         card = CheckpointCard.model_validate_json(header["__metadata__"]["procap"], strict=True)
         return load_tensors(data), card
-    except (SafetensorError, ValueError, LookupError, TypeError) as error:
+    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         reason = describe_invalid(error) if isinstance(error, ValidationError) else str(error).partition("\n")[0]
         raise UserError(f"{path} is not a checkpoint of this program ({reason}); train again with --force") from error
 

@@ -227,3 +227,18 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(kind, examples, files):
             assert text and "\n" not in text and "internal error" not in text, text
 
     check()
+
+
+def test_a_header_nested_too_deeply_is_no_checkpoint(tmp_path):
+    header = b"[" * 100_000
+    with pytest.raises(UserError, match="is not a checkpoint of this program"):
+        decode_checkpoint(len(header).to_bytes(8, "little") + header, tmp_path)
+
+
+def test_a_suite_without_seeds_is_refused_in_one_line(tmp_path):
+    file = put_suite(tmp_path)
+    document = json.loads(file.read_text())
+    document["settings"]["seeds"] = []
+    file.write_text(json.dumps(document))
+    with pytest.raises(UserError, match="seeds"):
+        read_suite(tmp_path)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from benchmarks.experiment.profiles import Profile, find_profile
 from benchmarks.experiment.published import COMPONENTS
@@ -90,7 +90,7 @@ class SuiteOptions:
     profile: Profile
     datasets: tuple[str, ...]
     methods: tuple[str, ...]
-    seeds: tuple[int, ...]
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     shots: tuple[int, ...] = ()
     recipe: str = ""
     quick: bool = False
