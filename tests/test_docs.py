@@ -167,7 +167,7 @@ def test_the_python_of_the_training_page_runs(tmp_path):
 def test_the_notebook_runs(tmp_path):
     notebook = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text())
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert "| MaPLe" in run_python("\n".join(cells), tmp_path)
+    assert "| **MaPLe** " in run_python("\n".join(cells), tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
