@@ -63,6 +63,12 @@ def keep_text_bank(clip: CLIP, space: LabelSpace) -> Tensor:
     return text_bank(clip, space, [space.template])
 
 
+def release_teacher() -> None:
+    """Free the memory of what `keep_clip` and `keep_text_bank` keep."""
+    keep_text_bank.cache_clear()
+    keep_clip.cache_clear()
+
+
 def sentence_bank(clip: CLIP, sentences: Sequence[Sequence[str]]) -> Tensor:
     """Compute text features [P, C, E] of P sentences for each of C classes, normalised, float32, without gradient."""
     features = text_features(clip, [sentence for of_class in sentences for sentence in of_class])

@@ -11,7 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from procap.errors import UserError
+from procap.methods import method_class
 from procap.methods.features import FeatureMethod
+from procap.teacher import release_teacher
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
 from runner.config import RunConfig, RuntimeConfig
 from runner.cuda_graphs import CudaGraphs
@@ -135,6 +137,9 @@ def _train(
     if runtime.deterministic:
         set_deterministic()
     initial = read_initial_run(config, runtime, group)
+    if method_class(config.method).required_option != "teacher":
+        # Otherwise the peak memory of this run would include the teacher of an earlier one.
+        release_teacher()
     start_memory_peak(device)
     meter = Meter(device, WARMUP_STEPS, PHASES)
     with meter.phase("load", rated=False):

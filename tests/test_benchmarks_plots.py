@@ -14,7 +14,7 @@ from made_results import put_config, put_score
 from benchmarks.experiment.profiles import PROFILES
 from benchmarks.plots import style
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.suites import load_suite
+from benchmarks.suites import SUITES, load_suite
 from procap.methods import METHODS
 from runner.results import harmonic_mean
 
@@ -231,6 +231,12 @@ def test_a_method_looks_the_same_everywhere_and_like_no_other():
     assert len(set(style.LOOKS.values())) == len(METHODS)
     for method, look in style.LOOKS.items():
         assert style.assign_looks({"CoOp": "coop", "title": method})["title"] == look or method == "coop"
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_the_default_methods_of_a_suite_have_different_colours(name):
+    methods = load_suite(name).methods
+    assert len({style.LOOKS[method].colour for method in methods}) == len(methods)
 
 
 def test_of_many_methods_the_best_ten_the_last_and_zero_shot_have_colours(tmp_path):

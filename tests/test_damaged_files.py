@@ -126,9 +126,9 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     sweep, collection = put_sweep(results, config), put_suite(results)
 
     def read_evaluation() -> None:
-        found = run.read_evaluation(target)
-        assert 0 <= found.correct <= found.total and 0 <= found.accuracy <= 100
-        found.correct_images()
+        result = run.read_evaluation(target)
+        assert 0 <= result.correct <= result.total and 0 <= result.accuracy <= 100
+        result.correct_images()
         load(results)
 
     def of(file: Path, read: Callable[[], object]) -> Check:

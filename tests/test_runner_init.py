@@ -85,7 +85,9 @@ def test_runs_with_one_teacher_load_it_once(runtime, short_checkpoint, monkeypat
     fields = {"options": {"teacher": f"{short_checkpoint}"}, "backbone": str(short_checkpoint), "overrides": SHORT}
     for seed in (1, 2):
         train(plan_run(method="kdpl", **fields, **FIELDS, seed=seed), runtime)
-    assert loaded == [(str(short_checkpoint), None)]
+    assert loaded == [(str(short_checkpoint), None)] and teacher.keep_clip.cache_info().currsize == 1
+    train(plan_run(method="coop", **fields | {"options": {}}, **FIELDS, seed=3), runtime)
+    assert not teacher.keep_clip.cache_info().currsize, "the memory of later runs does not include the teacher"
 
 
 def test_kdpl_learns_from_the_predictions_of_a_finished_run(coop, runtime, short_checkpoint):

@@ -63,7 +63,7 @@ ENDS: Mapping[str, Look] = {"zeroshot": Look("#7f7f7f", "h", DASHES[2]), "procap
 """The looks that stand out."""
 COLOURS = ("#661100", "#e69f00", "#0072b2", "#8c6d31", "#009e73", "#cc79a7", "#882255", "#b8a800", "#44aa99", "#56b4e9",
            "#332288")  # fmt: skip
-"""By place in TITLES modulo their number, which gives the methods of each suite different ones."""
+"""By place in TITLES modulo their number, which gives the default methods of each suite different ones."""
 
 
 def make_look(number: int) -> Look:
