@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from procap.errors import UsageError, unknown_name
 from procap.recipe import Recipe
-from runner.acceleration import acceleration_names
 from runner.environment import check_device_name
 from shards.default_paths import data_root
 from shards.image_selection import Classes, parse_classes
@@ -220,6 +219,17 @@ class Target:
 
 ENGINES = ("ddp", "deepspeed")
 """The implementations that average gradients over processes."""
+ACCELERATIONS = ("compile", "graphs", "images", "fused")
+"""Names of `--accelerate`, see `runner.acceleration.Acceleration`."""
+
+
+def acceleration_names(text: str) -> list[str]:
+    """Split `auto`, `off` or names with commas between; the first two name none. Raises UsageError."""
+    names = [] if text in ("auto", "off") else text.split(",")
+    if not {*names} <= {*ACCELERATIONS}:
+        known = ", ".join(ACCELERATIONS)
+        raise UsageError(f"--accelerate {text}: known are auto, off, and {known} with commas between")
+    return names
 
 
 @dataclass(frozen=True)

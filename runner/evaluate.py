@@ -20,7 +20,6 @@ from runner.acceleration import Acceleration
 from runner.calibration import ImagePredictions, measure_calibration
 from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
 from runner.config import EvalSettings, Precision, RunConfig, RuntimeConfig, Target
-from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
 from runner.engine import autocast
 from runner.environment import environment, num_decoders, provenance, resolve_device, set_deterministic
@@ -263,8 +262,7 @@ def prepare_inference(
         warn_of_unknown_names(trained.method, space.names())
         classifier = trained_classifier(trained.method, config, space, settings.samples)
     acceleration = Acceleration.parse(runtime.accelerate, device)
-    graphs = CudaGraphs(device) if acceleration.graphs else None
-    inference = Inference(trained.clip, classifier, images, graphs, on_device=acceleration.images)
+    inference = Inference(trained.clip, classifier, images, graphs=acceleration.graphs, on_device=acceleration.images)
     with meter.phase("warm-up", rated=False), autocast(precision, device):
         # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
         # is enough: two full batches could cost as much as the evaluation.

@@ -20,7 +20,7 @@ from procap.methods.method import Method
 from procap.methods.plugins import PlugInSource
 from procap.recipe import Recipe
 from procap.text import LabelSpace
-from runner.acceleration import Acceleration
+from runner.acceleration import Acceleration, note_once
 from runner.checkpoint import CheckpointCard, InitialRun
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
@@ -78,9 +78,11 @@ def set_up(
     initial: the run whose learned tensors the training starts from. teacher: the run that the method learns from.
     """
     acceleration = Acceleration.parse(runtime.accelerate, device)
-    if group.size > 1 and not acceleration.ranks:
+    if group.size > 1:
         # A CUDA graph cannot hold DDP's messages.
         acceleration = replace(acceleration, graphs=False)
+        if device.type == "cuda":
+            note_once("several GPUs train each run together; one run per GPU, as `procap bench` starts them, is faster")
     # Few-shot samples lie anywhere in the shards, so only training on all images reads them from start to end.
     shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache and not config.shots)
     stream = engine = schedule = None
@@ -106,7 +108,7 @@ def set_up(
             group.check_same(f"the code of {config.method}", str(source))
         group.check_same(f"the content of {config.dataset}", card.manifest_digest)
         group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
-    make = partial(make_engine, method, config, runtime, group, one_message=acceleration.ranks)
+    make = partial(make_engine, method, config, runtime, group)
     if stream:
         schedule = Schedule(config.recipe, stream, method)
         method.training_images = stream
@@ -188,12 +190,10 @@ def check_class_sizes(fewshot: FewShot, batch: int) -> None:
             )
 
 
-def make_engine(
-    method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup, *, one_message: bool
-) -> Engine:
+def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> Engine:
     """Make the engine that `runtime` names, DDP or DeepSpeed; the caller closes it."""
     if runtime.engine == "ddp":
-        return Engine(method, config, group, one_message=one_message)
+        return Engine(method, config, group)
     from runner.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(method, config, group, runtime.zero_stage or 1)

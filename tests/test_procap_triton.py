@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -175,7 +176,7 @@ def test_zero_output_projections_leave_the_tokens_and_learn(interpreter):
 
 def test_a_level_on_the_cpu_is_eager_and_needs_no_triton(monkeypatch):
     monkeypatch.setitem(sys.modules, "procap.kernels.launch", None)
-    a, b = (results(run, *level(**SMALL)) for run in (fused.refine_level, fused.eager_level))
+    a, b = (results(run, *level(**SMALL)) for run in (partial(fused.refine_level, fused=True), fused.eager_level))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -183,20 +184,17 @@ class OnGpu(torch.Tensor):
     is_cuda = True
 
 
-def test_shapes_and_the_users_setting_decide_and_nothing_is_timed(monkeypatch):
+def test_shapes_decide_and_nothing_is_timed():
     """The rule reads shapes, types and devices alone, so tensors that claim to be on a GPU are enough."""
     pytest.importorskip("triton")
-    monkeypatch.delenv("PROCAP_FUSED", raising=False)
 
     def on_gpu(tokens):
         v, t, *modules = level(**{**SMALL, "tokens": tokens})
         return v.detach().as_subclass(OnGpu), t.detach().as_subclass(OnGpu), *modules
 
     few, many = on_gpu(4), on_gpu(fused.MAX_TOKENS + 1)
-    assert fused.uses_kernels(*few) and not fused.uses_kernels(*many)
-    assert not fused.uses_kernels(*level(**SMALL))
-    monkeypatch.setenv("PROCAP_FUSED", "off")
-    assert not fused.uses_kernels(*few)
+    assert fused.has_kernels(*few) and not fused.has_kernels(*many)
+    assert not fused.has_kernels(*level(**SMALL))
 
 
 @pytest.mark.slow

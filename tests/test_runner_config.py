@@ -18,7 +18,7 @@ from torch import nn
 
 from procap.errors import UsageError, UserError
 from procap.recipe import Recipe
-from runner import acceleration, checkpoint
+from runner import checkpoint
 from runner.config import EvalSettings, RunConfig, Target
 from runner.environment import library_defaults, resolve_device, source_state
 from runner.planning import plan_run
@@ -335,12 +335,3 @@ def test_a_state_of_another_engine_is_refused(tmp_path):
     checkpoint.StateFiles(tmp_path, IDENTITY | {"engine": "ddp"}).save(checkpoint.TrainState(step=1), {})
     with pytest.raises(UserError, match=r"its engine is ddp, here it is deepspeed; start over with --force"):
         checkpoint.StateFiles(tmp_path, IDENTITY | {"engine": "deepspeed"}).newest()
-
-
-def test_automatic_accelerations_of_a_gpu_need_a_compiler(monkeypatch, tmp_path):
-    """Without one the figures of a GPU would silently be those of code that is not compiled."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    assert acceleration.Acceleration.parse("auto", torch.device("cpu")) == acceleration.Acceleration()
-    with pytest.raises(UsageError, match="--accelerate compile needs a C compiler"):
-        acceleration.Acceleration.parse("auto", torch.device("cuda"))

@@ -130,7 +130,9 @@ class RuntimeFlags(StorageFlags):
         int | None, flag("N", "threads that decode images [default: 0 on a CPU, up to 12 with a GPU]", min=0)
     ] = None
     deterministic: Annotated[bool, switch("--deterministic", "deterministic algorithms of torch and cuBLAS")] = False
-    accelerate: Annotated[str, flag("auto|off|LIST", "on a GPU: compile,graphs,images; auto: all three")] = "auto"
+    accelerate: Annotated[
+        str, flag("auto|off|LIST", "graphs,images,compile,fused; auto: what `procap check device` chose")
+    ] = "auto"
     timeout: Annotated[float, flag("SECONDS", "timeout of collective operations", min=1)] = 300.0
 
 

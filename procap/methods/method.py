@@ -24,7 +24,7 @@ from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.methods.prompts import ClassPrompts, template_prompts
 from procap.packing import PromptSet
-from procap.parallel import ClassShares, Communicator, gather_batch, overlapped
+from procap.parallel import ClassShares, Communicator, gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -307,11 +307,8 @@ class Method(nn.Module):
         """
         prompts = self.prompts
         image_plan, text_plan = self.plans(prompts, noise)
-        image, text = overlapped(
-            self.clip.text_stream,
-            lambda: gather_batch(self.group, self.clip.encode_image(images, image_plan)),
-            lambda: self._encode_classes(prompts.tokenized, text_plan),
-        )
+        image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
+        text = self._encode_classes(prompts.tokenized, text_plan)
         # The adapters come behind the gather: all ranks compute the same gradient of them, which their average keeps.
         return self.image_adapter(image), self.text_adapter(text)
 
