@@ -114,11 +114,11 @@ def note_once(text: str) -> None:
 
 def _cannot_compile(names: Collection[str], device: torch.device) -> Iterator[tuple[str, str]]:
     """Yield the accelerations among `names` that this machine cannot compile, each with the tool that it lacks."""
-    if missing := _missing_tool(device):
+    if missing := missing_tool(device):
         yield from ((name, missing) for name in COMPILED if name in names)
 
 
-def _missing_tool(device: torch.device) -> str:
+def missing_tool(device: torch.device) -> str:
     """Return the tool that torch.compile and Triton need and this machine lacks; "" if there is none."""
     # Triton compiles launchers in C; on a CPU torch.compile writes C++.
     compilers = (os.environ.get("CC", ""), "cc", "gcc", "clang") if device.type == "cuda" else ("g++", "clang++")

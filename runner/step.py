@@ -30,7 +30,7 @@ class TrainStep:
     def __init__(self, engine: Engine, meter: Meter, *, graphs: bool = False) -> None:
         """graphs: whether the step is to be captured; one whose method combines gradients of several passes cannot."""
         self.engine, self.meter = engine, meter
-        self._is_captured = graphs and not engine.method.combines_gradients
+        self._wants_graphs = graphs and not engine.method.combines_gradients
         self._example: Batch | None = None
         self._graphed: nn.Module | None = None
 
@@ -43,7 +43,12 @@ class TrainStep:
     @property
     def needs_capture(self) -> bool:
         """Whether CUDA graphs are used and `capture` has not been called."""
-        return self._is_captured and self._example is None
+        return self._wants_graphs and self._example is None
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether `capture` was called and succeeded."""
+        return self._graphed is not None
 
     def capture(self, batch: Batch) -> None:
         """Warm up and capture, with `batch` as an example; weights and optimizer do not change."""

@@ -10,10 +10,10 @@ from tiny_geometry import IMAGE_METHODS
 
 from benchmarks.runtime import measure, workload
 from benchmarks.runtime.settings import make_settings, run_config
+from benchmarks.runtime.synthetic import synthetic_case
 from procap.weights.loading import load_clip
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
-from tools.synthetic import synthetic_case
 
 CPU = torch.device("cpu")
 PLAIN, GRAPHS = Acceleration(), Acceleration(graphs=True)

@@ -197,41 +197,6 @@ def test_shapes_decide_and_nothing_is_timed():
     assert not fused.has_kernels(*level(**SMALL))
 
 
-@pytest.mark.slow
-def test_the_study_counts_the_bytes_and_times_eager_without_a_gpu(tmp_path):
-    from tools.gpu.__main__ import main
-
-    words = ["a", "--device", "cpu", "--quick", "--stages", "refinement"]
-    words += ["--out", str(tmp_path), "--work", str(tmp_path / "work")]
-    assert main([*words, "--seconds", "0"]) == 75, "no part was started, all are left"
-    assert main(words) == 0
-    record = (tmp_path / "a.json").read_text()
-    assert main(words) == 0 and (tmp_path / "a.json").read_text() == record, "nothing is measured twice"
-    parts = json.loads((tmp_path / "a.json").read_text())["stages"]["refinement"]
-    assert list(parts) == ["bf16", "fp32"] and "| fp32 | eager |" in (tmp_path / "report.md").read_text()
-    for found in parts.values():
-        # 2,975,040 parameters of cross-attention in nine levels of mini, and W_p, of four bytes.
-        assert found["level_bytes"] == 4 * (2_975_040 // 9 + 8_256)
-        assert found["step_bytes"] == 3 * found["forward_bytes"] == 27 * found["level_bytes"]
-        [eager] = found["forms"]
-        assert eager["form"] == "eager" and eager["difference"] == 0 and 0 < eager["forward_us"] < eager["step_us"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["a", "b", "c"])
-def test_a_command_of_the_study_runs_through_with_mini_on_a_cpu(command, tmp_path):
-    from tools.gpu.__main__ import main
-
-    words = ["--device", "cpu", "--quick", "--out", str(tmp_path), "--work", str(tmp_path / "work")]
-    assert main([command, *words]) == 0
-    stages = json.loads((tmp_path / f"{command}.json").read_text())["stages"]
-    if command == "a":
-        assert "step of ProCAP / MaPLe" in (tmp_path / "report.md").read_text()
-    if command == "b":
-        repeated = [facts for part, facts in stages["runs"].items() if part.startswith("repeated")]
-        assert all(facts["second_is_equal"] and facts["killed_is_equal"] for facts in repeated) and len(repeated) == 2
-
-
 COMPILE = """
 import re, subprocess, tempfile
 from pathlib import Path

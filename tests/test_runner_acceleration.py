@@ -24,7 +24,7 @@ def gpu(monkeypatch, tmp_path, caplog):
     """What this machine says about a GPU; its records lie in an empty cache."""
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    monkeypatch.setattr(acceleration, "_missing_tool", lambda device: "")
+    monkeypatch.setattr(acceleration, "missing_tool", lambda device: "")
     acceleration.note_once.cache_clear()
 
 

@@ -120,6 +120,11 @@ class Training(_Workload):
         self.engine = make_engine(method, config, mode)
         self._step = TrainStep(self.engine, meter or Meter(self.device, 0), graphs=self._graphs)
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether steps are replays of CUDA graphs."""
+        return self._step.is_captured
+
     def batch(self, images: Tensor, labels: Tensor, number: int) -> Batch:
         """Make a batch of images [B, 3, S, S] and labels [B] on the device, with the noise of step `number`."""
         images, labels = self.method.extend_batch(images, labels, generator(self.config.seed, "extend", number))
