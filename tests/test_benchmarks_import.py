@@ -113,8 +113,8 @@ def test_wrong_imports_are_one_line_each_and_write_nothing(capsys, flags, tmp_pa
         torch.save(content, tmp_path / name)
         return str(tmp_path / name)
 
-    good = save("good", state_dict=learned(), epoch=1)
-    assert "nowhere is refused: no readable checkpoint" in fail("nowhere")
+    good = save("good", state_dict={f"module.{name}": tensor for name, tensor in learned().items()}, epoch=1)
+    assert "nowhere is refused: it is not there" in fail("nowhere")
     assert "prompt_learner.ctx is [4, 64], expected [2, 64]" in fail(save("long", state_dict=learned(4), epoch=1))
     broken = learned() | {"prompt_learner.ctx": torch.full((2, 64), float("nan"))}
     assert "context is not finite in the file" in fail(save("broken", state_dict=broken, epoch=1))
