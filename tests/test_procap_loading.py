@@ -150,7 +150,7 @@ def test_a_file_with_the_configuration_of_its_tag_beside_it_is_prepared_for_as_t
     loaded = load_clip("tiny-vit", str(path))
     assert (tuple(loaded.image_mean), loaded.interpolation, loaded.squash) == ((0.5, 0.4, 0.3), "bilinear", True)
     (tmp_path / "open_clip_config.json").write_text("{")
-    with pytest.raises(UserError, match="open_clip_config.json is no configuration of open_clip"):
+    with pytest.raises(UserError, match=r"open_clip_config\.json is no configuration of open_clip"):
         load_clip("tiny-vit", str(path))
 
 
