@@ -19,6 +19,7 @@ from runner.engine import autocast, learned_parameters
 from runner.environment import num_decoders
 from runner.schedule import Schedule
 from runner.setup import Setup, make_eval_transform, train_augment
+from runner.stop_signals import Interrupted, StopRequest
 from shards.image_selection import VAL_SHOTS, draw_positions, select_target_images
 from shards.loader import DecodedImages, TrainStream, prepare_batches
 from shards.reader import ImageList, open_dataset
@@ -44,11 +45,14 @@ class FeatureStream(TrainStream):
             yield self._features[batch, view], self.labels[batch]
 
 
-def learn_from_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) -> Setup:
-    """Encode the samples and call `fit`; the new setup has an engine if the method takes steps."""
+def learn_from_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup, stop: StopRequest) -> Setup:
+    """Encode the samples and call `fit`; the new setup has an engine if the method takes steps.
+
+    Raises Interrupted on all ranks if one of them gets a signal while images are encoded.
+    """
     method, config = setup.method, setup.card.config
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
-    method.bank = encode_samples(setup, runtime, group)
+    method.bank = encode_samples(setup, runtime, group, stop)
     method.fit(method.bank)
     if not learned_parameters(method):
         return setup
@@ -57,14 +61,14 @@ def learn_from_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGrou
     return replace(setup, engine=setup.make_engine(), schedule=Schedule(config.recipe, stream, method))
 
 
-def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) -> FeatureBank:
+def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup, stop: StopRequest) -> FeatureBank:
     """Encode the views of the training images, and the images that the method chooses by, with the frozen tower."""
     method, config = setup.method, setup.card.config
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
     train, device = setup.fewshot.train, method.clip.device
     # Raises its errors before minutes are spent on the views.
     val, test = choosing_images(setup, runtime)
-    encode = partial(encode_images, setup, num_decoders(runtime.workers, device), group)
+    encode = partial(encode_images, setup, num_decoders(runtime.workers, device), group, stop)
     augment, transform = train_augment(config.recipe, method.clip), make_eval_transform(method.clip)
     stream, decoded = TrainStream(train, config.recipe.batch_size, augment, config.seed), DecodedImages(train)
 
@@ -101,15 +105,23 @@ def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[ImageList, Im
 
 
 @torch.no_grad()
-def encode_images(setup: Setup, workers: int, group: ProcessGroup, count: int, prepare: Prepare) -> Tensor:
+def encode_images(
+    setup: Setup, workers: int, group: ProcessGroup, stop: StopRequest, count: int, prepare: Prepare
+) -> Tensor:
     """Encode `count` images to features [M, E], float32, on every rank; each rank encodes its share of them."""
     clip, config = setup.method.clip, setup.card.config
     size, batch_size = clip.geometry.image_size, config.recipe.test_batch_size
     features = torch.zeros(count, clip.geometry.embed_dim, device=clip.device)
     indices = range(group.rank, count, group.size)
-    batches = [list(indices[first : first + batch_size]) for first in range(0, len(indices), batch_size)]
+    # As many batches on all ranks, of which the last can be empty: after each they agree whether to stop.
+    starts = range(0, -(-count // group.size), batch_size)
+    batches = [list(indices[first : first + batch_size]) for first in starts]
     for batch, pixels in prepare_batches(batches, prepare, (3, size, size), workers):
-        with autocast(config.precision, clip.device):
-            features[batch] = clip.encode_image(pixels.to(clip.device)).float()
+        if batch:
+            with autocast(config.precision, clip.device):
+                features[batch] = clip.encode_image(pixels.to(clip.device)).float()
+        if signum := group.exchange_flags(signum=stop.signum).signum:
+            group.barrier()
+            raise Interrupted(signum, f"stopped {config.path} while it encoded images; it starts over when repeated")
     # Every row is zero on all ranks but the one that has encoded it.
     return group.gather(features[None]).sum(dim=0)

@@ -40,6 +40,7 @@ from runner.planning import plan_run
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.setup import Setup, label_space, make_eval_transform, make_method, set_up
+from runner.stop_signals import StopRequest
 from runner.train import train
 from runner.workbench import Workbench
 from shards.image_selection import select_class_labels
@@ -100,7 +101,11 @@ class CheckCase:
         group, device = ProcessGroup(), resolve_device(self.runtime.device)
         teacher = load_teacher(self.config, self.runtime, group)
         setup = set_up(self.config, self.runtime, device, group, self.workbench, teacher=teacher)
-        return learn_from_features(setup, self.runtime, group) if isinstance(setup.method, FeatureMethod) else setup
+        return (
+            learn_from_features(setup, self.runtime, group, StopRequest())
+            if isinstance(setup.method, FeatureMethod)
+            else setup
+        )
 
     def batch(self, setup: Setup) -> Batch:
         """Make the first batch of the training."""

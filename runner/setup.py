@@ -113,11 +113,13 @@ def set_up(
         schedule = Schedule(config.recipe, stream, method)
         method.training_images = stream
         method.teacher_classifier = teacher.classifier(method.space) if teacher else None
+    if fewshot:
         # Before digests are computed, because its errors name the option or file that is missing.
         method.prepare_training()
         files = method.file_digests(method.options, method.space.dataset)
         for option, digest in files.items():
             group.check_same(f"the file of option {option}", digest)
+    if stream:
         if initial:
             initial.load_into(method)
             files = {**files, "init": initial.sha256}

@@ -145,7 +145,7 @@ def _train(
         setup = set_up(config, runtime, device, group, workbench, initial, load_teacher(config, runtime, group))
     if isinstance(setup.method, FeatureMethod):
         with meter.phase("features", rated=False):
-            setup = learn_from_features(setup, runtime, group)
+            setup = learn_from_features(setup, runtime, group, stop)
     first, facts = group.ranks.is_first, environment(device) | {"accelerations": asdict(setup.acceleration)}
     if force and first:
         # Only now: the run that is there stays if the set-up fails.

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,6 @@ from shards.urls import join
 if TYPE_CHECKING:
     import webdataset
     from PIL.Image import Image
-
-Decoded = TypeVar("Decoded")
 
 
 @dataclass(frozen=True)
@@ -115,19 +114,23 @@ class ImageList:
         # Imported here: most commands read lists alone, without Pillow and simplejpeg.
         from shards.images import decode
 
-        return self._decoded(decode, i, data)
+        with self._named(i):
+            return decode(data, upright=self._files.manifest.upright)
 
     def decode_pixels(self, i: int, data: bytes) -> NDArray[np.uint8]:
         """Decode the bytes of image `i` to pixels [H, W, 3]; raises as `image` does."""
         from shards.images import decode_pixels
 
-        return self._decoded(decode_pixels, i, data)
+        with self._named(i):
+            return decode_pixels(data, upright=self._files.manifest.upright)
 
-    def _decoded(self, decode: Callable[[bytes], Decoded], i: int, data: bytes) -> Decoded:
+    @contextmanager
+    def _named(self, i: int) -> Iterator[None]:
+        """Raise UserError that names image `i` if it is undecodable."""
         from shards.images import ImageError
 
         try:
-            return decode(data)
+            yield
         except ImageError as error:
             files, position = self._files, int(self.positions[i])
             shard = files.folder / files.shards[int(self.rows[i]["shard"])].file

@@ -165,7 +165,7 @@ def _run(arguments: list[str]) -> int:
         sys.stdout.flush()
         # Typer turns an interrupt into this code without a message.
         if code == 130:
-            note("procap: stopped; repeat the command to resume")
+            note("procap: stopped; what was finished is kept")
             return 143 if terminated else 130
         return int(code or 0)
     except BrokenPipeError:

@@ -96,7 +96,7 @@ def method_class(name: str) -> type[Method]:
     module, _, attribute = paths[name].partition(":")
     try:
         cls = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         # The import of a plug-in may raise anything.
         if name in METHODS:
             raise

@@ -30,7 +30,6 @@ class Listing:
     """The labelled images below one folder, by split: from lists, from class folders, or drawn at random.
 
     root: the folder that paths are relative to. origin: what the lists are. scanned: they come from reading folders.
-    upright: images are turned as their EXIF orientation says.
     """
 
     root: Path
@@ -38,7 +37,6 @@ class Listing:
     splits: Mapping[str, Images]
     origin: str
     scanned: bool = False
-    upright: bool = False
 
     @property
     def counts(self) -> dict[str, int]:
@@ -62,28 +60,25 @@ class Listing:
 
     def part(self, split: str, start: int, stop: int) -> FolderPart:
         paths, labels = zip(*self.splits[split][start:stop], strict=True)
-        return FolderPart(self.root, paths, labels, self.upright)
+        return FolderPart(self.root, paths, labels)
 
 
 @dataclass(frozen=True)
 class FolderPart:
-    """Files below `root`, packed under their relative paths as they are, or `upright`."""
+    """Files below `root`, packed under their relative paths as they are."""
 
     root: Path
     paths: tuple[str, ...]
     labels: tuple[int, ...]
-    upright: bool = False
 
     def records(self) -> Iterator[ImageRecord]:
         """Read the files. Raises UserError naming a file that cannot be read."""
-        from shards.images import turn_upright
-
         for path, label in zip(self.paths, self.labels, strict=True):
             try:
                 data = (self.root / path).read_bytes()
             except OSError as error:
                 raise_unreadable(error)
-            yield ImageRecord(path, label, turn_upright(data) if self.upright else data)
+            yield ImageRecord(path, label, data)
 
 
 def raise_unreadable(error: OSError) -> NoReturn:
