@@ -15,7 +15,7 @@ from shards.manifest import Shard, is_mirror
 from shards.names import MAX_NAMED, join_first
 from shards.pools import map_in_order
 from shards.reader import ImageList, ShardSet, open_dataset, shard_problem
-from shards.records import Part, Source
+from shards.records import ImageRecord, Part, Source
 
 PART = 250
 """Images of one task; starting a process takes as long as decoding a few hundred."""
@@ -59,24 +59,30 @@ def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress
 
 def check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:
     """Decode images of a split; returns those that decode, and a problem for each of the others."""
-    from shards.images import ImageError, decode_pixels
-
     split, part = task
     images, problems = [], []
     for record in part.records():
-        try:
-            decode_pixels(record.data)
+        if problem := describe_unreadable(split, record):
+            problems.append(problem)
+        else:
             images.append(CheckedImage(record.path, record.label, content_digest(record.data)))
-        except ImageError as error:
-            problems.append(describe_unreadable(split, record.path, error))
     return images, problems
 
 
-def describe_unreadable(split: str, path: str, error: Exception) -> str:
-    """Format the problem of an image that does not decode."""
+def describe_unreadable(split: str, record: ImageRecord) -> str:
+    """Describe why an image cannot be read or decoded; "" if it can."""
+    from shards.images import ImageError, decode_pixels
+
+    reason = record.unreadable
+    if not reason:
+        try:
+            decode_pixels(record.data)
+            return ""
+        except ImageError as error:
+            reason = str(error)
     remedy = "replace it, or leave out unreadable own images with --skip-broken"
     # Without a split the text would begin with the colon.
-    return f"{split}: {path} is not a readable image ({error}); {remedy}".removeprefix(": ")
+    return f"{split}: {record.path} is not a readable image ({reason}); {remedy}".removeprefix(": ")
 
 
 def find_duplicates(images: Iterable[tuple[str, CheckedImage]]) -> list[str]:

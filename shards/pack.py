@@ -34,7 +34,6 @@ from shards.check import (
     raise_problems,
 )
 from shards.files import file_lock, file_sha256, write_file
-from shards.images import ImageError, decode_pixels
 from shards.index import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest
 from shards.manifest import FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror
 from shards.mirror import refuse_packing
@@ -221,10 +220,8 @@ def pack_shard(task: ShardTask) -> tuple[PackedShard, list[str]]:
     # No encoder, so that bytes stay as they are; no time, so that equal images make equal shards.
     with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
         for position, record in zip(range(task.start, task.stop), task.part.records(), strict=True):
-            try:
-                decode_pixels(record.data)
-            except ImageError as error:
-                problems.append(describe_unreadable(task.split, record.path, error))
+            if problem := describe_unreadable(task.split, record):
+                problems.append(problem)
                 continue
             sample = make_sample(sample_key(position), record)
             # Before the sample is written: here `offset` is the position of its first header.

@@ -297,6 +297,7 @@ def one_class(tmp_path_factory) -> Path:
     for name, count in (("solo", 1), ("trio", 3), ("quartet", 4)):
         put_classes(root / name, CLASSES[:count], each=6)
         put_classes(root / name, CLASSES[: name == "trio"], each=14)
+        (root / "solo.yaml").write_text("name: solo\ntemplate: a {}.\nfolder: solo\nsplit: {train: 0.5, test: 0.5}\n")
         assert main(["data", "pack", str(root / name), "--data", str(root / "data"), "--workers", "1"]) == 0
     (root / "tested.yaml").write_text("name: tested\ntemplate: a {}.\nfolder: trio\nsplit: test\n")
     assert main(["data", "pack", str(root / "tested.yaml"), "--data", str(root / "data"), "--workers", "1"]) == 0

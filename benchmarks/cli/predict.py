@@ -14,7 +14,7 @@ from benchmarks.cli import flags
 from benchmarks.cli.selection import find_run, find_selected_run, runtime_config
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import note, plural, show, show_json
-from benchmarks.console.parse import split_names
+from benchmarks.console.parse import parse_class_names
 from procap.errors import UsageError
 from runner.environment import library_defaults
 from shards.raw.folders import is_image_name
@@ -42,7 +42,7 @@ def predict(
     ] = None,
     out: Annotated[Path | None, flags.flag("FILE", "CSV file [default: stdout]")] = None,
     top: Annotated[int, flags.flag("K", "at most K classes of an image, the most probable first", min=1)] = 1,
-    names: Annotated[str, flags.flag("A,B", "classes to choose from [default: those that the run learned]")] = "",
+    names: Annotated[str, flags.flag("A,B|FILE", "classes to choose from, or a file of them [default: those that the run learned]")] = "",
     results: flags.Results = "results",
     device: flags.Device = "auto",
     workers: Annotated[int | None, flags.flag("N", "threads that decode images", min=0)] = None,
@@ -74,7 +74,7 @@ def predict(
         failed[name] = one_line(reason)
 
     images = find_images(paths, on_error)
-    classifier = ImageClassifier(load_trained(config, runtime), split_names(names))
+    classifier = ImageClassifier(load_trained(config, runtime), parse_class_names(names))
     classes = classifier.classnames
     if config.classes != "all" and not names:
         known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
