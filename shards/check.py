@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from procap.errors import UserError
+from shards.index import image_digest, list_digest
 from shards.manifest import Shard, is_mirror
 from shards.names import MAX_NAMED, join_first
 from shards.pools import map_in_order
@@ -30,14 +30,9 @@ class CheckedImage(NamedTuple):
 
     path: str
     label: int
-    digest: str
+    digest: bytes
     offset: int = 0
     size: int = 0
-
-
-def content_digest(data: bytes) -> str:
-    """Compute 16 hex digits that identify the bytes of an image."""
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress | None = None) -> Source:
@@ -65,7 +60,7 @@ def check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:
         if problem := describe_unreadable(split, record):
             problems.append(problem)
         else:
-            images.append(CheckedImage(record.path, record.label, content_digest(record.data)))
+            images.append(CheckedImage(record.path, record.label, image_digest(record.data)))
     return images, problems
 
 
@@ -90,7 +85,7 @@ def find_duplicates(images: Iterable[tuple[str, CheckedImage]]) -> list[str]:
 
     images: each with its split, "" if it has none yet.
     """
-    firsts: dict[str, tuple[str, CheckedImage]] = {}
+    firsts: dict[bytes, tuple[str, CheckedImage]] = {}
     copies: dict[tuple[str, str], list[str]] = {}
     for split, image in images:
         first_split, first = firsts.setdefault(image.digest, (split, image))
@@ -169,8 +164,8 @@ def check_dataset(
         reports[split] = SplitReport(split, entry.count, len(entry.shards), present)
         try:
             images = shards.list_images(split)
-            # Paths are read on demand: here, so that an altered list is reported even if all images decode.
-            _ = images.paths
+            if list_digest(images.paths, images.labels, shards.classnames) != entry.digest:
+                reports[split].problems.append("paths, labels or class names differ from the digest in the manifest")
         except UserError as error:
             reports[split].problems.append(str(error))
             images = None

@@ -52,7 +52,7 @@ def pack(
     root = packing_root(data)
     selected = select_datasets(names, raw, root)
     if skip_broken and (of_catalogue := [dataset.name for dataset in selected if not dataset.yaml_file]):
-        what = "is a data set of the catalogue, which has a fixed list of images"
+        what = "is of the catalogue and has a fixed list of images"
         raise UsageError(f"--skip-broken is for your images: '{of_catalogue[0]}' {what}")
     if mode.dry_run:
         states = {dataset.name: "packed" if is_packed(root, dataset.name) else "to be packed" for dataset in selected}

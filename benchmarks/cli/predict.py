@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,11 +12,11 @@ import typer
 from benchmarks.cli import flags
 from benchmarks.cli.selection import find_run, find_selected_run, runtime_config
 from benchmarks.console.errors import one_line
-from benchmarks.console.output import note, plural, show, show_json
+from benchmarks.console.output import csv_text, note, plural, show, show_json
 from benchmarks.console.parse import parse_class_names
 from procap.errors import UsageError
 from runner.environment import library_defaults
-from shards.raw.folders import is_image_name
+from shards.raw.folders import is_image_name, walk_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,8 +81,8 @@ def predict(
     predictions = classifier.predict(images, workers, on_error)
     labels = list(zip(classifier.space.classnames, classes, strict=True))
     count = _write_predictions(predictions, labels, min(top, len(classes)), out)
-    files = [file for path in paths if path.is_dir() for file in path.rglob("*") if file.is_file()]
-    if skipped := sum(not is_image_name(file.name) and str(file) not in failed for file in files):
+    files = [str(path / file) for path in paths if path.is_dir() for file, _ in walk_files(path)]
+    if skipped := sum(not is_image_name(file) and file not in failed for file in files):
         note(f"{plural(skipped, 'file')} skipped, no images")
     for name, reason in failed.items():
         note(f"procap: error: {name} {reason}")
@@ -104,15 +103,14 @@ def _write_predictions(
     from runner.results import write_bytes
 
     text, count = io.StringIO(), 0
-    table = csv.writer(text, lineterminator="\n")
     columns = ("class", "label", "probability")
     numbers = ["", *(f"_{rank}" for rank in range(2, top + 1))]
-    table.writerow(["path", *(f"{column}{number}" for number in numbers for column in columns)])
+    text.write(csv_text([["path", *(f"{column}{number}" for number in numbers for column in columns)]]))
     with ProgressDisplay("predict", 0, unit="images", quiet=out is None, timed=False) as display:
         for count, (name, probabilities) in enumerate(predictions, 1):
             best = zip(*(values.tolist() for values in probabilities.topk(top)), strict=True)
             cells = [cell for value, label in best for cell in (*labels[label], f"{value:.{DIGITS}f}")]
-            table.writerow((name, *cells))
+            text.write(csv_text([(name, *cells)]))
             display.total = count
             display.update(count)
     if count and out:

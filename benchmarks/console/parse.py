@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ def split_names(text: str) -> list[str]:
 
 def parse_class_names(text: str) -> list[str]:
     """Read the lines of a file, or split a comma list as CSV is: names with commas stand between quotes."""
-    if text and Path(text).is_file():
+    if os.path.isfile(text):
         names = Path(text).read_text(encoding="utf-8-sig").splitlines()
     else:
         names = next(csv.reader([text], skipinitialspace=True), [])
