@@ -29,7 +29,7 @@ from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, TrainResult, write_json
 from runner.run_folders import RunFolder, check_content, check_training_content
-from runner.setup import label_space, make_eval_transform, make_method, warn_of_unknown_names
+from runner.setup import label_space, make_eval_transform, make_method, warn_of_names
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
 from runner.tracking.exporter import exporter_for
@@ -259,7 +259,7 @@ def prepare_inference(
     config, device = trained.config, trained.clip.device
     precision = settings.precision or config.precision
     with meter.phase("classes", rated=False), autocast(precision, device):
-        warn_of_unknown_names(trained.method, space.names())
+        warn_of_names(trained.method, space)
         classifier = trained_classifier(trained.method, config, space, settings.samples)
     acceleration = Acceleration.parse(runtime.accelerate, device)
     inference = Inference(trained.clip, classifier, images, graphs=acceleration.graphs, on_device=acceleration.images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +35,7 @@ from shards.device.stream import DeviceTrainStream
 from shards.image_selection import FewShot, check_classes, load_few_shot, select_class_labels
 from shards.loader import TrainStream
 from shards.manifest import Manifest
+from shards.names import join_first
 from shards.reader import ImageList, ShardSet, open_dataset
 from shards.rng import generator
 from shards.transforms import EvalTransform, TrainAugment, eval_transform
@@ -97,7 +99,7 @@ def set_up(
         stream = train_stream(fewshot.train, config, augment, workers, device, acceleration, group.ranks)
     labels = fewshot.labels if fewshot else select_class_labels(shards, config.classes)
     method, card = build(config, shards, clip, labels)
-    warn_of_unknown_names(method, method.space.names())
+    warn_of_names(method, method.space)
     if stream and not any(parameter.requires_grad for parameter in method.parameters()):
         raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
     source = method_source(config.method)
@@ -163,23 +165,38 @@ def build(config: RunConfig, shards: ShardSet, clip: CLIP, labels: Sequence[int]
     return make_method(config, clip, space), card
 
 
-def warn_of_unknown_names(method: Method, names: Sequence[str]) -> None:
-    """Warn of class names that the method cannot distinguish, because its backbone was not trained on their words."""
-    if method.reads_names and (why := describe_unknown_names(method.clip, names)):
+def warn_of_names(method: Method, space: LabelSpace) -> None:
+    """Warn of class names that the method cannot distinguish by their prompts."""
+    for why in describe_names(method.clip, space) if method.reads_names else ():
         warnings.warn(why, stacklevel=3)
 
 
-def describe_unknown_names(clip: CLIP, names: Sequence[str]) -> str:
-    """Describe which class names `clip` cannot distinguish, and what works with them; empty for at most one."""
-    if len(unknown := clip.unknown_names(names)) < 2:
-        return ""
-    listed = ", ".join(map(repr, unknown[:3])) + ", ..." * (len(unknown) > 3)
-    return (
-        f"prompts cannot tell {len(unknown)} of {len(names)} classes ({listed}) apart, as {clip.name} knows no word of "
-        "their names: use a method that learns from images alone (--methods probe or ncm), names made of the words "
-        "that `procap ls words` lists (`classes:` in the YAML file), or ViT-B/16, whose weights are fetched by "
-        "HF_HUB_OFFLINE=0 procap train --backbone ViT-B/16"
-    )
+def describe_names(clip: CLIP, space: LabelSpace) -> list[str]:
+    """Describe class names that prompts cannot tell apart: numbers, words that `clip` does not know, equal prompts."""
+    names, reasons = space.names(), list[str]()
+    codes = [name for name in names if re.fullmatch(r"[\d.-]+|n\d{8}", name)]
+    unknown = clip.unknown_names(names)
+    if 2 * len(codes) > len(names):
+        reasons = [
+            f"class names are numbers or WordNet ids ({join_first([*map(ascii, codes)])}), which mean nothing in a prompt: "
+            "give names with `classes:` in the YAML file, or use a method that learns from images alone (--methods probe)"
+        ]
+    elif len(unknown) > 1:
+        reasons = [
+            f"prompts cannot tell {len(unknown)} of {len(names)} classes ({join_first([*map(repr, unknown)])}) apart, as "
+            f"{clip.name} knows no word of their names: use a method that learns from images alone (--methods probe or "
+            "ncm), names made of the words that `procap ls words` lists (`classes:` in the YAML file), or ViT-B/16, whose "
+            "weights are fetched by HF_HUB_OFFLINE=0 procap train --backbone ViT-B/16"
+        ]
+    alike: dict[tuple[int, ...], list[str]] = {}
+    # A prompt that is too long is an error where it is used.
+    with suppress(UserError):
+        for ids, name in zip(clip.tokenize(space.prompts()).tolist(), space.classnames, strict=True):
+            alike.setdefault(tuple(ids), []).append(ascii(name))
+    if equal := [" = ".join(group) for group in alike.values() if len(group) > 1]:
+        what = "one of them is never predicted by a method that reads names alone"
+        reasons.append(f"classes have the same prompt ({join_first(equal)}): {what}; give them different names")
+    return reasons
 
 
 def check_class_sizes(fewshot: FewShot, batch: int) -> None:

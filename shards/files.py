@@ -41,16 +41,21 @@ def write_file(file: Path, content: bytes | str) -> None:
         os.fsync(stream.fileno())
 
 
-def read_regular(file: Path) -> bytes:
-    """Read a regular file. Raises OSError for anything else: a pipe or a device can be read without end."""
+def require_regular(file: Path) -> Path:
+    """Return the file. Raises OSError for anything but a regular one: a pipe or a device can be read without end."""
     if file.exists() and not file.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(file))
-    return file.read_bytes()
+    return file
+
+
+def read_regular(file: Path) -> bytes:
+    """Read a regular file. Raises OSError for anything else."""
+    return require_regular(file).read_bytes()
 
 
 def file_sha256(file: Path) -> str:
-    """Compute the SHA-256 of a whole file, in hex."""
-    with file.open("rb") as stream:
+    """Compute the SHA-256 of a whole file, in hex. Raises OSError for anything but a regular file."""
+    with require_regular(file).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

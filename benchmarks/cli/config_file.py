@@ -11,6 +11,7 @@ import typer
 from benchmarks.cli.flags import flag, given_values
 from benchmarks.console.output import is_first_rank, note
 from procap.errors import UsageError, check_names
+from shards.files import read_regular
 
 
 def read_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -26,9 +27,9 @@ def parse_config(file: Path, parameters: list[Any]) -> dict[str, Any]:
 
     try:
         # Values stay texts, as on the command line: YAML would read `off` as false.
-        keys = yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is no YAML that can be read ({error})") from None
+        keys = yaml.load(read_regular(file).decode(), yaml.BaseLoader) or {}
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{file} is no YAML that can be read ({' '.join(str(error).split())[:300]})") from None
     if not isinstance(keys, dict):
         raise UsageError(f"{file} has no keys: write lines such as `methods: maple,procap`")
     flags = {name.lstrip("-"): parameter for parameter in parameters for name in parameter.opts if name[:2] == "--"}
@@ -36,6 +37,10 @@ def parse_config(file: Path, parameters: list[Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in keys.items():
         parameter = flags[key]
+        # Values inside these would be written out, and anchors of YAML repeat them without end.
+        inner = [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        if not all(isinstance(text, str) for text in inner):
+            raise UsageError(f"{file}: {key}: give a text, a list of texts, or a mapping of names to texts")
         items = [f"{name}={text}" for name, text in value.items()] if isinstance(value, dict) else value
         if parameter.multiple:
             values[parameter.name] = items if isinstance(items, list) else [items]

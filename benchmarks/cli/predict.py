@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +12,11 @@ import typer
 from benchmarks.cli import flags
 from benchmarks.cli.selection import find_run, find_selected_run, runtime_config
 from benchmarks.console.errors import one_line
-from benchmarks.console.output import note, plural, show, show_json
-from benchmarks.console.parse import split_names
+from benchmarks.console.output import csv_text, note, plural, show, show_json
+from benchmarks.console.parse import parse_class_names
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
-from shards.raw.folders import is_image_name
+from shards.raw.folders import is_image_name, walk_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +41,9 @@ def predict(
     ] = None,
     out: Annotated[Path | None, flags.flag("FILE", "CSV file [default: stdout]")] = None,
     top: Annotated[int, flags.flag("K", "at most K classes of an image, the most probable first", min=1)] = 1,
-    names: Annotated[str, flags.flag("A,B", "classes to choose from [default: those that the run learned]")] = "",
+    names: Annotated[
+        str, flags.flag("A,B|FILE", "classes to choose from, or a file of them [default: those that the run learned]")
+    ] = "",
     best: Annotated[
         bool, flags.switch("--best", "of the runs that flags select, that with the highest validation accuracy")
     ] = False,
@@ -82,7 +82,7 @@ def predict(
     paths = [path.expanduser() for path in paths]
     images = find_images(paths, on_error)
     with RowFile(out) as table:
-        classifier = ImageClassifier(load_trained(config, runtime), split_names(names))
+        classifier = ImageClassifier(load_trained(config, runtime), parse_class_names(names))
         classes = classifier.classnames
         if config.classes != "all" and not names:
             known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
@@ -90,8 +90,8 @@ def predict(
         predictions = classifier.predict(images, workers, on_error)
         labels = list(zip(classifier.space.classnames, classes, strict=True))
         count = _write_predictions(predictions, labels, min(top, len(classes)), table)
-    files = [file for path in paths if path.is_dir() for file in path.rglob("*") if file.is_file()]
-    if skipped := sum(not is_image_name(file.name) and str(file) not in failed for file in files):
+    files = [str(path / file) for path in paths if path.is_dir() for file, _ in walk_files(path)]
+    if skipped := sum(not is_image_name(file) and file not in failed for file in files):
         note(f"{plural(skipped, 'file')} skipped, no images")
     for name, reason in failed.items():
         note(f"procap: error: {name} {reason}")
@@ -125,15 +125,14 @@ class RowFile:
                 self.file.unlink()
 
     def write(self, row: Sequence[str]) -> None:
-        line = io.StringIO()
-        csv.writer(line, lineterminator="\n").writerow(row)
+        line = csv_text([row])
         with self._named_errors():
             if self._stream is None:
-                show(line.getvalue()[:-1])
+                show(line[:-1])
             else:
                 if not self.rows and self._stream.seekable():
                     self._stream.truncate(0)
-                self._stream.write(line.getvalue())
+                self._stream.write(line)
         self.rows += 1
 
     @contextmanager

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +24,8 @@ SOME_FAILED = 3
 
 # Control characters without tab and newline, and the line separators of Unicode.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+# Numbers and words with a sign are none.
+FORMULA = re.compile(r"[=@]|\+(?![\d.])|-[^\W\d_]|[+-].*[|(!=]")
 
 
 class OutputStream:
@@ -42,9 +46,10 @@ class OutputStream:
 
 @contextmanager
 def safe_output() -> Iterator[None]:
-    """Print through `OutputStream` in the block."""
-    with redirect_stdout(OutputStream(sys.stdout)), redirect_stderr(OutputStream(sys.stderr)):
-        yield
+    """Print through `OutputStream` in the block; nothing where a stream is closed."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(OutputStream(sys.stdout or nowhere)):
+        with redirect_stderr(OutputStream(sys.stderr or nowhere)):
+            yield
 
 
 def is_first_rank() -> bool:
@@ -101,6 +106,14 @@ def show_json(document: Any) -> None:
     """Print `document` as one line of strict JSON."""
     if is_first_rank():
         print(json.dumps(document, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def csv_text(rows: Iterable[Iterable[str]]) -> str:
+    """Format rows as CSV; an apostrophe in front keeps spreadsheets from computing cells that begin like formulas."""
+    text = io.StringIO()
+    cells = (["'" * bool(FORMULA.match(cell)) + cell for cell in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(cells)
+    return text.getvalue()
 
 
 def columns(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
