@@ -154,7 +154,6 @@ def describe_method(name: str) -> dict[str, str]:
         texts = {"summary": cls.summary or f"no summary: give {method_paths()[name]} one", "selection": cls.selection}
         # Not `inspect.getdoc`, which returns the text of the abstract `Method.recipe` if there is none.
         texts["recipe"] = cls.recipe.__doc__ or "the method's own"
-        texts["selection"] += ", transductive" * cls.transductive
     texts["selection"] = texts["selection"].replace("validation", "validation, 4 images per class")
     texts["recipe"] = texts["recipe"].partition("\n")[0].removeprefix("Return ").removesuffix(".")
     return texts

@@ -90,12 +90,13 @@ class Method(nn.Module):
     required_option: an option without a default that training needs.
     changes: the towers ("image", "text") that its plans change, or whose weights it reads.
     selection: what it is chosen by: "last step", "validation" for at most four validation images of each class, or "-".
-    transductive: training sees test images without their labels, as PromptKD does; no method of this program is.
     reads_names: it depends on the names of the classes.
     knows_new_classes: it can classify images of classes that it was not trained on.
     measures_terms: `train.json` records the gradient norm of each loss term by epoch.
     first_stage: a method with a subset of its options, whose trained tensors are its initial ones.
     published: options of its published recipes that differ from the defaults.
+    vision_weights: the attribute with its copies of weights of the vision tower, which train at the recipe's
+        `vision_lr`; empty without them.
     varying_rows: names of tensors whose first dimension depends on the training, such as on its number of images.
     training_images: the training images, in training alone.
     teacher_classifier: that of the finished run that the option `teacher` names, in training.
@@ -112,12 +113,12 @@ class Method(nn.Module):
     depends_on_image: ClassVar[bool] = False
     changes: ClassVar[tuple[str, ...]] = ("image", "text")
     selection: ClassVar[str] = "last step"
-    transductive: ClassVar[bool] = False
     reads_names: ClassVar[bool] = True
     knows_new_classes: ClassVar[bool] = True
     measures_terms: ClassVar[bool] = False
     first_stage: ClassVar[str] = ""
     published: ClassVar[PublishedOptions] = {}
+    vision_weights: ClassVar[str] = ""
     varying_rows: ClassVar[tuple[str, ...]] = ()
     training_images: TrainingImages
     class_ids: Tensor
@@ -193,6 +194,11 @@ class Method(nn.Module):
         name = "transfer" if task in TRANSFER_TASKS else task
         keys = [key for key in (name, dataset.lower(), "other") if key in cls.published]
         return dict(cls.published[keys[0]]) if keys else {}
+
+    @classmethod
+    def unread_fields(cls, options: BaseModel) -> set[str]:
+        """Name the fields of a recipe that its training never reads."""
+        return set() if cls.vision_weights else {"vision_lr"}
 
     @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:

@@ -29,6 +29,7 @@ ITERATIONS = 1000
 class Baseline(FeatureMethod):
     """What both baselines share: one view of each image, prepared as test images are, and no rule for new classes."""
 
+    takes_steps: ClassVar[bool] = False
     augments: ClassVar[bool] = False
     reads_names: ClassVar[bool] = False
     knows_new_classes: ClassVar[bool] = False

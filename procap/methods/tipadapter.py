@@ -68,6 +68,7 @@ class TipAdapter(FeatureMethod):
     summary: ClassVar[str] = "Tip-Adapter (Zhang et al. 2022): votes of few-shot features, nothing is trained"
     varying_rows = ("keys", "key_labels", "best_keys")
     selection = "validation"
+    takes_steps: ClassVar[bool] = False
     published = name_options(("alpha", "beta_end", "alpha_end"), PUBLISHED)
     options: TipAdapterOptions
     key_labels: Tensor

@@ -25,6 +25,7 @@ class TipAdapterF(TipAdapter):
     """
 
     summary: ClassVar[str] = "Tip-Adapter-F (Zhang et al. 2022): Tip-Adapter with trained features"
+    takes_steps: ClassVar[bool] = True
     best_keys: Tensor
     best_accuracy: Tensor
 
