@@ -275,8 +275,7 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
         with pytest.raises(UsageError, match=message):
             method_class(name)
     assert describe_method("theirs")["summary"] == "their own method"
-    monkeypatch.setattr(method_class("theirs"), "transductive", True)
-    assert describe_method("theirs")["selection"] == "last step, transductive"
+    assert describe_method("theirs")["selection"] == "last step"
     assert describe_method("quiet")["recipe"] == "the method's own"
 
 

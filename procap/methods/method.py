@@ -9,6 +9,8 @@ Shapes: B images, C classes, E joint embedding.
 from __future__ import annotations
 
 import copy
+import warnings
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import getattr_static
@@ -218,13 +220,23 @@ class Method(nn.Module):
         return template_prompts(self.clip, space, getattr(self.options, "template", None))
 
     def known(self, space: LabelSpace) -> Tensor:
-        """Find each class of `space` among those trained on, by name: positions [C], -1 for a new class."""
-        position = {name: i for i, name in enumerate(self.space.classnames)}
-        positions = [position.get(name, -1) for name in space.classnames]
-        if space == self.space:
+        """Find each class of `space` among those trained on, by name: positions [C], -1 for a new class.
+
+        Classes that share a name, as on ImageNet, are found in their order if `space` has all of them. Otherwise the
+        name does not tell which of them is meant: it counts as new, with a warning.
+        """
+        names, device = self.space.classnames, self.clip.device
+        if space.classnames == names:
             # Training steps need it, and a copy to a GPU would hold up the host in each of them.
-            return self.constant("positions", lambda: torch.tensor(positions, device=self.clip.device))
-        return torch.tensor(positions, device=self.clip.device)
+            return self.constant("positions", lambda: torch.arange(len(names), device=device))
+        trained, here, positions = Counter(names), Counter(space.classnames), defaultdict[str, list[int]](list)
+        for i, name in enumerate(names):
+            positions[name].append(i)
+        for name in (name for name in here if trained[name] and trained[name] != here[name]):
+            counts = f"{trained[name]} of the classes trained on and {here[name]} of those here"
+            warnings.warn(f"'{name}' is the name of {counts}: it counts as the name of a new class", stacklevel=3)
+        known = [positions[name].pop(0) if trained[name] == here[name] else -1 for name in space.classnames]
+        return torch.tensor(known, device=device)
 
     def prepare_training(self) -> None:
         """Read and compute what only training needs.
