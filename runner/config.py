@@ -144,6 +144,12 @@ class RunConfig(FrozenModel):
         shots = f"{self.shots}shot" if self.shots else "fullshot"
         return f"{self.classes}/{self.dataset}/{self.method}/{self.backbone_name}/{shots}/seed{self.seed}-{self.hash}"
 
+    @staticmethod
+    def parse_path(path: str) -> dict[str, str]:
+        """Return the parts of a run's `path`, which may have folders before it, by name."""
+        names = ("classes", "dataset", "method", "backbone", "shots", "seed")
+        return dict(zip(names, path.split("/")[-6:], strict=True))
+
     @property
     def backbone_name(self) -> str:
         """The name of the architecture, or that of the file that has its own."""

@@ -273,5 +273,5 @@ def test_a_name_that_two_classes_share_is_found_in_order_or_counts_as_new(short_
     with pytest.warns(UserWarning, match="'red circle' is the name of 2 of the classes trained on and 1 of those here"):
         assert method.known(single).tolist() == [-1, 1]
     probe = build_method("probe", short_clip, text.LabelSpace(PAIR), {}, seeded())
-    with pytest.warns(UserWarning), pytest.raises(UserError, match="no rule for classes that .* such as 'red circle'"):
+    with pytest.warns(UserWarning), pytest.raises(UserError, match=r"no rule for classes that .* such as 'red circle'"):
         probe.classifier(single)

@@ -36,6 +36,8 @@ FIXED = RunConfig(method="coop", options=OPTIONS, recipe=RECIPE, dataset="shapes
 def test_identity_of_a_fixed_run_never_changes():
     # Results on people's disks are found by this number.
     assert FIXED.hash == "7dbd3b5e" and FIXED.path == "base/shapes/coop/mini/16shot/seed1-7dbd3b5e"
+    parts = {"classes": "base", "dataset": "shapes", "method": "coop", "backbone": "mini", "shots": "16shot"}
+    assert RunConfig.parse_path(f"/other/{FIXED.path}") == {**parts, "seed": "seed1-7dbd3b5e"}
 
 
 @pytest.mark.parametrize("change", [

@@ -46,6 +46,7 @@ class LPPP(FeatureMethod):
     """LP++, trained by block coordinate descent with step sizes from the data."""
 
     Options = LPPPOptions
+    title: ClassVar[str] = "LP++"
     summary: ClassVar[str] = "LP++ (Huang et al. 2024): a linear probe blended with the class features"
     selection = "validation"
     takes_steps: ClassVar[bool] = False

@@ -52,6 +52,7 @@ class LinearProbe(Baseline):
     """Logistic regression on image features."""
 
     Options = ProbeOptions
+    title: ClassVar[str] = "Linear probe"
     summary: ClassVar[str] = "linear probe: logistic regression on frozen image features"
     selection = "validation"
     options: ProbeOptions
@@ -107,6 +108,7 @@ def regress(features: Tensor, labels: Tensor, classes: int, strength: float) -> 
 class NearestMean(Baseline):
     """The class whose mean feature has the highest cosine to the image."""
 
+    title: ClassVar[str] = "Nearest mean"
     summary: ClassVar[str] = "nearest mean: cosines to the mean feature of each class"
     selection: ClassVar[str] = "-"
 

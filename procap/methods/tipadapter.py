@@ -65,6 +65,7 @@ class TipAdapter(FeatureMethod):
     """Tip-Adapter: nothing is trained."""
 
     Options = TipAdapterOptions
+    title: ClassVar[str] = "Tip-Adapter"
     summary: ClassVar[str] = "Tip-Adapter (Zhang et al. 2022): votes of few-shot features, nothing is trained"
     varying_rows = ("keys", "key_labels", "best_keys")
     selection = "validation"
