@@ -155,12 +155,22 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": None if device is None else str(device),
-        "cpu": {"name": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "cuda": torch.version.cuda if gpu else None,
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         **_code_versions(),
     }
+
+
+@functools.cache
+def cpu_name() -> str:
+    """Return the model of the CPU where the system tells it, else its architecture."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 @functools.cache

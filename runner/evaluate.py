@@ -302,7 +302,7 @@ def collect_predictions(
             return signum, None
     meter.settle()
     if not collector.are_finite(group):
-        raise UserError(
-            f"{config.path} gives logits on {target} that are not finite: train with {config.stability_hint}"
-        )
+        lower = f"evaluate in {config.precision}" if precision != config.precision else ""
+        hint = lower or f"train with {config.stability_hint}"
+        raise UserError(f"{config.path} gives logits on {target} that are not finite: {hint}")
     return 0, collector.gather(group)

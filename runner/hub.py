@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procap.errors import UsageError, UserError
-from procap.methods import method_class
+from procap.methods import method_class, title_and_colour
 from runner.config import FrozenModel, RunConfig, RuntimeConfig, Target
 from runner.remote_results import RemoteResults, synchronized_run
 from runner.results import EvalResult, TrainResult, read_document, write_bytes, write_json
@@ -74,7 +74,7 @@ def model_card(shared: SharedRun, results: list[EvalResult], repository: str) ->
     from huggingface_hub import ModelCardData
 
     config, method = shared.config, method_class(shared.config.method)
-    title = f"{method.title or config.method} on {config.dataset}"
+    title = f"{title_and_colour(config.method)[0]} on {config.dataset}"
     measured = []
     for result in results:
         target = Target.parse_unchecked(result.target)

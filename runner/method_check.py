@@ -80,8 +80,8 @@ class CheckCase:
         """
         # A tenth of the rate, because differences by rounding grow in a training that diverges on this backbone.
         lr = method_class(name).recipe().lr / 10
-        overrides = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
-        return cls(plan_run(method=name, shots=SHOTS, overrides=overrides, data=runtime.data, **chosen), runtime)
+        shared = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
+        return cls(plan_run(method=name, shots=SHOTS, shared=shared, data=runtime.data, **chosen), runtime)
 
     @cached_property
     def shards(self) -> ShardSet:

@@ -90,9 +90,10 @@ def set_up(
     stream = engine = schedule = None
     files: dict[str, str] = {}
     # Missing shards are reported before minutes are spent on a backbone.
-    fewshot = load_training_images(config, shards, group.size)
-    clip = workbench.load_backbone(config, device, acceleration)
     learns_from_features = issubclass(method_class(config.method), FeatureMethod)
+    # Features of all images are on every process, so that their batches are not dealt out.
+    fewshot = load_training_images(config, shards, 1 if learns_from_features else group.size)
+    clip = workbench.load_backbone(config, device, acceleration)
     if fewshot and not learns_from_features:
         augment = train_augment(config.recipe, clip, method_class(config.method).views)
         workers = num_decoders(runtime.workers, device)

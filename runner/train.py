@@ -42,7 +42,7 @@ from shards.transfer import to_device, upload
 WARMUP_STEPS = 5
 PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
 UNTIMED_PHASES = ("load", "compile", "tracking", "validation", "statistics")
-"""Phases that are not part of the training's seconds; only runs with callbacks have the last one."""
+"""Phases that are not part of the training's seconds; only runs with callbacks have `validation`."""
 MEASURE_STEPS = 50
 """Gradient norms of loss terms are measured after an epoch, and no more often than once in this many steps."""
 MAX_REPEATS = 40
@@ -172,7 +172,7 @@ def _train(
             training.average.apply()
     if isinstance(setup.method, FeatureMethod):
         setup.method.finish(setup.method.bank)
-    check_finite(setup.method.state_dict(), f"after step {state.step}")
+    check_finite(setup.method.state_dict(), f"after step {state.step}: try {config.stability_hint}")
     meter.settle()
     result = group.call_on_first(lambda: _write_result(folder, setup, state, meter, facts, group.size))
     if validator is not None:

@@ -41,7 +41,7 @@ def trained(few_digits, short_checkpoint, tmp_path_factory):
         runtime = make_runtime(few_digits, tmp_path_factory.mktemp("results"))
         config = plan_run(
             method=method, dataset="digits", shots=1, backbone=str(short_checkpoint), data=few_digits,
-            overrides=steps, options=OPTIONS.get(method, {}) | teacher,
+            shared=steps, options=OPTIONS.get(method, {}) | teacher,
         )  # fmt: skip
         train(config, runtime)
         return config, runtime
@@ -95,6 +95,7 @@ def test_a_published_run_is_evaluated_under_its_address(trained, hub, tmp_path, 
     assert code == 0 and hub.commits == 1 and "Bearer hf_test" in hub.tokens, err
     files = hub.repositories["lab/run"]
     data = huggingface_hub.ModelCard(files["README.md"].decode()).data
+    assert data.model_name == "CoOp on digits"
     measured = {result.dataset_config: (result.metric_value, result.metric_args) for result in data.eval_results}
     for result in results:
         counts = {"correct": result.correct, "total": result.total}

@@ -151,6 +151,7 @@ class ProCAP(Method):
     """
 
     Options = ProCAPOptions
+    title: ClassVar[str] = "ProCAP"
     summary: ClassVar[str] = "ProCAP (Abbas et al. 2026): Gaussian prompts refined across modalities"
     measures_terms: ClassVar[bool] = True
     options: ProCAPOptions

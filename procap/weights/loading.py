@@ -6,6 +6,7 @@ Nothing is downloaded unless the user set HF_HUB_OFFLINE=0, and random weights c
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -252,6 +253,15 @@ def weights_key(name: str, pretrained: str | None = None) -> WeightsKey:
 def weights_digest(name: str, pretrained: str | None = None) -> str:
     """Return the digest of the CLIP that `load_clip` loads, computed once for a file. Raises what `load_clip` does."""
     return _digest(weights_key(name, pretrained))
+
+
+@functools.cache
+def file_digest(key: WeightsKey) -> str:
+    """Return the SHA-256 of the file of a `weights_key`, without loading it; of weights without a file their digest."""
+    if (path := find_source(*key[:2]).file) is None:
+        return _digest(key)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @functools.cache

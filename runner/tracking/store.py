@@ -23,7 +23,7 @@ from runner.environment import library_defaults
 from runner.results import read_document, write_json
 from runner.run_folders import TRACKING_FILE
 from runner.tracking.content import Content, OnError, read_contents
-from shards.credentials import mask
+from shards.credentials import mask, mask_urls
 from shards.files import file_lock
 from shards.urls import redact
 
@@ -147,7 +147,7 @@ def _log_missing(client: MlflowClient, run: Run, content: Content) -> bool:
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
     run_id, logged = run.info.run_id, run.data.metrics
-    tags = {name: mask(value) for name, value in content.tags.items()}
+    tags = {name: mask_urls(value) for name, value in content.tags.items()}
     latest = {name: value for name, value, _, _ in content.curves} | content.metrics
     is_logged = latest.items() <= logged.items() and tags.items() <= run.data.tags.items()
     # The status is set last.
