@@ -125,7 +125,7 @@ class RuntimeFlags(StorageFlags):
     """Flags for folders, devices and speed; none of them changes a result."""
 
     heading: ClassVar[str] = "Execution"
-    no_cache: Annotated[bool, switch("--no-cache", "stream remote shards instead of caching them")] = False
+    no_cache: Annotated[bool, switch("--no-cache", "stream shards of a URL, except for few-shot training")] = False
     workers: Annotated[
         int | None, flag("N", "threads that decode images [default: 0 on a CPU, up to 12 with a GPU]", min=0)
     ] = None
