@@ -279,6 +279,8 @@ def flatten_flag_groups(command: Callable[..., int]) -> Callable[..., int]:
         for name, value in values.items():
             if isinstance(value, Path):
                 values[name] = value.expanduser()
+            elif isinstance(value, list):
+                values[name] = [item.expanduser() if isinstance(item, Path) else item for item in value]
         built = {
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
