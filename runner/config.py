@@ -256,7 +256,7 @@ class RuntimeConfig:
     limit, evaluation: the first N images of a target, and the settings; both are recorded with each result.
     timeout: longest time in seconds that a process waits for others.
     results_url: the URL whose local copy the folder `results` is, see `runner.remote_results`; None without one.
-    no_cache: read shards from start to end for evaluation and for training on all images, from a URL without a copy.
+    no_cache: stream the shards of a URL for evaluation and for training on all images, without a copy on the disk.
     deterministic: see `runner.environment.set_deterministic`; for CUDA, as CPUs compute equal bits without it.
     """
 

@@ -33,7 +33,7 @@ from runner.workbench import Workbench
 from shards.device.images import augments_on_device
 from shards.device.stream import DeviceTrainStream
 from shards.image_selection import FewShot, check_classes, load_few_shot, select_class_labels
-from shards.loader import TrainStream
+from shards.loader import WINDOW_BYTES, TrainStream
 from shards.manifest import Manifest
 from shards.names import join_first
 from shards.reader import ImageList, ShardSet, open_dataset
@@ -85,8 +85,7 @@ def set_up(
         acceleration = replace(acceleration, graphs=False)
         if device.type == "cuda":
             note_once("several GPUs train each run together; one run per GPU, as `procap bench` starts them, is faster")
-    # Few-shot samples lie anywhere in the shards, so only training on all images reads them from start to end.
-    shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache and not config.shots)
+    shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache)
     stream = engine = schedule = None
     files: dict[str, str] = {}
     # Missing shards are reported before minutes are spent on a backbone.
@@ -250,6 +249,7 @@ def train_stream(
     batch = config.recipe.batch_size
     options: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "drop_last": config.recipe.drop_last}
     options["one_class"] = config.recipe.batches == "class"
+    options["window_bytes"] = None if config.shots else WINDOW_BYTES
     if acceleration.images and augments_on_device(augment):
         return DeviceTrainStream(images, batch, augment, config.seed, workers, device=device, **options)
     return TrainStream(images, batch, augment, config.seed, workers, **options)

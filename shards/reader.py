@@ -7,10 +7,10 @@ Sizes are compared with the manifest when a split is opened; SHA-256 when shards
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,13 +109,25 @@ class ImageList:
         return [self._files.paths[position] for position in self.positions.tolist()]
 
     def read(self, i: int) -> bytes:
-        """Read the encoded bytes of image `i`."""
+        """Read the encoded bytes of image `i`, of a streamed split with its whole shard."""
+        if self._files.remote:
+            return next(self.stream([i]))
         row = self.rows[i]
         return self._files.read(int(self.positions[i]), int(row["shard"]), int(row["offset"]), int(row["size"]))
 
     def stream(self, order: Sequence[int]) -> Generator[bytes]:
         """Yield the encoded bytes of the images `order`, each at most once, from shards that are read as a whole."""
         return stream_images(self._files.located_shards(), self.rows, self.positions, order)
+
+    def loaders(self, order: Iterable[int]) -> Generator[tuple[int, Callable[[], Image]]]:
+        """Yield each index of `order` with a function that decodes its image; a streamed split is read as `stream`."""
+        if not self._files.remote:
+            yield from ((i, partial(self.image, i)) for i in order)
+            return
+        indices = [*order]
+        with closing(self.stream(indices)) as encoded:
+            for i, data in zip(indices, encoded, strict=True):
+                yield i, partial(self.decode, i, data)
 
     def image(self, i: int) -> Image:
         """Read and decode image `i` to RGB; raises UserError naming shard, member and path if it is undecodable."""
@@ -196,7 +208,7 @@ class ShardSet:
     def open_images(self, name: str, *, sequential: bool = False) -> ImageList:
         """List the images of a split whose shards have the manifest's sizes; those of a mirror are downloaded first.
 
-        sequential: images are only read by `ImageList.stream`, so that shards of a URL need not be stored.
+        sequential: images are read by `ImageList.stream` or `loaders`, so that shards of a URL need not be stored.
         """
         images = self.list_images(name, remote=sequential and self.stream)
         if not (sequential and self.stream):
@@ -209,7 +221,13 @@ class ShardSet:
         return make_pipeline(self.open_images(name, sequential=True)._files.located_shards(), distribute=True)
 
     def check_sizes(self, name: str) -> None:
-        """Raise UserError for a shard of a split that is missing or has a different size."""
+        """Raise UserError for a shard of a split that is missing or has a different size.
+
+        Does nothing for a mirror, whose shards are fetched and verified when images are opened.
+        """
+        self._check_name(name)
+        if is_mirror(self.folder.parent):
+            return
         for shard in self.manifest.splits[name].shards:
             if problem := shard_problem(self.folder, shard):
                 raise UserError(f"'{self.name}' {name}: {problem}; {repack_hint(self.folder)}")
