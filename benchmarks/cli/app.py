@@ -84,7 +84,7 @@ COMMANDS: Commands = {
     "new": ({"method": ("benchmarks.cli.new_method:method", "Write a package with a new method.")}, "Add a method."),
     "check": (CHECK_COMMANDS, "Check a method, or which accelerations suit this device."),
     "import": ("benchmarks.cli.import_checkpoint:import_checkpoint", "Import public checkpoints as finished runs."),
-    "export": ("benchmarks.cli.export_run:export", "Export trained runs for public code, timm and ONNX."),
+    "export": ("benchmarks.cli.export_run:export", "Export trained runs for public code and ONNX."),
     "push": ("benchmarks.cli.push:push", "Publish a trained run on the Hugging Face Hub."),
     "table": ("benchmarks.cli.table:table", "Print results as tables, with the paper's numbers."),
     "report": ("benchmarks.cli.report:report", "Write one HTML page of runs, suites and sweeps."),
