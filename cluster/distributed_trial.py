@@ -19,6 +19,7 @@ from cluster.run import TrialReport
 from runner.distributed.process_group import LOST, init_process_group
 from runner.distributed.ranks import Ranks, ranks_from_environment
 from runner.environment import library_defaults, own_device, resolve_device
+from runner.session import Session
 
 POLL_SECONDS = 1.0
 START_SECONDS = 120.0
@@ -54,8 +55,8 @@ class Rank:
             # Released only now, so that no other process can bind the port before the process group does.
             self._port.close()
             with init_process_group(ranks, device, runtime.timeout) as group:
-                runtime = replace(runtime, device=str(device))
-                return RunExecutor(work.runs_of(config, runtime), runtime, queue.put, group, work.halving).execute()
+                session = Session(replace(runtime, device=str(device)), group)
+                return RunExecutor(session, work.runs_of(config, runtime), queue.put, work.halving).execute()
 
         return attempt(execute)
 

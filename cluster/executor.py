@@ -12,19 +12,18 @@ from statistics import fmean
 from typing import Any
 
 from cluster.ray_cluster import Capacity, Resources
-from cluster.run import Halving, RunSpec, StoragePaths, TrialReport, score, score_at
+from cluster.run import Halving, StoragePaths, TrialReport
 from runner.config import RuntimeConfig, Target
-from runner.distributed.collectives import ProcessGroup
 from runner.evaluate import evaluate
 from runner.failures import EXPECTED, describe_failure
 from runner.results import EpochLog
-from runner.run_folders import RunFolder, RunHeld
+from runner.run_folders import RunHeld
+from runner.run_state import RunSpec, score, score_at
+from runner.session import Session
 from runner.stop_signals import Interrupted
-from runner.train import train
+from runner.train import TrainingRequest, train
 from runner.validate import Callbacks
-from runner.workbench import Workbench
 from shards.pack import pack_missing
-from shards.reader import open_dataset
 
 REPORT_SECONDS = 5.0
 """Shortest time between two progress reports of a trial; mean scores of epochs are reported at once."""
@@ -57,17 +56,14 @@ class RunExecutor:
 
     def __init__(
         self,
+        session: Session,
         runs: Sequence[RunSpec],
-        runtime: RuntimeConfig,
         report_to: ReportTo,
-        group: ProcessGroup | None = None,
         halving: Halving | None = None,
-        workbench: Workbench | None = None,
     ) -> None:
         """report_to: may raise to stop the work. halving: train all runs in step and report their mean per epoch."""
-        self.workbench = workbench or Workbench()
-        self.runs, self.runtime, self.halving = runs, runtime, halving
-        self.group = group or ProcessGroup()
+        self.session, self.group = session, session.group
+        self.runs, self.halving = runs, halving
         self._report_to = report_to
         self._began = time.monotonic()
         # In the past, so that the first report is sent at once.
@@ -80,11 +76,11 @@ class RunExecutor:
         if self.group.ranks.local_rank == 0:
             names = [run.config.dataset for run in self.runs]
             names += [target.dataset for run_targets in targets.values() for target in run_targets]
-            pack_missing(names, self.runtime.data)
+            pack_missing(names, self.session.runtime.data)
         self.group.barrier()
         # Check for missing test images before the training, not after it.
         for target in (target for run_targets in targets.values() for target in run_targets):
-            open_dataset(self.runtime.data, target.dataset).check_sizes(target.split)
+            self.session.dataset(target.dataset).check_sizes(target.split)
         epochs = max(run.config.recipe.epochs for run in self.runs)
         if self.halving:
             self._train_in_step(self.halving.rungs(epochs), epochs, targets)
@@ -109,7 +105,8 @@ class RunExecutor:
             if self.group.ranks.is_first:
                 # All runs have reached `end`: only now has every epoch since the last rung a mean over all of them.
                 for epoch in range(reported, min(end, epochs - 1)):
-                    scores = [mean for run in self.runs if (mean := score_at(run, epoch, self.runtime)) is not None]
+                    means = (score_at(self.session.run(run.config), run.targets, epoch) for run in self.runs)
+                    scores = [mean for mean in means if mean is not None]
                     # A run that was finished before the sweep may have no validation.
                     if len(scores) == len(self.runs):
                         self._report_to(self._report(epoch=epoch + 1, score=fmean(scores)))
@@ -123,14 +120,7 @@ class RunExecutor:
                 self._send(self._report(state="waiting", run=run.path, why=why))
                 time.sleep(HELD_SECONDS)
             try:
-                train(
-                    run.config,
-                    self.runtime,
-                    group=self.group,
-                    until=until,
-                    callbacks=callbacks,
-                    workbench=self.workbench,
-                )
+                train(self.session.run(run.config), TrainingRequest(until=until, callbacks=callbacks))
                 return
             except RunHeld:
                 # Another process took the lock since `_find_holder`. In a group only rank 0 sees that: a second attempt
@@ -140,7 +130,7 @@ class RunExecutor:
 
     def _find_holder(self, run: RunSpec) -> str:
         """Describe the process that holds the run's lock, "" without one or if the run is finished."""
-        folder = RunFolder(self.runtime.results / run.path)
+        folder = self.session.run(run.config).folder
         if folder.train_file.exists():
             return ""
         try:
@@ -149,12 +139,10 @@ class RunExecutor:
         except RunHeld as error:
             return str(error)
 
-    def _evaluate(self, run: RunSpec, targets: Sequence[Target]) -> float:
+    def _evaluate(self, spec: RunSpec, targets: Sequence[Target]) -> float:
         """Evaluate a run where results are missing; returns its score."""
-        results = [
-            evaluate(run.config, target, self.runtime, group=self.group, workbench=self.workbench) for target in targets
-        ]
-        return score([result.accuracy for result in results])
+        run = self.session.run(spec.config)
+        return score([evaluate(run, target).accuracy for target in targets])
 
     def _send(self, report: TrialReport) -> None:
         """Report at most once in `REPORT_SECONDS`, as the driver receives reports of many trials."""

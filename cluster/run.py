@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from runner.config import FrozenModel, RunConfig, RuntimeConfig, Target
+from runner.config import FrozenModel, RuntimeConfig
 from runner.remote_results import results_root
-from runner.results import MaskedText, harmonic_mean
-from runner.run_folders import RunFolder, check_training_content
+from runner.results import MaskedText
 from shards.default_paths import cache_home, data_root
 from shards.urls import is_url
 
 SCORE = "score"
-
-
-class RunSpec(FrozenModel):
-    """A training and the targets to evaluate it on, `dataset:classes:split` each."""
-
-    config: RunConfig
-    targets: tuple[str, ...] = ()
-
-    @property
-    def path(self) -> str:
-        """The run's folder below the results."""
-        return self.config.path
 
 
 class TrialReport(FrozenModel):
@@ -77,36 +63,6 @@ def validation_targets(dataset: str, classes: str) -> tuple[str, ...]:
     """List the validation targets of a run: the classes trained on, with half of the base half both of its halves."""
     parts = ("dev-base", "dev-novel") if classes == "dev-base" else (classes,)
     return tuple(f"{dataset}:{part}:val" for part in parts)
-
-
-def score(accuracies: Sequence[float]) -> float:
-    """Compute the score of a run: its accuracy, for two targets their harmonic mean, for more the mean."""
-    return harmonic_mean(*accuracies) if len(accuracies) == 2 else fmean(accuracies)
-
-
-def final_score(run: RunSpec, runtime: RuntimeConfig) -> float | None:
-    """Compute the score of a finished run, None while its training or an evaluation is missing.
-
-    Runs of other code than is installed count as missing: their training is refused with the reason. Raises UserError
-    for a file that cannot be read and for a run on other content of the data set.
-    """
-    folder = RunFolder(runtime.results / run.path)
-    if (training := folder.read_training()) is None or training.changed_code(run.config):
-        return None
-    check_training_content(run.config, training, runtime.data)
-    settings = runtime.evaluation.for_run(run.config)
-    results = [folder.read_evaluation(Target.parse_unchecked(target), settings) for target in run.targets]
-    # An evaluation of earlier weights, or of another number of images, would be a score of something else.
-    current = [result for result in results if result and result.is_current(training, runtime.limit)]
-    return score([result.accuracy for result in current]) if len(current) == len(results) else None
-
-
-def score_at(run: RunSpec, epoch: int, runtime: RuntimeConfig) -> float | None:
-    """Compute the score of a run after `epoch` (0-based) from its validation counts, None without validation."""
-    counts = RunFolder(runtime.results / run.path).read_validation()
-    by_target = {count.target: count.accuracy for count in counts if count.epoch == epoch}
-    accuracies = [by_target[target] for target in run.targets if target in by_target]
-    return score(accuracies) if accuracies and len(accuracies) == len(run.targets) else None
 
 
 @dataclass(frozen=True)

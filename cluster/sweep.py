@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster.executor import TrialWork
 from cluster.ray_cluster import Capacity
-from cluster.run import SCORE, Halving, RunSpec, StoragePaths, TrialReport, final_score, score_at
+from cluster.run import SCORE, Halving, StoragePaths, TrialReport
 from cluster.space import to_tune
 from cluster.sweep_record import (
     SWEEPS,
@@ -27,8 +27,8 @@ from cluster.sweep_record import (
 )
 from cluster.tune_runner import TrialListener, run_trials
 from procap.errors import UserError
-from runner.config import RuntimeConfig
-from runner.remote_results import RemoteResults
+from runner.run_state import RunSpec, final_score, score_at
+from runner.session import Session
 from shards.rng import stream_seed
 
 MOST_EPOCHS = 10**6
@@ -39,11 +39,10 @@ NO_RESULTS = "results not found; is --results on shared storage?"
 class Sweep:
     """Execute a sweep with Ray Tune and keep its configurations up to date."""
 
-    def __init__(self, settings: SweepSettings, runtime: RuntimeConfig, folder: SweepFolder) -> None:
-        self.settings, self.runtime, self.folder = settings, runtime, folder
+    def __init__(self, settings: SweepSettings, session: Session, folder: SweepFolder) -> None:
+        self.settings, self.session, self.folder = settings, session, folder
         known = folder.load_configurations(settings)
         self.configurations = {key_of(stored.values): self._recheck(stored) for stored in known}
-        self._store = RemoteResults.from_runtime(runtime)
         self._running: dict[str, str] = {}
         self._deadline = math.inf
 
@@ -57,8 +56,8 @@ class Sweep:
         if stored.state != "finished" or not stored.runs:
             return stored
         with suppress(UserError):
-            runs = make_runs(self.settings, stored.values, self.runtime.data)
-            if all(final_score(run, self.runtime) is not None for run in runs):
+            runs = make_runs(self.settings, stored.values, self.session.runtime.data)
+            if all(final_score(self.session.run(run.config), run.targets) is not None for run in runs):
                 return stored
         return stored.model_copy(update={"state": "running", "scores": {}})
 
@@ -145,7 +144,7 @@ class Sweep:
             runs: list[RunSpec] = []
             # Invalid values are reported when the trial itself fails on them.
             with suppress(UserError):
-                runs = make_runs(self.settings, values, self.runtime.data)
+                runs = make_runs(self.settings, values, self.session.runtime.data)
             self.configurations[key] = Configuration(
                 values=values,
                 runs=tuple(dict.fromkeys(run.path for run in runs)),
@@ -167,7 +166,7 @@ class Sweep:
         before, scores = self.configurations[key], dict[str, float]()
         error = report.why if report.state == "failed" else ""
         try:
-            scores = self._collect_scores(runs_of_trial(self.settings, config, self.runtime), report)
+            scores = self._collect_scores(runs_of_trial(self.settings, config, self.session.runtime), report)
         except UserError as unreadable:
             error = error or str(unreadable)
         if report.state == "done" and not all(path in scores for path in before.runs):
@@ -180,19 +179,20 @@ class Sweep:
         is_settled = before.state == "running" and state != "running"
         self._update(key, scores=scores, error=error, state=state if is_settled else before.state)
         if is_settled:
-            self._store.try_push(f"{SWEEPS}/{self.settings.name}")
+            self.session.remote.try_push(f"{SWEEPS}/{self.settings.name}")
         return self.configurations[key], is_settled
 
     def _collect_scores(self, runs: Sequence[RunSpec], report: TrialReport) -> dict[str, float]:
         """Collect the scores of a trial's runs; if it was stopped, at the last epoch that all runs have finished."""
         scores: dict[str, float] = {}
-        for run in runs:
+        for spec in runs:
+            run = self.session.run(spec.config)
             # Behind a URL the files are on the node that trained the run and at the URL, not yet here.
-            self._store.pull(run.path)
-            score = final_score(run, self.runtime)
+            self.session.remote.pull(run.path)
+            score = final_score(run, spec.targets)
             if score is None and report.state == "running" and report.epoch:
                 # Reports count finished epochs from 1, the counts on disk number them from 0.
-                score = score_at(run, report.epoch - 1, self.runtime)
+                score = score_at(run, spec.targets, report.epoch - 1)
             if score is not None:
                 scores[run.path] = score
         return scores

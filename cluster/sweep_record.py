@@ -15,13 +15,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cluster.run import RunSpec, validation_targets
+from cluster.run import validation_targets
 from cluster.space import Domain, Values, round_value, value_between
 from procap.errors import UsageError
 from runner.config import Count, FrozenModel, RuntimeConfig
 from runner.planning import control_options, plan_run
 from runner.results import MaskedText, read_document, write_json
 from runner.run_collection import COLLECTION_NAME
+from runner.run_state import RunSpec
 from shards.files import file_lock
 
 SWEEPS = "sweeps"

@@ -18,6 +18,7 @@ from cluster.executor import ReportTo, RunExecutor, TrialWork, attempt
 from cluster.ray_cluster import Capacity, count_processes, nodes, require_own_node
 from cluster.run import TrialReport
 from runner.environment import library_defaults
+from runner.session import Session
 from runner.workbench import Workbench
 
 logger = logging.getLogger(__name__)
@@ -102,10 +103,8 @@ def execute_trial(config: Mapping[str, Any], work: TrialWork, report_to: ReportT
         return execute_in_group(config, work, report_to)
 
     def execute() -> TrialReport:
-        runtime = work.paths.local_runtime()
-        return RunExecutor(
-            work.runs_of(config, runtime), runtime, report_to, halving=work.halving, workbench=workbench
-        ).execute()
+        session = Session(work.paths.local_runtime(), workbench=workbench)
+        return RunExecutor(session, work.runs_of(config, session.runtime), report_to, work.halving).execute()
 
     return attempt(execute)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from procap.errors import UsageError, UserError
@@ -10,28 +9,27 @@ from procap.methods import method_class
 from procap.methods.features import FeatureMethod
 from procap.methods.method import Method
 from runner.checkpoint import InitialRun, decode_checkpoint, read_checkpoint_bytes
-from runner.config import RunConfig, RuntimeConfig
-from runner.distributed.collectives import ProcessGroup
+from runner.config import RunConfig
 from runner.evaluate import load_trained
-from runner.remote_results import RemoteResults
 from runner.run_folders import RunFolder, locate_run
+from runner.session import Run
 
 
-def start_from(config: RunConfig, earlier: RunConfig, results: Path, runtime: RuntimeConfig) -> RunConfig:
-    """Return `config` with the finished run `earlier`, which lies below `results`, as its start.
+def start_from(config: RunConfig, earlier: Run, results: Path) -> RunConfig:
+    """Return `config`, a run below `results`, with the finished run `earlier` as its start.
 
     Raises UsageError for a run that has seen other images of the data set: the accuracy would not be that of the shots
     or classes of `config`.
     """
     if not config.recipe.epochs or issubclass(method_class(config.method), FeatureMethod):
         raise UsageError(f"--init: {config.method} has no training on images that could start from a run")
-    training = RunFolder(results / earlier.path).read_training()
+    training = earlier.folder.read_training()
     if training is None:
         raise UsageError(f"--init: {earlier.path} is not finished")
-    check_same_images(earlier, config)
+    check_same_images(earlier.config, config)
     # Relative where possible, so that the results can be moved together.
-    is_here = results.resolve() == runtime.results.resolve()
-    folder = earlier.path if is_here else (results / earlier.path).resolve().as_posix()
+    is_here = earlier.session.runtime.results.resolve() == results.resolve()
+    folder = earlier.path if is_here else earlier.folder.path.resolve().as_posix()
     return config.model_copy(update={"init": folder, "init_digest": training.checkpoint_sha256})
 
 
@@ -54,36 +52,38 @@ def first_stage(config: RunConfig) -> RunConfig | None:
     return config.model_copy(update={"method": name, "options": options})
 
 
-def read_initial_run(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> InitialRun | None:
-    """Read the run that `config` starts from, None without one; all ranks call this.
+def read_initial_run(run: Run) -> InitialRun | None:
+    """Read the run that a training starts from, None without one; all ranks call this.
 
-    Raises UserError if its checkpoint is not the one that `config` was planned with.
+    Raises UserError if its checkpoint is not the one that the training was planned with.
     """
+    config, session = run.config, run.session
     first = first_stage(config)
     path = first.path if first else config.init
     if not path:
         return None
-    folder = RunFolder(runtime.results / path)
+    folder = RunFolder(session.runtime.results / path)
 
     def read() -> tuple[bytes, str]:
         # An absolute path is in different results, which this URL does not hold.
         if not Path(path).is_absolute():
-            RemoteResults.from_runtime(runtime).pull(path, weights=True)
+            session.remote.pull(path, weights=True)
         training = folder.read_training()
         if training is None:
             raise UserError(f"{folder.path}, from which {config.path} starts, is not finished")
         sha256 = config.init_digest or training.checkpoint_sha256
         return read_checkpoint_bytes(folder.checkpoint_file, sha256), sha256
 
-    data, sha256 = group.call_on_first(read)
+    data, sha256 = session.group.call_on_first(read)
     return InitialRun(folder.path, decode_checkpoint(data, folder.checkpoint_file)[0], sha256)
 
 
-def load_teacher(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> Method | None:
-    """Load the run whose folder the option `teacher` of `config` names; None for another teacher, or none.
+def load_teacher(run: Run) -> Method | None:
+    """Load the run whose folder the option `teacher` names; None for another teacher, or none.
 
     Raises UsageError for a run that has seen other images of the data set, UserError for one that is not finished.
     """
+    config = run.config
     if method_class(config.method).required_option != "teacher":
         return None
     folder = Path(config.options["teacher"]).expanduser()
@@ -91,5 +91,4 @@ def load_teacher(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup)
         return None
     teacher, results = locate_run(folder)
     check_same_images(teacher, config)
-    # Without the URL, which belongs to the results of the run and not to those of the teacher.
-    return load_trained(teacher, replace(runtime, results=results, results_url=None), group).method
+    return load_trained(run.session.elsewhere(results, shares_backbone=False).run(teacher)).method

@@ -6,7 +6,6 @@ Shapes: B images, C classes, S image size.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,20 +13,20 @@ from torch import Tensor, nn
 
 from procap.classifier import Classifier
 from procap.errors import UserError
-from runner.config import RunConfig, RuntimeConfig
-from runner.evaluate import TrainedRun, load_trained
+from runner.evaluate import load_trained
+from runner.session import Run, TrainedRun
 
 
-def export_model(config: RunConfig, runtime: RuntimeConfig, out: Path) -> Path:
-    """Write the finished run `config` below `out` as an ONNX graph; returns its file.
+def export_model(run: Run, out: Path) -> Path:
+    """Write a finished run, in a session on the CPU, below `out` as an ONNX graph; returns its file.
 
     Raises UserError if the run is not finished, or its class features depend on the image.
     """
-    # On the CPU, where the example is.
-    trained = load_trained(config, replace(runtime, device="cpu", accelerate="off"))
+    trained = load_trained(run)
     if trained.method.depends_on_image:
-        raise UserError(f"{config.method} computes class features for each image, which no exported classifier does")
-    return export_onnx(trained, out / config.path / "onnx" / "model.onnx")
+        method = run.config.method
+        raise UserError(f"{method} computes class features for each image, which no exported classifier does")
+    return export_onnx(trained, out / run.path / "onnx" / "model.onnx")
 
 
 class _Logits(nn.Module):

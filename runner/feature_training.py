@@ -16,16 +16,16 @@ from PIL.Image import Image
 from torch import Tensor
 
 from procap.methods.features import FeatureBank, FeatureMethod
-from runner.config import RunConfig, RuntimeConfig
-from runner.distributed.collectives import ProcessGroup
+from runner.config import RunConfig
 from runner.engine import autocast, learned_parameters
 from runner.environment import num_decoders
 from runner.schedule import Schedule
+from runner.session import Run
 from runner.setup import Setup, make_eval_transform, train_augment
 from runner.stop_signals import Interrupted, StopRequest
 from shards.image_selection import VAL_SHOTS, draw_positions, select_target_images
 from shards.loader import DecodedImages, TrainStream, prepare_batches
-from shards.reader import ImageList, open_dataset
+from shards.reader import ImageList
 from shards.transforms import TrainAugment
 
 Loaders = Callable[[Sequence[int]], Generator[tuple[int, Callable[[], Image]]]]
@@ -50,14 +50,14 @@ class FeatureStream(TrainStream):
             yield self._features[batch, view], self.labels[batch]
 
 
-def learn_from_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup, stop: StopRequest) -> Setup:
+def learn_from_features(run: Run, setup: Setup, stop: StopRequest) -> Setup:
     """Encode the samples and call `fit`; the new setup has an engine if the method takes steps.
 
     Raises Interrupted on all ranks if one of them gets a signal while images are encoded.
     """
     method, config = setup.method, setup.card.config
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
-    method.bank = encode_samples(setup, runtime, group, stop)
+    method.bank = encode_samples(run, setup, stop)
     method.fit(method.bank)
     if not learned_parameters(method):
         return setup
@@ -66,14 +66,14 @@ def learn_from_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGrou
     return replace(setup, engine=setup.make_engine(), schedule=Schedule(config.recipe, stream, method))
 
 
-def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup, stop: StopRequest) -> FeatureBank:
+def encode_samples(run: Run, setup: Setup, stop: StopRequest) -> FeatureBank:
     """Encode the views of the training images, and the images that the method chooses by, with the frozen tower."""
     method, config = setup.method, setup.card.config
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
     train, device = setup.fewshot.train, method.clip.device
     # Raises its errors before minutes are spent on the views.
-    val, test = choosing_images(setup, runtime)
-    encode = partial(encode_images, setup, num_decoders(runtime.workers, device), group, stop)
+    val, test = choosing_images(run, setup)
+    encode = partial(encode_images, run, setup, stop)
     augment, transform = train_augment(config.recipe, method.clip), make_eval_transform(method.clip)
     stream, decoded = TrainStream(train, config.recipe.batch_size, augment, config.seed), DecodedImages(train)
 
@@ -94,12 +94,12 @@ def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup, st
     return FeatureBank(torch.stack(views, dim=1), labels, *encode_plain(val), *encode_plain(test))
 
 
-def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[ImageList, ImageList]:
+def choosing_images(run: Run, setup: Setup) -> tuple[ImageList, ImageList]:
     """Select the validation and test images that a method chooses by; test images only for the public rule."""
     assert setup.fewshot is not None
     config, val = setup.card.config, setup.fewshot.val
     if config.chosen_on_test:
-        shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache)
+        shards = run.session.dataset(config.dataset)
         test = select_target_images(shards, config.classes).images
         # ImageNet has no val split: the public code searches its test images.
         has_val = "val" in shards.manifest.splits
@@ -114,16 +114,11 @@ def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[ImageList, Im
 
 @torch.no_grad()
 def encode_images(
-    setup: Setup,
-    workers: int,
-    group: ProcessGroup,
-    stop: StopRequest,
-    count: int,
-    loaders: Loaders,
-    prepare: Prepare,
+    run: Run, setup: Setup, stop: StopRequest, count: int, loaders: Loaders, prepare: Prepare
 ) -> Tensor:
     """Encode `count` images to features [M, E], float32, on every rank; each rank encodes its share of them."""
-    clip, config = setup.method.clip, setup.card.config
+    clip, config, group = setup.method.clip, run.config, run.session.group
+    workers = num_decoders(run.session.runtime.workers, clip.device)
     size, batch_size = clip.geometry.image_size, config.recipe.test_batch_size
     features = torch.zeros(count, clip.geometry.embed_dim, device=clip.device)
     indices = range(group.rank, count, group.size)

@@ -11,24 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from procap.errors import UsageError, UserError
 from procap.hub import hub_file
 from procap.methods import method_class, title_and_colour
 from runner.config import FrozenModel, RunConfig, RuntimeConfig, Target
-from runner.remote_results import RemoteResults, synchronized_run
 from runner.results import EvalResult, TrainResult, read_document, write_bytes, write_json
-from runner.run_folders import RunFolder, locate_run
-from runner.tracking.exporter import exporter_for
+from runner.session import Run, Session, TrainedRun
 from shards.files import read_regular
 from shards.remote import translate_errors
-
-if TYPE_CHECKING:
-    from runner.evaluate import TrainedRun
 
 HUB = "hf://"
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
@@ -46,15 +39,15 @@ class SharedRun(FrozenModel):
     classnames: tuple[str, ...]
 
 
-def shared_files(config: RunConfig, runtime: RuntimeConfig, repository: str) -> dict[str, bytes]:
+def shared_files(run: Run, repository: str) -> dict[str, bytes]:
     """Make the files of a finished run for the Hub, by their names. Raises UserError if it is not finished."""
     from runner.checkpoint import decode_checkpoint, read_checkpoint_bytes
 
-    RemoteResults.from_runtime(runtime).pull(config.path, weights=True)
-    folder = RunFolder(runtime.results / config.path)
+    config, folder = run.config, run.folder
+    run.session.remote.pull(run.path, weights=True)
     training = folder.read_training()
     if training is None:
-        raise UserError(f"{config.path} is not finished")
+        raise UserError(f"{run.path} is not finished")
     weights = read_checkpoint_bytes(folder.checkpoint_file, training.checkpoint_sha256)
     _, card = decode_checkpoint(weights, folder.checkpoint_file)
     shared = SharedRun(
@@ -126,8 +119,8 @@ def push_files(files: dict[str, bytes], repository: str, *, private: bool = Fals
         return str(api.create_commit(repository, additions, commit_message="Upload a run").commit_url)
 
 
-def fetch_run(location: str, runtime: RuntimeConfig) -> RunConfig:
-    """Download the run at `hf://NAMESPACE/NAME[@REVISION]` into the results, where an equal one is kept.
+def fetch_run(location: str, session: Session) -> Run:
+    """Download the run at `hf://NAMESPACE/NAME[@REVISION]` into the session's results, where an equal one is kept.
 
     Raises UserError for files that do not belong together, and if the results hold another training of the run.
     """
@@ -144,20 +137,19 @@ def fetch_run(location: str, runtime: RuntimeConfig) -> RunConfig:
     hashes = shared.config.hash, hashlib.sha256(weights).hexdigest()
     if hashes != (training.config_hash, training.checkpoint_sha256):
         raise UserError(f"{location}: configuration, result and {WEIGHTS_FILE} do not belong together")
-    folder = RunFolder(runtime.results / shared.config.path)
-    remote = RemoteResults.from_runtime(runtime)
-    with folder.locked(), synchronized_run(remote, shared.config.path):
+    run = session.run(shared.config)
+    folder = run.folder
+    with run.work():
         existing = folder.read_training()
         if existing and existing.checkpoint_sha256 == training.checkpoint_sha256:
-            return shared.config
+            return run
         if existing or folder.config_file.exists():
             raise UserError(f"{folder.path} has a different training than {location}: name another --results")
         # `train.json` comes last here too: a kill before leaves an unfinished run.
         write_bytes(folder.checkpoint_file, weights)
         write_json(folder.config_file, shared.config)
         write_json(folder.train_file, training)
-    exporter_for(runtime).post(shared.config.path)
-    return shared.config
+    return run
 
 
 def load_run(source: str | Path, runtime: RuntimeConfig | None = None) -> TrainedRun:
@@ -167,8 +159,6 @@ def load_run(source: str | Path, runtime: RuntimeConfig | None = None) -> Traine
     """
     from runner.evaluate import load_trained
 
-    runtime = runtime or RuntimeConfig()
-    if str(source).startswith(HUB):
-        return load_trained(fetch_run(str(source), runtime), runtime)
-    config, results = locate_run(Path(source))
-    return load_trained(config, replace(runtime, results=results))
+    session = Session(runtime)
+    is_shared = str(source).startswith(HUB)
+    return load_trained(fetch_run(str(source), session) if is_shared else session.locate(Path(source)))

@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 
 from procap.classifier import Classifier
 from procap.clip import CLIP
+from runner.acceleration import Acceleration
 from runner.calibration import ImagePredictions
+from runner.config import Precision
 from runner.cuda_graphs import GraphedFunction
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
+from runner.engine import autocast
 from runner.results import PerClass
 from shards.device.evaluation import device_evaluation_batches, resizes_on_device
 from shards.loader import evaluation_batches
@@ -41,24 +44,22 @@ class Inference:
         clip: CLIP,
         classifier: Classifier,
         images: ImageList,
-        *,
-        graphs: bool = False,
-        on_device: bool = False,
+        precision: Precision,
+        acceleration: Acceleration | None = None,
     ) -> None:
-        """graphs: capture the forward pass as a CUDA graph and replay it.
-
-        on_device: resize images on the device if it is a GPU; a CPU is slower at that than Pillow.
-        """
-        self.clip, self.images = clip, images
-        self._on_device = on_device and clip.device.type == "cuda"
-        self._logits: Forward = GraphedFunction(classifier) if graphs else classifier
+        """acceleration: `graphs` replays the forward pass, `images` resizes on the device, if that is a GPU."""
+        self.clip, self.images, self.precision = clip, images, precision
+        on = acceleration or Acceleration()
+        # A CPU is slower at that than Pillow.
+        self._on_device = on.images and clip.device.type == "cuda"
+        self._logits: Forward = GraphedFunction(classifier) if on.graphs else classifier
 
     def warm_up(self, images: int) -> None:
         """Run batches of `images` blank images before rates are measured."""
         size = self.clip.geometry.image_size
         blank = torch.zeros(images, 3, size, size, device=self.clip.device)
         for _ in range(WARMUP_BATCHES):
-            self._logits(blank)
+            self(blank)
 
     def batches(
         self, transform: EvalTransform, batch_size: int, workers: int, ranks: Ranks
@@ -74,7 +75,8 @@ class Inference:
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Compute logits [B, C] of a batch from `batches`."""
-        return self._logits(images)
+        with autocast(self.precision, self.clip.device):
+            return self._logits(images)
 
 
 class PredictionCollector:

@@ -7,7 +7,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,23 +28,20 @@ from runner import capture_tape
 from runner.capture_tape import CaptureError, CaptureTape
 from runner.checkpoint import read_checkpoint
 from runner.config import RunConfig, RuntimeConfig
-from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks
 from runner.earlier_runs import load_teacher
 from runner.engine import Batch, learned_parameters
-from runner.environment import resolve_device
 from runner.failures import EXPECTED, describe_failure
 from runner.feature_training import learn_from_features
 from runner.planning import plan_run
 from runner.results import TrainResult
-from runner.run_folders import RunFolder
+from runner.session import Run, Session
 from runner.setup import Setup, label_space, make_eval_transform, make_method, set_up
 from runner.stop_signals import StopRequest
-from runner.train import train
-from runner.workbench import Workbench
+from runner.train import TrainingRequest, train
 from shards.image_selection import select_class_labels
-from shards.reader import ShardSet, open_dataset
+from shards.reader import ShardSet
 from shards.rng import generator
 from shards.transfer import to_device
 
@@ -68,9 +65,11 @@ class CheckResult:
 class CheckCase:
     """A short training of a method on the base classes of a data set, below temporary results."""
 
-    config: RunConfig
-    runtime: RuntimeConfig
-    workbench: Workbench = field(default_factory=Workbench)
+    run: Run
+
+    @property
+    def config(self) -> RunConfig:
+        return self.run.config
 
     @classmethod
     def plan(cls, name: str, runtime: RuntimeConfig, **chosen: Any) -> CheckCase:
@@ -81,11 +80,17 @@ class CheckCase:
         # A tenth of the rate, because differences by rounding grow in a training that diverges on this backbone.
         lr = method_class(name).recipe().lr / 10
         shared = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
-        return cls(plan_run(method=name, shots=SHOTS, shared=shared, data=runtime.data, **chosen), runtime)
+        config = plan_run(method=name, shots=SHOTS, shared=shared, data=runtime.data, **chosen)
+        return cls(Session(runtime).run(config))
+
+    def elsewhere(self, name: str) -> Run:
+        """Return the same run in a folder below the results."""
+        session = self.run.session
+        return session.elsewhere(session.runtime.results / name).run(self.config)
 
     @cached_property
     def shards(self) -> ShardSet:
-        return open_dataset(self.runtime.data, self.config.dataset)
+        return self.run.session.dataset(self.config.dataset)
 
     @cached_property
     def spaces(self) -> dict[str, LabelSpace]:
@@ -98,14 +103,8 @@ class CheckCase:
 
     def set_up(self) -> Setup:
         """Set up the training anew: its method is in the first stage, and has the features if it learns from them."""
-        group, device = ProcessGroup(), resolve_device(self.runtime.device)
-        teacher = load_teacher(self.config, self.runtime, group)
-        setup = set_up(self.config, self.runtime, device, group, self.workbench, teacher=teacher)
-        return (
-            learn_from_features(setup, self.runtime, group, StopRequest())
-            if isinstance(setup.method, FeatureMethod)
-            else setup
-        )
+        setup = set_up(self.run, teacher=load_teacher(self.run))
+        return learn_from_features(self.run, setup, StopRequest()) if isinstance(setup.method, FeatureMethod) else setup
 
     def batch(self, setup: Setup) -> Batch:
         """Make the first batch of the training."""
@@ -228,9 +227,9 @@ def check_determinism(case: CheckCase) -> str:
 
 def check_resume(case: CheckCase) -> str:
     """Check that a training that was paused after an epoch ends with the bits of one that was not."""
-    runtime = replace(case.runtime, results=case.runtime.results / "resumed")
-    train(case.config, runtime, until=1)
-    again, whole = train(case.config, runtime), train(case.config, case.runtime)
+    paused = case.elsewhere("resumed")
+    train(paused, TrainingRequest(until=1))
+    again, whole = train(paused), train(case.run)
     assert isinstance(again, TrainResult) and isinstance(whole, TrainResult)
     same = again.checkpoint_sha256 == whole.checkpoint_sha256
     _require(same, f"a resumed training has different weights: {KEEP_STATE}")
@@ -268,16 +267,16 @@ def check_reloaded(case: CheckCase) -> str:
 
 def check_processes(case: CheckCase) -> str:
     """Check that two processes train to the weights of one."""
-    train(case.config, case.runtime)
-    runtime, port = replace(case.runtime, results=case.runtime.results / "two"), get_free_port()
+    train(case.run)
+    two_processes, port = case.elsewhere("two"), get_free_port()
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        errors = list(pool.map(partial(_train_rank, port, case.config, runtime), range(2)))
+        work = partial(_train_rank, port, case.config, two_processes.session.runtime)
+        errors = list(pool.map(work, range(2)))
     # A rank that waits for another one reports that first.
     cause = min(filter(None, errors), key=lambda error: error.startswith("rank "), default="")
     hint = "encode with self.features() or gather_batch, take rows of draw() by rank (docs/extending.md)"
     _require(not cause, f"{cause}; {hint}")
-    folders = [RunFolder(each.results / case.config.path) for each in (case.runtime, runtime)]
-    one, two = (read_checkpoint(folder.checkpoint_file)[0] for folder in folders)
+    one, two = (read_checkpoint(run.folder.checkpoint_file)[0] for run in (case.run, two_processes))
     for name, mine in one.items():
         distance, size = (mine - two[name]).abs().max(), mine.abs().max()
         _require(bool(distance <= TOLERANCE * size), f"{name} differs by {distance:.2g} of {size:.2g}; {hint}")
@@ -291,7 +290,7 @@ def _train_rank(port: int, config: RunConfig, runtime: RuntimeConfig, rank: int)
     torch.set_num_threads(1)
     try:
         with init_process_group(ranks, torch.device("cpu"), runtime.timeout) as group:
-            train(config, runtime, group=group)
+            train(Session(runtime, group).run(config))
     except Exception as error:
         return describe_failure(error)
     return ""
@@ -312,7 +311,7 @@ CHECKS: Mapping[str, Callable[[CheckCase], str]] = {
 def check_method(case: CheckCase, names: Iterable[str] = ()) -> Iterator[CheckResult]:
     """Carry out the checks one after the other, all of `CHECKS` by default; an error fails its check alone."""
     with tempfile.TemporaryDirectory(prefix="procap-check-") as folder:
-        case = replace(case, runtime=replace(case.runtime, results=Path(folder)))
+        case = CheckCase(case.run.session.elsewhere(Path(folder)).run(case.config))
         for name in names or CHECKS:
             try:
                 yield CheckResult(name, True, CHECKS[name](case))

@@ -23,8 +23,8 @@ from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
 from runner.engine import autocast
 from runner.environment import num_decoders
-from runner.evaluate import TrainedRun
 from runner.hub import load_run
+from runner.session import TrainedRun
 from runner.setup import make_eval_transform, warn_of_names
 from runner.threads import fitting_threads
 from shards.image_files import EncodedImage, OnError, load_batches, raise_error

@@ -10,35 +10,28 @@ from procap.methods.method import Method
 from procap.methods.public import PublicFile, layout_of, load_public_state, pack_public, public_state, read_public
 from runner.acceleration import Acceleration
 from runner.checkpoint import check_finite, save_checkpoint
-from runner.config import RunConfig, RuntimeConfig
-from runner.environment import environment, provenance, resolve_device
+from runner.environment import environment, provenance
 from runner.evaluate import load_trained
 from runner.meters import peak_memory, start_memory_peak
-from runner.remote_results import RemoteResults, synchronized_run
 from runner.results import CheckpointCard, ImportedFile, TrainResult, write_bytes, write_json
-from runner.run_folders import RunFolder
+from runner.session import Run
 from runner.setup import build
-from runner.tracking.exporter import exporter_for
-from runner.workbench import Workbench
 from shards.files import file_sha256
 from shards.image_selection import select_class_labels
-from shards.reader import open_dataset
 
 
-def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: bool = False) -> TrainResult:
-    """Write the tensors in `file`, a checkpoint of the method's public code, as the finished run `config`.
+def import_run(run: Run, file: Path, *, force: bool = False) -> TrainResult:
+    """Write the tensors in `file`, a checkpoint of the method's public code, as a finished run.
 
     A run that was imported from the same file is returned as it is. `force` deletes what is in the run's folder.
-    Raises UserError if the file is damaged or does not fit `config`, or if there is another run already.
+    Raises UserError if the file is damaged or does not fit the run, or if there is another run already.
     """
-    content, method, card = load_public_run(config, runtime, file)
-    folder, remote = RunFolder(runtime.results / config.path), RemoteResults.from_runtime(runtime)
-    with folder.locked(), synchronized_run(remote, config.path, resumes=not force):
+    config, folder = run.config, run.folder
+    content, method, card = load_public_run(run, file)
+    with run.work(resumes=not force):
         if force:
-            # The URL first: a run that was deleted here alone would come back with the next download.
-            remote.delete_run(config.path)
-            folder.clear()
-        elif existing := find_imported(config, runtime, file):
+            run.delete()
+        elif existing := find_imported(run, file):
             return existing
         device = method.clip.device
         start_memory_peak(device)
@@ -60,13 +53,12 @@ def import_run(config: RunConfig, runtime: RuntimeConfig, file: Path, *, force: 
         )
         write_json(folder.config_file, config)
         write_json(folder.train_file, result)
-    exporter_for(runtime).post(config.path)
     return result
 
 
-def find_imported(config: RunConfig, runtime: RuntimeConfig, file: Path) -> TrainResult | None:
+def find_imported(run: Run, file: Path) -> TrainResult | None:
     """Find the run that was imported from `file`. Raises UserError if there is another run."""
-    sha256, folder = file_sha256(file), RunFolder(runtime.results / config.path)
+    sha256, folder = file_sha256(file), run.folder
     if (existing := folder.read_training()) and existing.imported and existing.imported.sha256 == sha256:
         return existing
     if folder.config_file.exists():
@@ -74,11 +66,11 @@ def find_imported(config: RunConfig, runtime: RuntimeConfig, file: Path) -> Trai
     return None
 
 
-def load_public_run(config: RunConfig, runtime: RuntimeConfig, file: Path) -> tuple[PublicFile, Method, CheckpointCard]:
-    """Load a file into the method of a run. Raises UserError if it is damaged or does not fit `config`."""
-    content, device = read_public(file), resolve_device(runtime.device)
-    shards = open_dataset(runtime.data, config.dataset)
-    clip = Workbench().load_backbone(config, device, Acceleration.parse("off", device))
+def load_public_run(run: Run, file: Path) -> tuple[PublicFile, Method, CheckpointCard]:
+    """Load a file into the method of a run. Raises UserError if it is damaged or does not fit."""
+    config, session, content = run.config, run.session, read_public(file)
+    shards = session.dataset(config.dataset)
+    clip = session.workbench.load_backbone(config, session.device, Acceleration())
     method, card = build(config, shards, clip, select_class_labels(shards, config.classes))
     try:
         load_public_state(method, content.tensors)
@@ -88,13 +80,13 @@ def load_public_run(config: RunConfig, runtime: RuntimeConfig, file: Path) -> tu
     return content, method, card
 
 
-def export_run(config: RunConfig, runtime: RuntimeConfig, out: Path, format: str = "dassl") -> Path:
-    """Write the finished run `config` below `out` as public code loads it; returns the file.
+def export_run(run: Run, out: Path, format: str = "dassl") -> Path:
+    """Write a finished run below `out` as public code loads it; returns the file.
 
     format: dassl or safetensors. Raises UserError if the run is not finished, or its method has no public code or none
     that uses the format.
     """
-    trained = load_trained(config, runtime)
+    config, trained = run.config, load_trained(run)
     layout = layout_of(trained.method)
     if format == "dassl" and not layout.dassl:
         raise UserError(f"the public code of {config.method} does not read files of Dassl: use --format safetensors")

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from procap.errors import UsageError, UserError
-from runner.config import RuntimeConfig
 from runner.results import write_bytes
 from shards.remote import delete, download, filesystem, list_files, read_files, upload
 from shards.urls import cache_name, canonical, join, local_path, redact, scheme
@@ -56,10 +55,6 @@ class RemoteResults:
 
     url: str | None
     local: Path
-
-    @classmethod
-    def from_runtime(cls, runtime: RuntimeConfig) -> RemoteResults:
-        return cls(runtime.results_url, runtime.results)
 
     def pull(self, below: str = "", *, weights: bool = False, states: bool = False) -> None:
         """Download the documents below a folder, such as that of a run; tables and reports are made of them.

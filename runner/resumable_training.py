@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from runner.checkpoint import StateFiles, TrainState, check_finite
-from runner.distributed.collectives import ProcessGroup
 from runner.engine import Engine, autocast
 from runner.epoch_average import EpochAverage
 from runner.meters import Meter
-from runner.remote_results import RemoteResults
 from runner.results import Progress, RunStatus, write_json
-from runner.run_folders import RunFolder
+from runner.session import Run
 from runner.setup import Setup
 from runner.stop_signals import Interrupted
 
@@ -22,16 +20,15 @@ from runner.stop_signals import Interrupted
 class ResumableTraining:
     """One training, in memory and on disk; all ranks call its methods, rank 0 reads and writes files."""
 
+    run: Run
     setup: Setup
-    folder: RunFolder
     meter: Meter
-    store: RemoteResults
     environment: dict[str, Any]
-    group: ProcessGroup
 
     def __post_init__(self) -> None:
         card = self.setup.card
         self.config, self.steps = card.config, self.setup.steps
+        self.folder, self.group = self.run.folder, self.run.session.group
         recipe = self.config.recipe
         self.average = EpochAverage(self.setup.method, recipe.epochs, *recipe.average) if recipe.average else None
         identity = {
@@ -98,7 +95,7 @@ class ResumableTraining:
         self.write_progress(status)
         if self.group.ranks.is_first:
             with self.meter.phase("tracking", rated=False):
-                self.store.try_push(self.config.path)
+                self.run.session.remote.try_push(self.config.path)
         self._saved_time = time.monotonic()
 
     def stop(self, signum: int) -> NoReturn:

@@ -18,8 +18,6 @@ from procap.errors import UsageError, UserError
 from runner.config import EvalSettings, RunConfig, Target
 from runner.results import EvalResult, Progress, TrainResult, ValidationCount, ValidationHistory, read_document
 from shards.files import LockHeld, file_lock
-from shards.manifest import FILE
-from shards.reader import open_dataset
 
 TRACKING_FILE = "tracking.json"
 DEFAULT_SETTINGS = EvalSettings()
@@ -130,23 +128,6 @@ class RunFolder:
 
 class OtherContent(UserError):
     """The data of a finished run differs from the data that is packed now."""
-
-
-def check_training_content(config: RunConfig, training: TrainResult, data: Path) -> None:
-    """Raise OtherContent if the run's data set in `data` differs from the one it was trained on."""
-    check_content(config, config.dataset, training.manifest_digest, data)
-
-
-def check_content(config: RunConfig, dataset: str, digest: str, data: Path) -> None:
-    """Raise OtherContent if `dataset` is packed in `data` and its digest is not `digest`, that of a result."""
-    # Results can be shown where their data set is not packed.
-    if not (data / dataset / FILE).exists():
-        return
-    if (packed := open_dataset(data, dataset).manifest.digest) != digest:
-        raise OtherContent(
-            f"{config.path} has results on other content of {dataset} ({digest}) than {data} has ({packed}): pack that "
-            "again, repeat with --force, which replaces the result, or name other --results"
-        )
 
 
 def locate_run(folder: Path) -> tuple[RunConfig, Path]:

@@ -29,14 +29,14 @@ from runner.distributed.ranks import Ranks
 from runner.engine import Engine
 from runner.environment import num_decoders
 from runner.schedule import Schedule
-from runner.workbench import Workbench
+from runner.session import Run
 from shards.device.images import augments_on_device
 from shards.device.stream import DeviceTrainStream
 from shards.image_selection import FewShot, check_classes, load_few_shot, select_class_labels
 from shards.loader import WINDOW_BYTES, TrainStream
 from shards.manifest import Manifest
 from shards.names import join_first
-from shards.reader import ImageList, ShardSet, open_dataset
+from shards.reader import ImageList, ShardSet
 from shards.rng import generator
 from shards.transforms import EvalTransform, TrainAugment, eval_transform
 
@@ -66,33 +66,26 @@ class Setup:
         return self.schedule.steps if self.schedule else 0
 
 
-def set_up(
-    config: RunConfig,
-    runtime: RuntimeConfig,
-    device: torch.device,
-    group: ProcessGroup,
-    workbench: Workbench,
-    initial: InitialRun | None = None,
-    teacher: Method | None = None,
-) -> Setup:
+def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None = None) -> Setup:
     """Open the data, load the backbone, build method, optimizer and engine; raises the user errors of all of them.
 
     initial: the run whose learned tensors the training starts from. teacher: the run that the method learns from.
     """
-    acceleration = Acceleration.parse(runtime.accelerate, device)
+    config, session = run.config, run.session
+    runtime, group, device, acceleration = session.runtime, session.group, session.device, session.acceleration
     if group.size > 1:
         # A CUDA graph cannot hold DDP's messages.
         acceleration = replace(acceleration, graphs=False)
         if device.type == "cuda":
             note_once("several GPUs train each run together; one run per GPU, as `procap bench` starts them, is faster")
-    shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache)
+    shards = session.dataset(config.dataset)
     stream = engine = schedule = None
     files: dict[str, str] = {}
     # Missing shards are reported before minutes are spent on a backbone.
     learns_from_features = issubclass(method_class(config.method), FeatureMethod)
     # Features of all images are on every process, so that their batches are not dealt out.
     fewshot = load_training_images(config, shards, 1 if learns_from_features else group.size)
-    clip = workbench.load_backbone(config, device, acceleration)
+    clip = session.workbench.load_backbone(config, device, acceleration)
     if fewshot and not learns_from_features:
         augment = train_augment(config.recipe, clip, method_class(config.method).views)
         workers = num_decoders(runtime.workers, device)

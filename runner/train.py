@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -15,26 +15,22 @@ from procap.methods import method_class
 from procap.methods.features import FeatureMethod
 from procap.teacher import release_teacher
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
-from runner.config import RunConfig, RuntimeConfig
-from runner.distributed.collectives import ProcessGroup
 from runner.earlier_runs import first_stage, load_teacher, read_initial_run
 from runner.engine import Batch, term_gradients
-from runner.environment import environment, provenance, resolve_device, set_deterministic
+from runner.environment import environment, provenance, set_deterministic
 from runner.failures import describe_failure
 from runner.feature_training import learn_from_features
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress import ProgressDisplay
-from runner.remote_results import RemoteResults, synchronized_run
 from runner.results import FewShotRecord, Progress, TrainResult, write_json
 from runner.resumable_training import ResumableTraining
-from runner.run_folders import RunFolder, check_training_content
+from runner.run_folders import RunFolder
+from runner.session import Run
 from runner.setup import Setup, changed_file, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
-from runner.tracking.exporter import exporter_for
 from runner.validate import Callbacks, Validator
-from runner.workbench import Workbench
 from shards.device.stream import DeviceTrainStream
 from shards.rng import generator
 from shards.transfer import to_device, upload
@@ -49,63 +45,61 @@ MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
 
 
-def train(
-    config: RunConfig,
-    runtime: RuntimeConfig,
-    *,
-    force: bool = False,
-    group: ProcessGroup | None = None,
-    until: int | None = None,
-    callbacks: Callbacks | None = None,
-    workbench: Workbench | None = None,
-) -> TrainResult | Progress:
-    """Train `config` below `runtime.results` and return the content of `train.json`; all ranks of a group call this.
+@dataclass(frozen=True)
+class TrainingRequest:
+    """What a caller asks of a training.
 
-    A finished run is read, not repeated, unless `force` deletes it with its evaluations; an interrupted one continues
-    from its last saved state, on a CPU with the same final bits as if it had never stopped.
-    until: pause after this many epochs, if the training has more, and return the progress so far.
+    force: delete the run with its evaluations first. until: pause after this many epochs, if the training has more.
     callbacks: do not change the training, and are not called for a run without epochs.
-    workbench: keeps the backbone between runs.
+    """
+
+    force: bool = False
+    until: int | None = None
+    callbacks: Callbacks | None = None
+
+    def __post_init__(self) -> None:
+        if self.until is not None and self.until < 1:
+            raise ValueError(f"until = {self.until}: a run pauses after one epoch or more")
+
+
+PLAIN = TrainingRequest()
+
+
+def train(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progress:
+    """Train a run and return the content of `train.json`, or the progress of a paused one; all ranks call this.
+
+    A finished run is read, not repeated, unless it is forced; an interrupted one continues from its last saved state,
+    on a CPU with the same final bits as if it had never stopped.
     Raises RunHeld when another process works on the run, UserError when data or weights have changed, a result cannot
     be written or the loss is not finite; `Interrupted` after SIGINT or SIGTERM.
     """
-    if until is not None and until < 1:
-        raise ValueError(f"until = {until}: a run pauses after one epoch or more")
-    group, workbench = group or ProcessGroup(), workbench or Workbench()
-    first = group.ranks.is_first
-    folder = RunFolder(runtime.results / config.path)
-    # Rank 0 alone transfers files: without a URL all methods do nothing.
-    remote = RemoteResults.from_runtime(runtime) if first else RemoteResults(None, runtime.results)
+    remote, force = run.session.remote, request.force
     if not force:
         # Before the lock: a finished run is only read, also while another process works on it or on a read-only disk.
-        remote.pull(config.path, weights=True)
-        if finished := read_finished(config, runtime, folder, group, workbench):
-            remote.push(config.path)
+        remote.pull(run.path, weights=True)
+        if finished := read_finished(run):
+            remote.push(run.path)
             return finished
-    if earlier := first_stage(config):
-        train(earlier, runtime, group=group, workbench=workbench)
-    with folder.locked() if first else nullcontext(), synchronized_run(remote, config.path, resumes=not force):
+    run.trained = None
+    if earlier := first_stage(run.config):
+        train(run.session.run(earlier))
+    with run.work(resumes=not force):
         # Another process may have finished the run between the look above and the lock.
-        if not force and (finished := read_finished(config, runtime, folder, group, workbench)):
+        if not force and (finished := read_finished(run)):
             return finished
         with StopRequest() as stop:
-            try:
-                result = _train(config, runtime, folder, remote, stop, group, until, callbacks, workbench, force=force)
-            finally:
-                if first and folder.config_file.exists():
-                    exporter_for(runtime).post_end(config.path)
-            stop.check(f"{result.status} {config.path}")
+            result = _train(run, request, stop)
+            stop.check(f"{result.status} {run.path}")
     return result
 
 
-def read_finished(
-    config: RunConfig, runtime: RuntimeConfig, folder: RunFolder, group: ProcessGroup, workbench: Workbench
-) -> TrainResult | None:
+def read_finished(run: Run) -> TrainResult | None:
     """Read the result of a finished run. Raises UserError if data, weights, code or files have changed since."""
-    result = folder.read_training() if group.ranks.is_first else None
+    session, config = run.session, run.config
+    result = run.folder.read_training() if session.is_first else None
     if result is not None:
-        check_training_content(config, result, runtime.data)
-        workbench.check_backbone(config, result)
+        session.check_content(config, config.dataset, result.manifest_digest)
+        session.workbench.check_backbone(config, result)
         if why := result.changed_code(config):
             raise UserError(why)
         if option := changed_file(config, result.files):
@@ -114,54 +108,41 @@ def read_finished(
                 f"{config.path} was trained on another content of {option} = {named}: restore it, give the new file "
                 "another name, or train again with --force"
             )
-        read_checkpoint(folder.checkpoint_file, result.checkpoint_sha256)
-    return group.broadcast_object(result)
+        read_checkpoint(run.folder.checkpoint_file, result.checkpoint_sha256)
+    return session.group.broadcast_object(result)
 
 
-def _train(
-    config: RunConfig,
-    runtime: RuntimeConfig,
-    folder: RunFolder,
-    remote: RemoteResults,
-    stop: StopRequest,
-    group: ProcessGroup,
-    until: int | None,
-    callbacks: Callbacks | None,
-    workbench: Workbench,
-    *,
-    force: bool,
-) -> TrainResult | Progress:
-    """Set up, train to the end or to epoch `until`, and write the result."""
-    device = resolve_device(runtime.device)
-    if runtime.deterministic:
+def _train(run: Run, request: TrainingRequest, stop: StopRequest) -> TrainResult | Progress:
+    """Set up, train to the end or to the epoch of the request, and write the result."""
+    config, session = run.config, run.session
+    if session.runtime.deterministic:
         set_deterministic()
-    initial = read_initial_run(config, runtime, group)
+    initial = read_initial_run(run)
     if method_class(config.method).required_option != "teacher":
         # Otherwise the peak memory of this run would include the teacher of an earlier one.
         release_teacher()
-    start_memory_peak(device)
-    meter = Meter(device, WARMUP_STEPS, PHASES)
+    start_memory_peak(session.device)
+    meter = Meter(session.device, WARMUP_STEPS, PHASES)
     with meter.phase("load", rated=False):
-        setup = set_up(config, runtime, device, group, workbench, initial, load_teacher(config, runtime, group))
+        setup = set_up(run, initial, load_teacher(run))
     if isinstance(setup.method, FeatureMethod):
         with meter.phase("features", rated=False):
-            setup = learn_from_features(setup, runtime, group, stop)
-    first, facts = group.ranks.is_first, environment(device) | {"accelerations": asdict(setup.acceleration)}
-    if force and first:
-        # Only now: the run that is there stays if the set-up fails.
-        remote.delete_run(config.path)
-        folder.clear()
-    # After the set-up, so that a run which cannot start is not listed with the results.
-    if first and not folder.config_file.exists():
-        write_json(folder.config_file, config)
+            setup = learn_from_features(run, setup, stop)
+    facts = environment(session.device) | {"accelerations": asdict(setup.acceleration)}
+    if session.is_first:
+        if request.force:
+            # Only now: the run that is there stays if the set-up fails.
+            run.delete()
+        # After the set-up, so that a run which cannot start is not listed with the results.
+        if not run.folder.config_file.exists():
+            write_json(run.folder.config_file, config)
     state, validator = TrainState(), None
     if setup.engine is not None:
-        training = ResumableTraining(setup, folder, meter, remote, facts, group)
+        training = ResumableTraining(run, setup, meter, facts)
         try:
-            with fitting_threads(setup.method.clip, config.recipe.batch_size // group.size):
-                validator = Validator(callbacks, training, runtime, stop)
-                epochs = min(until or config.recipe.epochs, config.recipe.epochs)
-                state = fit(runtime, training, validator, epochs)
+            with fitting_threads(setup.method.clip, config.recipe.batch_size // session.group.size):
+                validator = Validator(request.callbacks, training, stop)
+                state = fit(training, validator, min(request.until or config.recipe.epochs, config.recipe.epochs))
                 if state.epoch < config.recipe.epochs:
                     return training.finish("paused")
         finally:
@@ -174,30 +155,30 @@ def _train(
         setup.method.finish(setup.method.bank)
     check_finite(setup.method.state_dict(), f"after step {state.step}: try {config.stability_hint}")
     meter.settle()
-    result = group.call_on_first(lambda: _write_result(folder, setup, state, meter, facts, group.size))
+    result = session.group.call_on_first(lambda: _write_result(run, setup, state, meter, facts))
     if validator is not None:
         validator.notify(finished=True)
     return result
 
 
-def fit(runtime: RuntimeConfig, training: ResumableTraining, validator: Validator, epochs: int) -> TrainState:
+def fit(training: ResumableTraining, validator: Validator, epochs: int) -> TrainState:
     """Train to the end of epoch `epochs` from the newest saved state; an error is recorded in `progress.json`."""
     try:
         state = training.restore()
         validator.resume()
-        quiet = runtime.quiet or not training.group.ranks.is_first
-        steps = training.steps
+        session, steps = training.run.session, training.steps
+        quiet = session.runtime.quiet or not session.is_first
         with ProgressDisplay(training.config.path, steps, done=state.step, quiet=quiet) as display:
             if state.resumed:
                 display.print(f"resuming {training.config.path} from step {state.step} of {steps}")
             # A state can lie inside an epoch, whose remaining steps `train_epoch` takes first.
-            loop = TrainLoop(runtime, training, validator.stop, display)
+            loop = TrainLoop(training, validator.stop, display)
             for epoch in range(state.epoch, epochs):
                 loop.train_epoch(epoch)
                 validator.validate()
-                if training.group.ranks.is_first:
+                if session.is_first:
                     with training.meter.phase("tracking", rated=False):
-                        exporter_for(runtime).post_epoch(training.config.path)
+                        session.exporter.post_epoch(training.config.path)
                 # After the last epoch the callback waits until the result is written.
                 if epoch < training.config.recipe.epochs - 1:
                     validator.notify()
@@ -217,16 +198,15 @@ class TrainLoop:
     The host runs ahead of a GPU: `state` counts steps whose losses have arrived, `losses` holds those of later ones.
     """
 
-    def __init__(
-        self, runtime: RuntimeConfig, training: ResumableTraining, stop: StopRequest, display: ProgressDisplay
-    ) -> None:
+    def __init__(self, training: ResumableTraining, stop: StopRequest, display: ProgressDisplay) -> None:
         assert training.setup.schedule is not None
-        self.runtime, self.training, self.stop, self.display = runtime, training, stop, display
+        self.training, self.stop, self.display = training, stop, display
+        self.runtime = training.run.session.runtime
         self.config, self.state, self.meter = training.config, training.state, training.meter
         self.method, self.schedule = training.setup.method, training.setup.schedule
         self.group = training.group
         device = self.method.clip.device
-        self.graphs = training.setup.acceleration.graphs and runtime.engine == "ddp"
+        self.graphs = training.setup.acceleration.graphs and self.runtime.engine == "ddp"
         self.step = TrainStep(training.engine, self.meter, graphs=self.graphs)
         self.losses = AsyncLosses(device)
         # A measurement takes about two steps: at most 5 % of the training, apart from that after the last epoch.
@@ -332,11 +312,11 @@ class TrainLoop:
         is_last = epoch == self.config.recipe.epochs - 1
         if self.method.measures_terms and (is_last or (epoch + 1) % self._measure_every == 0):
             with self.meter.phase("statistics", rated=False):
-                norms = measure_terms(self.training, self.group)
+                norms = measure_terms(self.training)
         self.state.close_epoch(last_rate, self.meter.step_seconds, norms)
 
 
-def measure_terms(training: ResumableTraining, group: ProcessGroup) -> dict[str, float]:
+def measure_terms(training: ResumableTraining) -> dict[str, float]:
     """Compute the norm of each weighted loss term's gradient, on the training's first batch with the weights of now."""
     method, schedule = training.setup.method, training.setup.schedule
     assert schedule is not None
@@ -348,7 +328,7 @@ def measure_terms(training: ResumableTraining, group: ProcessGroup) -> dict[str,
     terms = objective(images, labels, *(tensor.to(device) for tensor in noise))
     return {
         name: math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
-        for name, gradients in term_gradients(objective, terms, group)
+        for name, gradients in term_gradients(objective, terms, training.group)
     }
 
 
@@ -360,16 +340,9 @@ def _record_failure(folder: RunFolder, error: Exception) -> None:
             write_json(folder.progress_file, progress.model_copy(update=changes))
 
 
-def _write_result(
-    folder: RunFolder,
-    setup: Setup,
-    state: TrainState,
-    meter: Meter,
-    environment: dict[str, Any],
-    processes: int,
-) -> TrainResult:
+def _write_result(run: Run, setup: Setup, state: TrainState, meter: Meter, facts: dict[str, Any]) -> TrainResult:
     """Write the checkpoint, then `train.json`, which marks the run as finished."""
-    config, few = setup.card.config, setup.fewshot
+    config, few, folder = run.config, setup.fewshot, run.folder
     on_features = isinstance(setup.method, FeatureMethod)
     few_shot = (
         None
@@ -396,9 +369,9 @@ def _write_result(
         manifest_digest=setup.card.manifest_digest,
         checkpoint_sha256=save_checkpoint(folder.checkpoint_file, setup.method, setup.card),
         backbone_digest=setup.card.backbone_digest,
-        **provenance(environment),
+        **provenance(facts),
         resumed=state.resumed,
-        processes=processes,
+        processes=run.session.group.size,
         files=dict(setup.files),
         method_source=setup.method_source,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from procap.errors import UsageError
 from procap.text import LabelSpace
-from runner.config import RuntimeConfig, Target
+from runner.config import Target
 from runner.engine import autocast
 from runner.environment import num_decoders
 from runner.evaluate import collect_predictions
@@ -18,7 +18,7 @@ from runner.resumable_training import ResumableTraining
 from runner.setup import label_space, make_eval_transform
 from runner.stop_signals import StopRequest
 from shards.image_selection import select_target_images
-from shards.reader import ImageList, open_dataset
+from shards.reader import ImageList
 
 SPLITS = ("val", "train")
 """Splits that may be validated: hyper-parameters chosen on test images would make the test accuracy too high."""
@@ -45,22 +45,21 @@ class Callbacks:
 class Validator:
     """Run the callbacks of one training; every rank of a group has a validator and calls each method."""
 
-    def __init__(
-        self, callbacks: Callbacks | None, training: ResumableTraining, runtime: RuntimeConfig, stop: StopRequest
-    ) -> None:
+    def __init__(self, callbacks: Callbacks | None, training: ResumableTraining, stop: StopRequest) -> None:
         self.callbacks = callbacks or Callbacks()
         self.method = training.setup.method
         self.training = training
         self.group = training.group
         self.stop = stop
-        self._workers = num_decoders(runtime.workers, self.method.clip.device)
+        session = training.run.session
+        self._workers = num_decoders(session.runtime.workers, session.device)
         self._counts: list[ValidationCount] = []
         self._targets: list[tuple[Target, LabelSpace, ImageList]] = []
         # Opened before the first step, so that a target that cannot be validated ends the run at once.
         if self.callbacks.targets:
             with training.meter.phase("validation", rated=False):
                 for target in self.callbacks.targets:
-                    shards = open_dataset(runtime.data, target.dataset, stream=runtime.no_cache)
+                    shards = session.dataset(target.dataset)
                     self.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
                     selection = select_target_images(shards, target.classes, target.split)
                     space = label_space(shards.manifest, selection.classnames)
@@ -92,13 +91,11 @@ class Validator:
         with training.meter.phase("validation", rated=False):
             for target, space, images in self._targets:
                 with autocast(config.precision, clip.device):
-                    inference = Inference(clip, self.method.classifier(space), images)
+                    inference = Inference(clip, self.method.classifier(space), images, config.precision)
                 batches = inference.batches(make_eval_transform(clip), batch_size, self._workers, self.group.ranks)
                 # A separate one: validated images must not count in the rates of the training.
                 meter = Meter(clip.device, warmup=0)
-                signum, predictions = collect_predictions(
-                    inference, batches, config, config.precision, target, meter, self.stop, self.group
-                )
+                signum, predictions = collect_predictions(training.run, inference, batches, meter, self.stop)
                 if predictions is None:
                     break
                 correct = int(predictions.is_correct.sum())

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,6 +102,11 @@ class ImageList:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def dataset(self) -> str:
+        """The name of the data set."""
+        return self._files.folder.name
 
     @cached_property
     def paths(self) -> list[str]:
@@ -260,7 +265,7 @@ def shard_problem(folder: Path, shard: Shard, *, hashed: bool = False) -> str:
     return ""
 
 
-@lru_cache(maxsize=None)
+@cache
 def _verify_shard(folder: Path, shard: Shard) -> None:
     """Raise UserError for a shard whose SHA-256 is not that of the manifest."""
     if problem := shard_problem(folder, shard, hashed=True):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import sessions
 import torch
 from made_results import put_config, put_score
 from PIL import Image
@@ -16,7 +17,7 @@ from benchmarks.experiment.suite import SuiteOptions
 from benchmarks.results import load
 from benchmarks.results.suite_results import SuiteResults
 from procap.errors import UsageError
-from runner import evaluate, progress, results, run_folders, setup, train
+from runner import progress, results, run_folders, setup
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import plan_run
 from shards import image_selection, reader, rng, transforms
@@ -36,9 +37,9 @@ def plan(checkpoint: str, **options: object) -> RunConfig:
 def runtime(few_digits, short_checkpoint, tmp_path_factory) -> RuntimeConfig:
     """Where a run is finished, and counted under the default settings and with samples."""
     default = make_runtime(few_digits, tmp_path_factory.mktemp("results"))
-    train.train(plan(str(short_checkpoint)), default)
+    sessions.train(plan(str(short_checkpoint)), default)
     for settings in (EvalSettings(), SAMPLED):
-        evaluate.evaluate(plan(str(short_checkpoint)), TARGET, replace(default, evaluation=settings))
+        sessions.evaluate(plan(str(short_checkpoint)), TARGET, replace(default, evaluation=settings))
     return default
 
 
@@ -52,7 +53,7 @@ def test_other_settings_have_their_own_files_and_rows(config, runtime, monkeypat
     settings = EvalSettings(precision="bf16", resize="squash", samples=1)
     folder, default = run_folders.RunFolder(runtime.results / config.path), runtime
     before = folder.eval_file(TARGET).read_bytes()
-    result = evaluate.evaluate(config, TARGET, replace(default, evaluation=settings, quiet=False))
+    result = sessions.evaluate(config, TARGET, replace(default, evaluation=settings, quiet=False))
     # The name of the progress has the shots and the seed.
     assert capsys.readouterr().err.startswith(f"{config.path} on {TARGET}:\n  ")
     file = folder.path / "eval" / "digits-novel-test.bf16-squash-1-sample.json"
@@ -69,7 +70,7 @@ def test_the_precision_of_the_training_is_the_default(config, runtime):
     settings = EvalSettings(precision="fp32").for_run(config.model_copy(update={"precision": "fp16"}))
     assert settings.label == "fp32"
     written = run_folders.RunFolder(runtime.results / config.path).eval_file(TARGET).stat().st_mtime_ns
-    evaluate.evaluate(config, TARGET, replace(runtime, evaluation=EvalSettings(precision="fp32")))
+    sessions.evaluate(config, TARGET, replace(runtime, evaluation=EvalSettings(precision="fp32")))
     assert run_folders.RunFolder(runtime.results / config.path).eval_file(TARGET).stat().st_mtime_ns == written
 
 
@@ -85,7 +86,7 @@ def test_squashing_resizes_the_whole_image_and_cropping_its_centre():
 
 def probabilities(config: RunConfig, runtime: RuntimeConfig, samples: int) -> torch.Tensor:
     """Average probabilities [N, C] of an image at a time, with the noise of the seed's stream."""
-    trained, shards = evaluate.load_trained(config, runtime), reader.open_dataset(runtime.data, "digits")
+    trained, shards = sessions.load_trained(config, runtime), reader.open_dataset(runtime.data, "digits")
     selection = image_selection.select_target_images(shards, TARGET.classes)
     transform = transforms.eval_transform(32, trained.clip.image_mean, trained.clip.image_std)
     prompts = trained.method.prompts_of(setup.label_space(shards.manifest, selection.classnames))
@@ -107,10 +108,10 @@ def probabilities(config: RunConfig, runtime: RuntimeConfig, samples: int) -> to
 def test_samples_give_the_mean_of_their_probabilities(config, runtime, samples):
     selection = image_selection.select_target_images(reader.open_dataset(runtime.data, "digits"), TARGET.classes)
     expected = probabilities(config, runtime, samples)
-    result = evaluate.evaluate(config, TARGET, replace(runtime, evaluation=EvalSettings(samples=samples)))
+    result = sessions.evaluate(config, TARGET, replace(runtime, evaluation=EvalSettings(samples=samples)))
     right = (expected.argmax(dim=1) == torch.from_numpy(selection.images.labels)).tolist()
     assert result.correct_images().tolist() == right
-    trained = evaluate.load_trained(config, runtime)
+    trained = sessions.load_trained(config, runtime)
     noises = [trained.method.draw(rng.generator(config.seed, "samples", number)) for number in range(samples)]
     space = setup.label_space(reader.open_dataset(runtime.data, "digits").manifest, selection.classnames)
     classify = trained.method.sampled_classifier(noises, space)

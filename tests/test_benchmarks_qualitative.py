@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sessions
 import torch
 from made_results import made, table_of
 from PIL import Image
@@ -21,8 +22,9 @@ from benchmarks.suites import load_suite
 from benchmarks.suites.outputs import remove_outdated
 from benchmarks.tables.check import check_table
 from benchmarks.tables.qualitative import qualitative_tables
-from runner import evaluate, run_folders, train
+from runner import run_folders
 from runner.config import RunConfig, RuntimeConfig, Target
+from runner.session import Session
 from shards import image_selection, reader, transforms
 
 TITLES = {"zeroshot": "CLIP", "coop": "CoOp", "cocoop": "CoCoOp", "maple": "MaPLe-style", "procap": "ProCAP"}
@@ -72,7 +74,7 @@ def run(done, place):
     def finished(method: str) -> RunConfig:
         [config] = [entry.spec.config for entry in done.runs if entry.variant.method == method]
         if not run_folders.RunFolder(place.results / config.path).read_training():
-            train.train(config, place)
+            sessions.train(config, place)
         return config
 
     return finished
@@ -84,7 +86,7 @@ def pair(done, run, place) -> dict[str, Any]:
     for method in PAIR:
         run(method)
     entries = tuple(entry for entry in done.runs if entry.variant.method in PAIR)
-    return make_pictures(dataclasses.replace(done, runs=entries), place)
+    return make_pictures(dataclasses.replace(done, runs=entries), Session(place))
 
 
 def matrices() -> list[np.ndarray]:
@@ -105,7 +107,7 @@ def test_every_picked_image_is_answered_as_recorded(pair, run, place):
     """One image after the other, from the shards to the class and to the map."""
     selection = image_selection.select_target_images(reader.open_dataset(place.data, "digits"), "base")
     for method in PAIR:
-        loaded = evaluate.load_trained(run(method), place)
+        loaded = sessions.load_trained(run(method), place)
         transform = transforms.eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)
         classifier = loaded.method.classifier(dataclasses.replace(loaded.method.space, classnames=selection.classnames))
         for pick in pair["picks"]:
@@ -139,7 +141,7 @@ def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_pro
     assert qualitative_tables(one) == [] and one.pictures == {}
     elsewhere = dataclasses.replace(one, results=tmp_path)
     shutil.copytree(place.results, tmp_path, dirs_exist_ok=True)
-    made = make_pictures(elsewhere, dataclasses.replace(place, results=tmp_path))
+    made = make_pictures(elsewhere, Session(dataclasses.replace(place, results=tmp_path)))
     assert list(made["pictures"]) == ["prompts"]
     (words,) = qualitative_tables(elsewhere)
     assert {row.labels[0] for row in words.rows} == {"ProCAP"}
@@ -152,7 +154,7 @@ def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_pro
 
 
 def test_learned_tokens_are_recorded_with_their_words(pair, run, place):
-    method = evaluate.load_trained(run("procap"), place).method
+    method = sessions.load_trained(run("procap"), place).method
     [entry] = [entry for entry in pair["prompts"]["methods"] if entry["title"] == "ProCAP"]
     assert [stage["name"] for stage in entry["stages"]] == ["learned means", "after cross-attention"]
     tokens = method.text_mu[0], method.refine(*method.tokens(None))[1][0]
@@ -168,6 +170,6 @@ def test_learned_tokens_are_recorded_with_their_words(pair, run, place):
 
 
 def test_without_learned_prompts_there_are_no_random_ones(run, place):
-    prompts = record_prompts([read_prompts("A", evaluate.load_trained(run("zeroshot"), place))])
+    prompts = record_prompts([read_prompts("A", sessions.load_trained(run("zeroshot"), place))])
     [recorded] = prompts["methods"]
     assert (prompts["random"], recorded["title"], recorded["stages"]) == (None, "A", [])

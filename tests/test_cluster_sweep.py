@@ -15,12 +15,14 @@ from benchmarks.cli import main
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.cli.sweep_settings import make_commands
 from cluster import distributed_trial, executor, ray_cluster
-from cluster.run import Halving, RunSpec, StoragePaths, TrialReport
+from cluster.run import Halving, StoragePaths, TrialReport
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
 from cluster.sweep_record import SweepSettings, make_runs
 from procap.errors import UsageError, UserError
 from runner.planning import plan_run
 from runner.run_folders import RunFolder
+from runner.run_state import RunSpec
+from runner.session import Session
 
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "3"]
 PARAMS = ["--param", "ctx_init=an_old_grey_dog", "--recipe-field", "warmup=none"]
@@ -207,7 +209,7 @@ def test_test_images_that_are_not_there_are_found_before_the_training(few_digits
     shutil.rmtree(tmp_path / "data" / "digits" / "test")
     place = make_runtime(tmp_path / "data", tmp_path / "results")
     with pytest.raises(UserError, match=r"'digits' test: .*0\.tar cannot be read"):
-        executor.RunExecutor([spec(run())], place, lambda report: None).execute()
+        executor.RunExecutor(Session(place), [spec(run())], lambda report: None).execute()
     assert not (tmp_path / "results").exists()
 
 
@@ -225,7 +227,7 @@ def test_seeds_in_step_report_their_mean_of_every_epoch(few_digits, tmp_path):
     runs = [RunSpec(config=run(seed=seed, epochs=3), targets=watched) for seed in (1, 2)]
     reports: list[TrialReport] = []
     runtime = make_paths(few_digits, tmp_path).local_runtime()
-    reports.append(executor.RunExecutor(runs, runtime, reports.append, halving=Halving(1, 2)).execute())
+    reports.append(executor.RunExecutor(Session(runtime), runs, reports.append, Halving(1, 2)).execute())
     assert [report.epoch for report in reports] == [1, 2, 3] and reports[-1].state == "done"
     histories = [RunFolder(tmp_path / one.path).read_validation() for one in runs]
     for report in reports:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from made_results import put_run, put_score
 from rank_processes import run_ranks
+from sessions import evaluate, load_trained, train
 from small_runs import make_runtime
 
 from benchmarks import results
@@ -18,12 +19,10 @@ from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
-from runner.evaluate import evaluate, load_trained
 from runner.inference import PredictionCollector
 from runner.planning import plan_run
 from runner.results import EvalResult, read_document
 from runner.run_folders import RunFolder
-from runner.train import train
 from runner.workbench import Workbench
 from shards import image_selection, reader, transforms
 

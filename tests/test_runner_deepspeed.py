@@ -17,6 +17,7 @@ from typing import Any
 
 import conftest
 import pytest
+import sessions
 import torch
 import torch.distributed as dist
 from rank_processes import run_ranks
@@ -31,7 +32,7 @@ from procap.methods import METHODS, build_method, method_class
 from procap.methods.features import FeatureMethod
 from procap.parallel import SHARED_FROM
 from procap.text import LabelSpace
-from runner import evaluate, run_folders, train
+from runner import run_folders
 from runner.checkpoint import StateFiles, TrainState, read_checkpoint
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.deepspeed_engine import DeepSpeedEngine
@@ -314,13 +315,13 @@ def train_and_evaluate(data, results, *chosen):
     runtime = make_runtime(data, results if ranks.is_first else f"{results}-of-{ranks.rank}")
     with init_process_group(ranks, CPU) as group:
         for config in configs(*chosen):
-            result = train.train(config, runtime, group=group)
+            result = sessions.train(config, runtime, group=group)
             counts, again = (
-                [evaluate.evaluate(config, target, runtime, group=group) for target in targets_of(config)]
+                [sessions.evaluate(config, target, runtime, group=group) for target in targets_of(config)]
                 for _ in range(2)
             )
             assert again == counts
-            assert train.train(config, runtime, group=group).model_dump(mode="json") == result.model_dump(mode="json")
+            assert sessions.train(config, runtime, group=group).model_dump(mode="json") == result.model_dump(mode="json")
             print(json.dumps([result.images, result.processes, [c.correct for c in counts]]))
 
 
@@ -378,9 +379,9 @@ def test_several_processes_train_and_count_as_one(data, short_checkpoint, teache
     assert [end.code for end in ends] == [0] * size, ends[0].err + ends[1].err
     assert len({end.out for end in ends}) == 1 and not list(tmp_path.glob("results-of-*"))
     for config in configs(*chosen):
-        train.train(config, alone)
+        sessions.train(config, alone)
         for target in targets_of(config):
-            evaluate.evaluate(config, target, alone)
+            sessions.evaluate(config, target, alone)
         compare(config, alone.results, results, 2e-5)
 
 

@@ -14,6 +14,7 @@ import torch
 from made_results import put_run, put_score
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from sessions import train
 from small_runs import make_runtime
 
 from benchmarks.cli import main
@@ -23,7 +24,6 @@ from runner.config import RunConfig, RuntimeConfig
 from runner.planning import plan_run
 from runner.results import CheckpointCard, write_bytes
 from runner.run_folders import RunFolder
-from runner.train import train
 
 EVAL, TRAIN, CHECKPOINT, CONFIG = "eval/shapes-base-test.json", "train.json", "checkpoint.safetensors", "config.json"
 

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 from local_server import Answer, LocalServer
 from rank_processes import SECONDS, Ended, run_ranks
+from sessions import evaluate
 from small_runs import make_runtime, only_run
 
 from benchmarks.cli import eval as eval_command
@@ -21,7 +22,6 @@ from benchmarks.cli import train as train_command
 from runner.checkpoint import TrainState, read_checkpoint
 from runner.config import Target
 from runner.distributed.ranks import ranks_from_environment
-from runner.evaluate import evaluate
 from shards import remote
 
 STEPS, LATER = 15, 6

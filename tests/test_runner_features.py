@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from rank_processes import run_ranks
 from safetensors.torch import load_file
+from sessions import evaluate, load_trained, make_run, train
 from small_runs import make_runtime
 from tiny_geometry import SHORT_OPTIONS, needed_options
 from torch.nn.functional import normalize
@@ -25,10 +26,8 @@ from procap.methods import METHOD_GROUPS, METHODS
 from procap.methods.features import FeatureBank
 from procap.methods.probe import NearestMean
 from runner.config import RunConfig, Target
-from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
-from runner.evaluate import evaluate, load_trained
 from runner.feature_training import FeatureStream, choosing_images
 from runner.image_features import image_features
 from runner.planning import can_classify, plan_run
@@ -36,8 +35,6 @@ from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.setup import set_up, train_augment
 from runner.stop_signals import Interrupted
-from runner.train import train
-from runner.workbench import Workbench
 from shards.files import file_sha256
 from shards.image_selection import load_few_shot
 from shards.reader import open_dataset
@@ -226,6 +223,7 @@ def test_a_setting_is_chosen_on_at_most_four_validation_images_per_class_also_wi
     few_digits, short_checkpoint, tmp_path
 ):
     runtime = make_runtime(few_digits, tmp_path)
-    setup = set_up(plan(short_checkpoint, "probe", shots=0), runtime, torch.device("cpu"), ProcessGroup(), Workbench())
-    validation, test = choosing_images(setup, runtime)
+    run = make_run(plan(short_checkpoint, "probe", shots=0), runtime)
+    setup = set_up(run)
+    validation, test = choosing_images(run, setup)
     assert np.bincount(validation.labels).max() == 4 and len(validation) < len(setup.fewshot.val) and not len(test)

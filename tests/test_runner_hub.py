@@ -11,6 +11,7 @@ import pytest
 import torch
 from command_line import run
 from hub_server import HubServer
+from sessions import evaluate, make_run, train
 from small_runs import make_runtime, mark_slow, only_run
 from test_benchmarks_import import OPTIONS
 
@@ -18,11 +19,10 @@ from procap.errors import UserError
 from procap.methods import METHODS, method_class
 from runner import hub as shared
 from runner.config import RunConfig, Target
-from runner.evaluate import evaluate
 from runner.export import export_model
 from runner.hub import fetch_run, load_run
 from runner.planning import plan_run
-from runner.train import train
+from runner.session import Session
 
 pytestmark = pytest.mark.usefixtures("at_home")
 SOURCE = "hf://lab/run"
@@ -71,7 +71,7 @@ def test_a_run_of_every_method_arrives_bit_for_bit(
     method, trained, hub, tmp_path, few_digits, short_checkpoint, check_private
 ):
     config, runtime = trained(method)
-    shared.push_files(shared.shared_files(config, runtime, "lab/run"), "lab/run")
+    shared.push_files(shared.shared_files(make_run(config, runtime), "lab/run"), "lab/run")
     check_private(list(hub.repositories["lab/run"].values()))
     (tmp_path / short_checkpoint.name).symlink_to(short_checkpoint)
     elsewhere = make_runtime(few_digits, tmp_path / "elsewhere")
@@ -114,31 +114,31 @@ def test_a_published_run_is_evaluated_under_its_address(trained, hub, tmp_path, 
 
 def test_what_does_not_belong_together_is_refused(trained, hub, tmp_path, few_digits, short_checkpoint, capsys):
     config, runtime = trained("coop")
-    files = shared.shared_files(config, runtime, "lab/run")
+    files = shared.shared_files(make_run(config, runtime), "lab/run")
     elsewhere = make_runtime(few_digits, tmp_path / "elsewhere")
     with pytest.raises(UserError, match="hf://lab/run is not there"):
-        fetch_run(SOURCE, elsewhere)
+        fetch_run(SOURCE, Session(elsewhere))
     hub.repositories["lab/run"] = files | {"model.safetensors": files["model.safetensors"][:-4] + b"\0\0\1\0"}
     with pytest.raises(UserError, match="do not belong together"):
-        fetch_run(SOURCE, elsewhere)
+        fetch_run(SOURCE, Session(elsewhere))
     hub.repositories["lab/run"] = files | {"config.json": files["config.json"].replace(b'"seed": 1', b'"seed": 2')}
     with pytest.raises(UserError, match="do not belong together"):
-        fetch_run(SOURCE, elsewhere)
+        fetch_run(SOURCE, Session(elsewhere))
     assert not (tmp_path / "elsewhere").exists()
     hub.repositories["lab/run"] = files
-    fetch_run(SOURCE, elsewhere)
-    fetch_run(SOURCE, elsewhere)
+    fetch_run(SOURCE, Session(elsewhere))
+    fetch_run(SOURCE, Session(elsewhere))
     other = json.loads(files["config.json"])
     weights = files["model.safetensors"].replace(b"digits", b"digitz", 1)
     other["training"]["checkpoint_sha256"] = hashlib.sha256(weights).hexdigest()
     hub.repositories["lab/run"] = {"config.json": json.dumps(other).encode(), "model.safetensors": weights}
     with pytest.raises(UserError, match="has a different training than hf://lab/run"):
-        fetch_run(SOURCE, elsewhere)
+        fetch_run(SOURCE, Session(elsewhere))
 
 
 def test_a_run_on_different_weights_of_its_backbone_is_refused(trained, hub, tmp_path, few_digits, tiny_checkpoint):
     config, runtime = trained("coop")
-    hub.repositories["lab/run"] = shared.shared_files(config, runtime, "lab/run")
+    hub.repositories["lab/run"] = shared.shared_files(make_run(config, runtime), "lab/run")
     (tmp_path / tiny_checkpoint.name).symlink_to(tiny_checkpoint)
     with pytest.raises(UserError, match="was trained on weights"):
         load_run(SOURCE, make_runtime(few_digits, tmp_path / "elsewhere"))
@@ -154,9 +154,9 @@ def test_an_onnx_graph_has_equal_logits_at_any_batch_size(name, trained, tmp_pat
     config, runtime = trained(name)
     if method_class(name).depends_on_image:
         with pytest.raises(UserError, match="for each image"):
-            export_model(config, runtime, tmp_path)
+            export_model(make_run(config, runtime), tmp_path)
         return
-    file = export_model(config, runtime, tmp_path)
+    file = export_model(make_run(config, runtime), tmp_path)
     check_private([path.read_bytes() for path in file.parent.iterdir()])
     session = onnxruntime.InferenceSession(file)
     method = load_run(runtime.results / config.path).method

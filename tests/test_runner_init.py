@@ -7,20 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from sessions import evaluate, load_trained, make_run, state_of, train
 from small_runs import make_runtime
 
-from benchmarks.suites.planning import read_state
-from cluster.run import RunSpec
 from procap import teacher
 from procap.errors import UserError
 from procap.weights import loading
 from procap.weights.loading import load_clip
 from runner.config import Target
 from runner.earlier_runs import check_same_images, first_stage, start_from
-from runner.evaluate import evaluate, load_trained
 from runner.planning import plan_run
 from runner.run_folders import RunFolder
-from runner.train import train
+from runner.run_state import RunSpec
 
 FIELDS = {"dataset": "digits", "shots": 2}
 SHORT = {"epochs": 2, "batch_size": 4, "warmup": "none"}
@@ -45,7 +43,7 @@ def coop(runtime, short_checkpoint):
 def test_a_training_starts_from_the_tensors_of_a_run_which_is_part_of_its_identity(coop, runtime, short_checkpoint):
     slow = {**SHORT, "epochs": 1, "lr": 1e-9}
     plain = plan_run(method="kgcoop", backbone=str(short_checkpoint), overrides=slow, **FIELDS)
-    config = start_from(plain, coop, runtime.results, runtime)
+    config = start_from(plain, make_run(coop, runtime), runtime.results)
     assert config.path != plain.path == plain.model_copy(update={"init": "elsewhere"}).path
     result = train(config, runtime)
     source = RunFolder(runtime.results / coop.path).read_training()
@@ -57,7 +55,7 @@ def test_a_training_starts_from_the_tensors_of_a_run_which_is_part_of_its_identi
 def test_a_run_that_does_not_fit_is_refused_in_one_line(coop, runtime, short_checkpoint):
     def start(method="coop", **more):
         plain = plan_run(method=method, backbone=str(short_checkpoint), overrides={**SHORT, "lr": 0.1}, **FIELDS | more)
-        train(start_from(plain, coop, runtime.results, runtime), runtime)
+        train(start_from(plain, make_run(coop, runtime), runtime.results), runtime)
 
     wrong = [("does not fit this method", {"options": {"n_ctx": 2, "ctx_init": ""}}), ("other images", {"seed": 2})]
     wrong += [("no training on images", {"method": "taskres"}), ("other images", {"classes": "all"})]
@@ -106,7 +104,7 @@ def test_a_look_at_a_finished_run_hashes_the_file_of_its_teacher_without_loading
     assert train(config, runtime).files == {"teacher": hashlib.sha256(large.read_bytes()).hexdigest()}
     monkeypatch.delattr(loading, "load_clip")
     loading.file_digest.cache_clear()
-    assert read_state(RunSpec(config=config, targets=()), runtime).is_done
+    assert state_of(RunSpec(config=config, targets=()), runtime).is_done
 
 
 def test_kdpl_learns_from_the_predictions_of_a_finished_run(coop, runtime, short_checkpoint):

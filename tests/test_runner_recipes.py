@@ -11,20 +11,18 @@ import torch
 from PIL import Image
 from public_code import FIGURES
 from safetensors.torch import load_file
+from sessions import evaluate, load_trained, state_of, train
 from small_runs import make_runtime, seeded
 
-from benchmarks.suites.planning import read_state
-from cluster.run import RunSpec
 from procap import errors, methods, recipe, text
 from procap.methods.coprompt import read_sentences
 from runner.checkpoint import read_checkpoint
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.epoch_average import gaussian_weights
-from runner.evaluate import evaluate, load_trained
 from runner.planning import plan_run
 from runner.results import Progress, TrainResult
 from runner.run_folders import RunFolder
-from runner.train import train
+from runner.run_state import RunSpec
 from shards import reader, transforms
 from shards.device.images import augments_on_device
 
@@ -220,7 +218,7 @@ def test_a_run_keeps_to_the_sentences_it_began_with(run, tmp_path):
     assert set(result.epochs[0].terms) == {"ce", "text", "image"}
     assert result.files == {"sentences": hashlib.sha256(file.read_bytes()).hexdigest()}
     spec = RunSpec(config=config, targets=())
-    assert train(config, runtime) == result and read_state(spec, runtime).is_done
+    assert train(config, runtime) == result and state_of(spec, runtime).is_done
     write("another")
     with pytest.raises(errors.UserError, match=r"was trained on another content of sentences = .*\.json"):
         train(config, runtime)

@@ -16,18 +16,20 @@ from typing import Any
 
 import psutil
 import pytest
+import sessions
 from rank_processes import Processes, run_ranks
 from small_runs import make_runtime, only_run
 from tiny_geometry import SHORT_OPTIONS, STEPPED, needed_options
 
 from benchmarks.cli import main
 from procap.errors import Unreachable, UserError
-from runner import checkpoint, evaluate, remote_results, run_folders, train
+from runner import checkpoint, remote_results, run_folders
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.earlier_runs import first_stage
 from runner.planning import plan_run
 from runner.results import Progress, write_json
 from runner.resumable_training import ResumableTraining
+from runner.session import Session
 
 STEPS, STEPS_PER_EPOCH = 12, 4
 SMALL_PROCAP = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8, "logvar_lr_scale": 9.0}
@@ -57,7 +59,7 @@ def train_and_stop(config: dict, data: str, results: str, every: float, stop: in
     if stop == 0:
         signal.setitimer(signal.ITIMER_REAL, seconds)
     runtime = make_runtime(data, results, checkpoint_seconds=every)
-    train.train(RunConfig.model_validate(config), runtime)
+    sessions.train(RunConfig.model_validate(config), runtime)
 
 
 def train_until(config, data, results, number, stop, seconds=1e-6, every=0.0):
@@ -100,7 +102,7 @@ def outcome(config: RunConfig, runtime: RuntimeConfig) -> tuple[bytes, list, lis
     folder = run_folders.RunFolder(runtime.results / config.path)
     result = folder.read_training()
     logs = [(log.epoch, log.lr, log.terms) for log in result.epochs]
-    counts = [evaluate.evaluate(config, Target("digits", half), runtime).per_class for half in ("base", "novel")]
+    counts = [sessions.evaluate(config, Target("digits", half), runtime).per_class for half in ("base", "novel")]
     return folder.checkpoint_file.read_bytes(), logs, counts
 
 
@@ -108,7 +110,7 @@ def outcome(config: RunConfig, runtime: RuntimeConfig) -> tuple[bytes, list, lis
 def straight(planned, few_digits, tmp_path_factory):
     """Where each configuration was trained without interruption, and what came out."""
     runtime = make_runtime(few_digits, tmp_path_factory.mktemp("straight"))
-    return lambda method: (runtime, train.train(planned(method), runtime))
+    return lambda method: (runtime, sessions.train(planned(method), runtime))
 
 
 @pytest.mark.parametrize(("method", "kills"), [
@@ -120,7 +122,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(planned, straight, f
     assert expected.steps == STEPS
     folder = run_folders.RunFolder(tmp_path / config.path)
     if first := first_stage(config):
-        train.train(first, replace(undisturbed, results=tmp_path))
+        sessions.train(first, replace(undisturbed, results=tmp_path))
     draw = random.Random(method)
     for step in kills:
         # When the next step is counted, the state of this one is on disk; its own may be while it is killed.
@@ -172,7 +174,7 @@ def test_other_data_than_at_the_start_is_refused(stopped, few_digits, tmp_path):
     (data / "digits" / "manifest.json").write_text(other.to_json())
     states = sorted(folder.state.iterdir())
     with pytest.raises(UserError, match=r"cannot resume from .* manifest digest is .*--force"):
-        train.train(config, make_runtime(data, tmp_path))
+        sessions.train(config, make_runtime(data, tmp_path))
     assert sorted(folder.state.iterdir()) == states
 
 
@@ -180,7 +182,7 @@ def test_a_result_of_another_run_is_not_taken_for_this_one(planned, straight, fe
     runtime = make_runtime(few_digits, tmp_path)
     write_json(run_folders.RunFolder(tmp_path / planned("procap").path).train_file, straight("maple")[1])
     with pytest.raises(UserError, match=r"--force"):
-        train.train(planned("procap"), runtime)
+        sessions.train(planned("procap"), runtime)
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -294,28 +296,28 @@ def config(short_checkpoint):
 
 
 def test_training_continues_on_another_machine_with_the_same_bits(machines, config):
-    alone = train.train(config, machines("alone"))
-    assert isinstance(train.train(config, machines("first"), until=1), Progress)
-    ended = train.train(config, machines("second"))
+    alone = sessions.train(config, machines("alone"))
+    assert isinstance(sessions.train(config, machines("first"), until=1), Progress)
+    ended = sessions.train(config, machines("second"))
     assert ended.checkpoint_sha256 == alone.checkpoint_sha256 and ended.resumed == 1
-    assert train.train(config, machines("first")) == ended, "found finished, not repeated"
+    assert sessions.train(config, machines("first")) == ended, "found finished, not repeated"
     folder = run_folders.RunFolder(machines("first").results / config.path)
     assert not folder.state.exists() and not folder.progress_file.exists()
     third = machines("third")
-    result = evaluate.evaluate(config, Target("digits", "base"), third)
-    assert result.correct == evaluate.evaluate(config, Target("digits", "base"), machines("alone")).correct
-    remote_results.RemoteResults.from_runtime(machines("fourth")).pull()
+    result = sessions.evaluate(config, Target("digits", "base"), third)
+    assert result.correct == sessions.evaluate(config, Target("digits", "base"), machines("alone")).correct
+    Session(machines("fourth")).remote.pull()
     assert run_folders.RunFolder(machines("fourth").results / config.path).read_evaluations() == [result]
 
 
 def test_force_deletes_a_run_at_the_url(s3, machines, config):
-    train.train(config, machines("first"))
-    evaluate.evaluate(config, Target("digits", "base"), machines("first"))
+    sessions.train(config, machines("first"))
+    sessions.evaluate(config, Target("digits", "base"), machines("first"))
     sent = s3.count_requests("PUT", "train.json")
-    again = train.train(config, machines("second"), force=True)
+    again = sessions.train(config, machines("second"), force=True)
     assert s3.count_requests("PUT", "train.json") == sent + 1, "it was trained again"
     runtime = machines("third")
-    remote_results.RemoteResults.from_runtime(runtime).pull()
+    Session(runtime).remote.pull()
     assert run_folders.RunFolder(runtime.results / config.path).read_training() == again
     assert run_folders.RunFolder(runtime.results / config.path).read_evaluations() == []
 
@@ -332,12 +334,12 @@ def test_an_unreachable_url_costs_only_the_upload(machines, config, monkeypatch,
 
     monkeypatch.setattr(remote_results.RemoteResults, "push", broken)
     with pytest.raises(Unreachable, match="cannot be reached"):
-        train.train(config, runtime)
+        sessions.train(config, runtime)
     assert "what is new is only in" in caplog.text
     away[0] = False
-    done = train.train(config, runtime)
+    done = sessions.train(config, runtime)
     assert done.resumed == 0, "it was finished here"
-    assert train.train(config, machines("second")) == done
+    assert sessions.train(config, machines("second")) == done
 
 
 def answer(capsys, *words):

@@ -22,8 +22,8 @@ from runner.planning import plan_run
 from runner.results import PerClass, ValidationCount, ValidationHistory, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
+from runner.session import Session
 from runner.tracking import exporter as exporter_module
-from runner.tracking.exporter import Exporter, exporter_for
 from runner.tracking.store import PARENT_TAG, TrackingStore, sync
 from runner.train import train
 
@@ -127,10 +127,11 @@ def train_until_sigterm(data: str, results: str, checkpoint: str, uri: str) -> N
     options = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8}
     more = {"options": options, "backbone": checkpoint, "overrides": {"epochs": 3, "batch_size": 5}}
     runtime = RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri=uri, quiet=True)
+    session = Session(runtime)
     try:
-        train(plan_run(method="procap", dataset="digits", shots=2, **more), runtime)
+        train(session.run(plan_run(method="procap", dataset="digits", shots=2, **more)))
     finally:
-        exporter_for(runtime).flush()
+        session.exporter.flush()
 
 
 def test_a_run_that_sigterm_interrupts_and_a_repetition_finishes_is_one_run(
@@ -230,11 +231,11 @@ def test_a_dead_server_costs_one_line_and_no_time(store, tmp_path, capsys):
         # As long as it is bound nothing else listens there.
         bound.bind(("127.0.0.1", 0))
         dead = f"http://reader:secret@127.0.0.1:{bound.getsockname()[1]}"
-        runtime = RuntimeConfig(data=tmp_path, results=results, tracking_uri=dead)
+        exporter = Session(RuntimeConfig(data=tmp_path, results=results, tracking_uri=dead)).exporter
         for seed in (1, 2, 3):
             run = finished(tracked_runs.begin(results, seed))
-            exporter_for(runtime).post(run.path.relative_to(results).as_posix())
-            exporter_for(runtime).flush()
+            exporter.post(run.path.relative_to(results).as_posix())
+            exporter.flush()
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1
     assert "cannot open http://127.0.0.1:" in printed.err and f"procap track sync --results '{results}'" in printed.err
@@ -244,7 +245,7 @@ def test_a_dead_server_costs_one_line_and_no_time(store, tmp_path, capsys):
 def test_system_metrics_are_logged_while_a_run_trains(store, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     monkeypatch.setattr(exporter_module, "INTERVAL_SECONDS", 0.0)
-    exporter = Exporter(RuntimeConfig(results=tmp_path, tracking_uri=store.uri))
+    exporter = Session(RuntimeConfig(results=tmp_path, tracking_uri=store.uri)).exporter
     path = folder.path.relative_to(tmp_path).as_posix()
     tracked_runs.go_on(folder, 1)
     exporter.post_epoch(path)

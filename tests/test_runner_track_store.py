@@ -12,7 +12,8 @@ from benchmarks.cli import main
 from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.run_collection import Collection, read_collection, write_collection
-from runner.tracking.exporter import CollectionTracker, Exporter, exporter_for
+from runner.session import Session
+from runner.tracking.exporter import CollectionTracker
 from runner.tracking.store import PARENT_TAG, TrackingStore, sync
 
 
@@ -20,7 +21,7 @@ def test_a_server_that_never_answers_is_named_and_asked_once(tmp_path, monkeypat
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        exporter = Exporter(RuntimeConfig(results=tmp_path, tracking_uri=address))
+        exporter = Session(RuntimeConfig(results=tmp_path, tracking_uri=address)).exporter
         for _ in range(2):
             exporter.post(evaluated(tmp_path, 1))
             exporter.flush()
@@ -54,12 +55,11 @@ def family(store: TrackingStore) -> dict[str, list[str]]:
 
 def test_a_suite_is_a_parent_run_with_its_runs_below(store):
     runs = [evaluated(store.results, seed) for seed in (1, 2)]
-    tracker = CollectionTracker(
-        place(store), Collection(kind="suite", name="base-to-novel", settings={"shots": 16, "world": "s3://a:b@mini"})
-    )
+    exporter, settings = Session(place(store)).exporter, {"shots": 16, "world": "s3://a:b@mini"}
+    tracker = CollectionTracker(exporter, Collection(kind="suite", name="base-to-novel", settings=settings))
     tracker.update(runs)
     tracker.close("finished", metrics={"hm/maple": 60.0})
-    exporter_for(place(store)).flush()
+    exporter.flush()
     assert family(store) == {"suite · base-to-novel": [f"{RUN} · seed 1", f"{RUN} · seed 2"]}
     (parent,) = [run for run in all_runs(store) if run.data.tags.get("suite") == "base-to-novel"]
     assert parent.info.status == "FINISHED" and parent.info.end_time >= parent.info.start_time
@@ -117,17 +117,18 @@ def test_results_whose_url_is_away_are_exported_all_the_same(store, tmp_path, ca
     (tmp_path / "a file").touch()
     at = replace(place(store), results_url=f"local://{tmp_path}/a file/remote")
     run = evaluated(at.results, 1)
-    tracker = CollectionTracker(at, Collection(kind="suite", name="alone"))
+    exporter = Session(at).exporter
+    tracker = CollectionTracker(exporter, Collection(kind="suite", name="alone"))
     tracker.update([run])
     tracker.close("finished")
-    exporter_for(at).flush()
+    exporter.flush()
     assert f"what is new is only in {at.results}" in caplog.text
     assert family(store) == {"suite · alone": [f"{RUN} · seed 1"]}
 
 
 def test_a_results_folder_that_cannot_be_written_is_reported_and_stops_nothing(store, capsys):
     (store.results / "collections").write_text("a file where a folder must be")
-    tracker = CollectionTracker(place(store), Collection(kind="suite", name="blocked"))
+    tracker = CollectionTracker(Session(place(store)).exporter, Collection(kind="suite", name="blocked"))
     tracker.update(["base/shapes/maple/mini/16shot/seed1-0"])
     tracker.close("finished")
     assert "cannot" in capsys.readouterr().err
@@ -136,7 +137,7 @@ def test_a_results_folder_that_cannot_be_written_is_reported_and_stops_nothing(s
 def test_with_tracking_off_the_collection_is_kept_for_later(tmp_path):
     run = evaluated(tmp_path, 1)
     at = RuntimeConfig(data=tmp_path, results=tmp_path, tracking_uri="off")
-    tracker = CollectionTracker(at, Collection(kind="suite", name="quiet"))
+    tracker = CollectionTracker(Session(at).exporter, Collection(kind="suite", name="quiet"))
     tracker.update([run])
     tracker.close("finished")
     written = json.loads((tmp_path / "collections/suite/quiet/collection.json").read_text())

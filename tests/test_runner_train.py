@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+import sessions
 import torch
 from plug_ins import METHOD, install
 from small_runs import make_runtime
@@ -15,15 +16,16 @@ from small_runs import make_runtime
 from benchmarks.cli import main
 from cluster.launcher import launch
 from cluster.ray_cluster import Capacity, Resources
-from cluster.run import RunSpec, StoragePaths, final_score
+from cluster.run import StoragePaths
 from procap.errors import UserError
 from procap.recipe import epoch_rate
 from procap.weights import loading
 from procap.weights.files import read_weights
-from runner import acceleration, checkpoint, evaluate, run_folders
+from runner import acceleration, checkpoint, run_folders
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import plan_run
 from runner.results import EvalResult, TrainResult, write_json
+from runner.run_state import RunSpec, final_score
 from runner.train import UNTIMED_PHASES, train
 from runner.workbench import Workbench
 from shards import builtin_sources, catalogue, pack
@@ -104,7 +106,7 @@ def test_a_run_of_other_weights_is_neither_reused_nor_evaluated(runtime, tmp_pat
     changes = {"backbone_digest": other, "checkpoint_sha256": sha256}
     write_json(folder.train_file, result.model_copy(update=changes))
     why = f"was trained on weights {other} of mini, and here they are {result.backbone_digest}"
-    for again in (train, lambda *run: evaluate.evaluate(run[0], BASE, run[1])):
+    for again in (train, lambda *run: sessions.evaluate(run[0], BASE, run[1])):
         with pytest.raises(UserError, match=why):
             again(config, there)
 
@@ -120,14 +122,14 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     config, half_done = plan("theirs"), plan("theirs", seed=2)
     result = train(config, there)
     assert result.method_source and (result.method_source.package, result.method_source.version) == ("theirs", "1.0")
-    evaluate.evaluate(config, BASE, there)
+    sessions.evaluate(config, BASE, there)
     train(half_done, there, until=1)
     assert train(config, there) == result and note_code(load(there.results)) == []
 
     changed = {"changed_method": f"{METHOD}    other = 1"}
     install(tmp_path, changed, {"theirs": "changed_method:Theirs"}, version="2")
     why = r"was trained by theirs 1.0 \(source .{16}\), and the code that is installed now is theirs 2 .*--force"
-    for again in (train, lambda *one: evaluate.evaluate(one[0], BASE, one[1]), evaluate.load_trained):
+    for again in (train, lambda *one: sessions.evaluate(one[0], BASE, one[1]), sessions.load_trained):
         with pytest.raises(UserError, match=why):
             again(config, there)
     with pytest.raises(
@@ -138,7 +140,7 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     assert "OTHER CODE of theirs: 1 run by theirs 1.0" in note
     assert "installed: theirs 2" in note
     train(plan("theirs", seed=3), there)
-    evaluate.evaluate(plan("theirs", seed=3), BASE, there)
+    sessions.evaluate(plan("theirs", seed=3), BASE, there)
     [note] = note_code(load(there.results))
     assert note.count(" by ") == 1
     renewed = train(config, there, force=True)
@@ -147,7 +149,7 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     install(tmp_path, {"broken_method": "raise OSError('unfinished')"}, {"theirs": "broken_method:Theirs"})
     why = r"and now method 'theirs' is a plug-in that cannot .*: OSError: unfinished .*, line 1, <module>"
     with pytest.raises(UserError, match=rf"was trained by theirs 2 .*, {why}: restore that code"):
-        evaluate.load_trained(config, there)
+        sessions.load_trained(config, there)
     assert re.search(why.removeprefix("and now "), note_code(load(there.results))[0])
 
     failing = {"failing_method": f"{METHOD}    def loss(self, *given):\n        return 1 / 0"}
@@ -156,7 +158,7 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
         train(plan("failing"), there)
     progress = run_folders.RunFolder(there.results / plan("failing").path).read_progress()
     with pytest.raises(UserError, match=r"was trained by theirs 2 .*, which is not installed here"):
-        evaluate.load_trained(config, there)
+        sessions.load_trained(config, there)
     assert progress.status == "failed" and progress.reason.endswith("line 7, loss: ZeroDivisionError: division by zero")
 
 
@@ -197,15 +199,15 @@ def test_the_runs_of_a_command_load_their_backbone_once_and_learn_what_they_lear
     for run in runs:
         kept, alone = run_folders.RunFolder(together / run.path).read_training(), tmp_path / "alone"
         assert train(run.config, dataclasses.replace(again, results=alone)).checkpoint_sha256 == kept.checkpoint_sha256
-        counts = evaluate.evaluate(run.config, BASE, dataclasses.replace(again, results=alone))
-        assert counts.predicted == evaluate.evaluate(run.config, BASE, again).predicted
+        counts = sessions.evaluate(run.config, BASE, dataclasses.replace(again, results=alone))
+        assert counts.predicted == sessions.evaluate(run.config, BASE, again).predicted
 
 
 def test_force_trains_again_to_the_same_bits_and_forgets_evaluations(plan, runtime):
     config = plan(seed=5)
     folder = run_folders.RunFolder(runtime.results / config.path)
     first = train(config, runtime)
-    evaluate.evaluate(config, BASE, runtime)
+    sessions.evaluate(config, BASE, runtime)
     written = folder.train_file.stat().st_mtime_ns
     with pytest.raises(UserError):
         train(config, dataclasses.replace(runtime, data=runtime.results / "nothing"), force=True)
@@ -221,7 +223,7 @@ def test_global_randomness_is_neither_read_nor_moved(finished, runtime, tmp_path
     before = torch.get_rng_state()
     there = dataclasses.replace(runtime, results=tmp_path)
     assert train(config, there).checkpoint_sha256 == result.checkpoint_sha256
-    evaluate.evaluate(config, NOVEL, there)
+    sessions.evaluate(config, NOVEL, there)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -230,17 +232,17 @@ def test_an_evaluation_is_read_and_not_repeated_and_a_limit_is_marked(finished, 
     target = Target("digits", "all")
     runtime = dataclasses.replace(runtime, results=tmp_path)
     train(config, runtime)
-    part = evaluate.evaluate(config, target, dataclasses.replace(runtime, limit=7))
+    part = sessions.evaluate(config, target, dataclasses.replace(runtime, limit=7))
     assert (part.total, part.limit, part.limited) == (7, 7, True)
-    full = evaluate.evaluate(config, target, runtime)
+    full = sessions.evaluate(config, target, runtime)
     assert full.total == full.dataset_size > 7 and full.per_class.total[0] > 0 and not full.limited
     assert full.images_per_second_model > full.images_per_second > 0
     assert (full.batch_size, full.workers) == (config.recipe.test_batch_size, 0)
     file = run_folders.RunFolder(tmp_path / config.path).eval_file(target)
     written = file.stat().st_mtime_ns
-    assert evaluate.evaluate(config, target, dataclasses.replace(runtime, limit=7)) == full
+    assert sessions.evaluate(config, target, dataclasses.replace(runtime, limit=7)) == full
     assert file.stat().st_mtime_ns == written
-    evaluate.evaluate(config, target, runtime, force=True)
+    sessions.evaluate(config, target, runtime, force=True)
     assert file.stat().st_mtime_ns != written
 
 
@@ -249,12 +251,12 @@ def test_every_method_runs_in_bfloat16_and_keeps_float32_prompts(plan, runtime, 
     config = plan(method, shots=1, precision="bf16")
     result = train(config, runtime)
     assert all(log.terms["ce"] > 0 for log in result.epochs)
-    trained = evaluate.load_trained(config, runtime)
+    trained = sessions.load_trained(config, runtime)
     assert {parameter.dtype for parameter in trained.method.parameters()} == {torch.float32}
-    counts: EvalResult = evaluate.evaluate(config, NOVEL, runtime, trained=trained)
+    counts: EvalResult = sessions.evaluate(config, NOVEL, runtime, trained=trained)
     assert counts.precision == "bf16"
     full = dataclasses.replace(runtime, evaluation=EvalSettings(precision="fp32"))
-    exact = evaluate.evaluate(config, NOVEL, full, trained=trained)
+    exact = sessions.evaluate(config, NOVEL, full, trained=trained)
     assert counts.per_class.total == exact.per_class.total
     # Rounding can turn a tie.
     assert counts.correct == pytest.approx(exact.correct, abs=2)
@@ -303,7 +305,7 @@ def test_an_altered_checkpoint_is_refused(plan, runtime, tmp_path):
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    for use in (lambda: evaluate.evaluate(config, BASE, runtime), lambda: train(config, runtime)):
+    for use in (lambda: sessions.evaluate(config, BASE, runtime), lambda: train(config, runtime)):
         with pytest.raises(UserError, match=r"SHA-256.*train again with --force"):
             use()
     file.unlink()
@@ -320,12 +322,12 @@ def pack_digits(data: Path, seen: int, name: str = "digits") -> None:
 
 def test_other_content_under_the_same_data_set_name_is_refused(finished, runtime, tmp_path):
     config, result = finished
-    counts = evaluate.evaluate(config, BASE, runtime)
+    counts = sessions.evaluate(config, BASE, runtime)
     elsewhere = dataclasses.replace(runtime, data=tmp_path)
-    assert (train(config, elsewhere), evaluate.evaluate(config, BASE, elsewhere)) == (result, counts)
+    assert (train(config, elsewhere), sessions.evaluate(config, BASE, elsewhere)) == (result, counts)
     pack_digits(tmp_path, 60)
-    score = partial(final_score, RunSpec(config=config), elsewhere)
-    for again in (lambda: train(config, elsewhere), lambda: evaluate.evaluate(config, BASE, elsewhere), score):
+    score = partial(final_score, sessions.make_run(config, elsewhere), ())
+    for again in (lambda: train(config, elsewhere), lambda: sessions.evaluate(config, BASE, elsewhere), score):
         with pytest.raises(UserError, match=r"other content of digits .* repeat with --force"):
             again()
     assert train(config, runtime) == result
@@ -336,14 +338,14 @@ def test_other_content_of_another_target_is_counted_again_only_with_force(finish
     (tmp_path / "digits").symlink_to(few_digits / "digits")
     there, target = dataclasses.replace(runtime, data=tmp_path), Target("scans")
     pack_digits(tmp_path, 60, "scans")
-    first = evaluate.evaluate(config, target, there)
-    assert evaluate.evaluate(config, target, there) == first
+    first = sessions.evaluate(config, target, there)
+    assert sessions.evaluate(config, target, there) == first
     pack_digits(tmp_path, 70, "scans")
     with pytest.raises(UserError, match=r"other content of scans .* repeat with --force"):
-        evaluate.evaluate(config, target, there)
-    again = evaluate.evaluate(config, target, there, force=True)
+        sessions.evaluate(config, target, there)
+    again = sessions.evaluate(config, target, there, force=True)
     assert again.manifest_digest != first.manifest_digest
-    assert evaluate.evaluate(config, target, there) == again
+    assert sessions.evaluate(config, target, there) == again
 
 
 def test_missing_data_is_reported_in_one_line_and_leaves_no_run_behind(plan, runtime, tmp_path):
@@ -372,5 +374,5 @@ def test_on_a_gpu_the_same_run_is_metered_by_the_device(plan, runtime, tmp_path,
     assert result.peak_memory_bytes
     assert all(result.phases[name] > 0 for name in ("load", "forward", "backward", "optimizer", "checkpoint"))
     assert seconds_of_training(result) == pytest.approx(result.seconds, rel=0.1)
-    counts = evaluate.evaluate(config, BASE, there)
+    counts = sessions.evaluate(config, BASE, there)
     assert counts.total == counts.dataset_size and counts.images_per_second_model

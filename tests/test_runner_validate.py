@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import run_ranks
+from sessions import evaluate, train
 from small_runs import make_runtime
 
 import runner.inference
@@ -20,12 +21,10 @@ from procap.errors import UsageError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
-from runner.evaluate import evaluate
 from runner.planning import plan_run
 from runner.results import EpochLog, Progress, TrainResult
 from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
-from runner.train import train
 from runner.validate import Callbacks
 
 EPOCHS, STEPS_PER_EPOCH = 4, 3

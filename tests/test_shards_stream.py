@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_server import LocalServer
 from rank_processes import run_ranks
+from sessions import evaluate, train
 from small_runs import make_runtime, seeded
 from toy_shards import toy_source
 
@@ -23,9 +24,7 @@ from procap.errors import UserError
 from runner.config import RuntimeConfig, Target
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
-from runner.evaluate import evaluate
 from runner.planning import plan_run
-from runner.train import train
 from shards import pipeline
 from shards.builtin_sources import builtin_source
 from shards.catalogue import find

@@ -13,6 +13,7 @@ from runner.config import RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import own_device, resolve_device
 from runner.failures import describe_failure
+from runner.session import Session
 from runner.stop_signals import Interrupted
 
 if TYPE_CHECKING:
@@ -47,11 +48,11 @@ class Failures:
 
 
 @contextmanager
-def process_group(runtime: RuntimeConfig) -> Iterator[tuple[ProcessGroup, RuntimeConfig]]:
-    """Initialize the process group that torchrun announced; also yields `runtime` with this process's device."""
+def process_group(runtime: RuntimeConfig) -> Iterator[Session]:
+    """Initialize the process group that torchrun announced; yields a session in it, with this process's device."""
     from runner.distributed.process_group import init_process_group
 
     ranks = ranks_from_environment()
     device = own_device(resolve_device(runtime.device), ranks)
     with init_process_group(ranks, device, runtime.timeout) as group:
-        yield group, replace(runtime, device=str(device))
+        yield Session(replace(runtime, device=str(device)), group)

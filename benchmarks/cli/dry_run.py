@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.cli.flags import OutputFlags
 from benchmarks.console.output import columns, plural, show, show_json
-from benchmarks.suites.planning import RunState
-from cluster.run import RunSpec
+from runner.run_state import RunSpec, RunState
 
 
 def show_plan(runs: Sequence[RunSpec], states: Mapping[str, RunState], output: OutputFlags) -> int:

@@ -17,19 +17,16 @@ from benchmarks.console.output import columns, is_first_rank, note, note_failure
 from benchmarks.console.packing import pack_missing_with_progress
 from benchmarks.console.parse import split_names
 from benchmarks.suites.checks import check_weights_of
-from benchmarks.suites.planning import read_states
-from cluster.run import RunSpec
 from procap.errors import UsageError
-from runner.config import RunConfig, RuntimeConfig, Target
+from runner.config import RunConfig, Target
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults
-from runner.remote_results import RemoteResults
 from runner.results import EvalResult
-from runner.tracking.exporter import exporter_for
+from runner.run_state import RunSpec, read_states
+from runner.session import Run, Session
 
 if TYPE_CHECKING:
-    from runner.distributed.collectives import ProcessGroup
-    from runner.workbench import Workbench
+    pass
 
 Evaluated = tuple[RunConfig, Target, EvalResult]
 
@@ -56,17 +53,18 @@ def evaluate(
     library_defaults(*(folders or ()))
     settings = eval_settings(eval_precision, eval_resize, samples)
     runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)
+    planning = Session(runtime)
     if folders and (selection != flags.SelectionFlags() or recipe_flags != flags.RecipeFlags()):
         raise UsageError("give run folders, or flags such as --methods and --datasets that name runs, not both")
 
-    def find_runs() -> tuple[list[RunSpec], RuntimeConfig]:
-        """Find the runs with their targets, and the runtime with their results folder."""
+    def find_runs() -> tuple[list[RunSpec], Path, str | None]:
+        """Find the runs with their targets, the results folder that they lie in, and its URL."""
         named = [Target.parse(part, runtime.data) for part in split_names(targets)]
         if folders:
-            located = [find_run(folder, runtime) for folder in folders]
-            if len({found_in.results for _, found_in in located}) > 1:
+            located = [find_run(folder, planning) for folder in folders]
+            if len({run.session.runtime.results.resolve() for run in located}) > 1:
                 raise UsageError("these runs lie in several results folders: evaluate those of each by themselves")
-            configs, found_in = [config for config, _ in located], located[0][1]
+            configs, found_in = [run.config for run in located], located[0].session.runtime
         else:
             configs, found_in = selected_runs(selection, recipe_flags, runtime.data), runtime
             if not mode.dry_run:
@@ -77,25 +75,25 @@ def evaluate(
             settings.for_run(config)
             tests = named or default_targets(config, runtime.data)
             specs.append(RunSpec(config=config, targets=tuple(map(str, tests))))
-        return specs, found_in
+        return specs, found_in.results, found_in.results_url
 
     if mode.dry_run:
         if not is_first_rank():
             return 0
-        runs, runtime = find_runs()
-        states = read_states(runs, runtime)
+        runs, results, url = find_runs()
+        states = read_states(Session(replace(runtime, results=results, results_url=url)), runs)
         if mode.force:
             states = {run.path: states[run.path]._replace(open=run.targets) for run in runs}
         return show_plan(runs, states, output)
     # One process checks its flags before it imports torch, which takes seconds.
     selected = find_runs() if ranks_from_environment().size == 1 else None
-    with process_group(runtime) as (group, runtime):
+    with process_group(runtime) as session:
         # Only rank 0 needs access to the results folder.
-        runs, found_in = selected or (group.call_on_first(find_runs) if folders else find_runs())
-        runtime = replace(runtime, results=found_in.results, results_url=found_in.results_url)
-        failures = Failures(len(runs), verbose=output.verbose, group=group)
-        done = _evaluate_all(runs, runtime, failures, group, force=mode.force)
-        exporter_for(runtime).flush(create=False)
+        runs, results, url = selected or (session.group.call_on_first(find_runs) if folders else find_runs())
+        session = Session(replace(session.runtime, results=results, results_url=url), session.group)
+        failures = Failures(len(runs), verbose=output.verbose, group=session.group)
+        done = _evaluate_all(runs, session, failures, force=mode.force)
+        session.exporter.flush(create=False)
     return _show_evaluations(done, failures, output)
 
 
@@ -126,52 +124,38 @@ def _show_evaluations(done: Sequence[Evaluated], failures: Failures, output: fla
     return code
 
 
-def _evaluate_all(
-    runs: Iterable[RunSpec], runtime: RuntimeConfig, failures: Failures, group: ProcessGroup, *, force: bool
-) -> list[Evaluated]:
+def _evaluate_all(runs: Iterable[RunSpec], session: Session, failures: Failures, *, force: bool) -> list[Evaluated]:
     """Evaluate finished runs on all targets; each run is loaded once, if it is needed."""
-    from runner.evaluate import TrainedRun, find_result, load_trained
     from runner.evaluate import evaluate as evaluate_run
-    from runner.workbench import Workbench
 
     done: list[Evaluated] = []
-    loaded: TrainedRun | None = None
-    workbench = Workbench()
-    work = [(run.config, Target.parse_unchecked(target)) for run in runs for target in run.targets]
-    for config, target in work:
-        with failures.collect(f"{config.path} on {target}"):
-            if group.ranks.is_first:
-                RemoteResults.from_runtime(runtime).pull(config.path)
-            if not config.recipe.epochs:
-                prepare_untrained(config, runtime, group, workbench, force=force)
-            pack_missing_with_progress([target.dataset], runtime.data)
-            trained = None
-            if find_result(config, target, runtime, force=force, group=group, workbench=workbench) is None:
-                if loaded is None or loaded.config != config:
-                    loaded = load_trained(config, runtime, group, workbench)
-                trained = loaded
-            result = evaluate_run(
-                config, target, runtime, force=force, trained=trained, group=group, workbench=workbench
-            )
-            name = f"{config.method}, seed {config.seed}"
-            note(f"  {target}: {result.accuracy:.2f} % ({result.correct}/{result.total}) {name}")
-            done.append((config, target, result))
+    for spec in runs:
+        # The object of a run keeps what it has loaded for all targets.
+        run, config = session.run(spec.config), spec.config
+        for target in map(Target.parse_unchecked, spec.targets):
+            with failures.collect(f"{config.path} on {target}"):
+                session.remote.pull(config.path)
+                if not config.recipe.epochs:
+                    prepare_untrained(run, force=force)
+                pack_missing_with_progress([target.dataset], session.runtime.data)
+                result = evaluate_run(run, target, force=force)
+                name = f"{config.method}, seed {config.seed}"
+                note(f"  {target}: {result.accuracy:.2f} % ({result.correct}/{result.total}) {name}")
+                done.append((config, target, result))
     return done
 
 
-def prepare_untrained(
-    config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup, workbench: Workbench, *, force: bool
-) -> None:
+def prepare_untrained(run: Run, *, force: bool) -> None:
     """Write the run of a method without training, such as zero-shot CLIP, unless it exists.
 
     force: also if it was made with different content of its data set.
     """
-    from runner.train import train
+    from runner.train import TrainingRequest, train
 
     def is_missing() -> bool:
-        status = read_states([RunSpec(config=config)], runtime)[config.path].status
-        return status in ("new", "resume") or (force and status == "other data")
+        status = read_states(run.session, [RunSpec(config=run.config)])[run.path].status
+        return status in ("new", "unfinished") or (force and status == "other data")
 
-    if group.call_on_first(is_missing):
-        pack_missing_with_progress([config.dataset], runtime.data)
-        train(config, runtime, force=force, group=group, workbench=workbench)
+    if run.session.group.call_on_first(is_missing):
+        pack_missing_with_progress([run.config.dataset], run.session.runtime.data)
+        train(run, TrainingRequest(force=force))

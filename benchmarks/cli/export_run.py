@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +13,7 @@ from benchmarks.cli.batch import Failures
 from benchmarks.cli.selection import find_run, runtime_config
 from benchmarks.console.output import note, note_failures, show, show_json
 from runner.environment import library_defaults
+from runner.session import Session
 
 
 @flags.command(
@@ -34,18 +36,20 @@ def export(
     """
     library_defaults(*folders)
     runtime = runtime_config(flags.RuntimeFlags(results=results, device=device))
+    # Graphs are exported on the CPU, where their example is.
+    is_graph = format == "onnx"
+    session = Session(replace(runtime, device="cpu", accelerate="off") if is_graph else runtime)
     failures, files = Failures(len(folders), verbose=output.verbose), {}
     for folder in folders:
         with failures.collect(str(folder)):
-            config, at = find_run(folder, runtime)
+            run = find_run(folder, session)
             # These import torch, which a wrong name need not wait for.
             from runner.export import export_model
             from runner.public_checkpoints import export_run
 
-            is_graph = format == "onnx"
-            files[config.path] = export_model(config, at, out) if is_graph else export_run(config, at, out, format)
-            note(f"exported {config.path}")
-            show(str(files[config.path]))
+            files[run.path] = export_model(run, out) if is_graph else export_run(run, out, format)
+            note(f"exported {run.path}")
+            show(str(files[run.path]))
     code = note_failures(len(files), failures.reasons)
     if output.json:
         show_json({"exported": {run: str(file) for run, file in files.items()}, "failed": failures.reasons})

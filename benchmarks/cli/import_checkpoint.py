@@ -14,7 +14,7 @@ from benchmarks.console.output import columns, note, note_failures, show, show_j
 from benchmarks.console.packing import pack_missing_with_progress
 from procap.errors import UsageError
 from runner.environment import library_defaults
-from runner.tracking.exporter import exporter_for
+from runner.session import Session
 
 
 @flags.command(
@@ -58,12 +58,13 @@ def import_checkpoint(
     from runner.public_checkpoints import import_run
 
     failures, done = Failures(len(runs), verbose=output.verbose), {}
+    session = Session(runtime)
     for config, path in files.items():
         with failures.collect(config.path):
             pack_missing_with_progress([config.dataset], runtime.data)
-            done[config] = import_run(config, runtime, path, force=mode.force)
+            done[config] = import_run(session.run(config), path, force=mode.force)
             note(f"imported {path} as {config.path}")
-    exporter_for(runtime).flush()
+    session.exporter.flush()
     code = note_failures(len(done), failures.reasons)
     if output.json:
         imported = [

@@ -16,6 +16,7 @@ from benchmarks.console.output import csv_text, note, plural, show, show_json
 from benchmarks.console.parse import parse_class_names
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
+from runner.session import Session
 from shards.raw.folders import is_image_name, walk_files
 
 if TYPE_CHECKING:
@@ -61,12 +62,12 @@ def predict(
     library_defaults(run)
     if out and (out.is_dir() or not out.parent.is_dir()):
         raise UsageError(f"--out {out}: name a file in a folder that exists")
-    runtime = runtime_config(flags.RuntimeFlags(results=results, data=data, device=device))
+    session = Session(runtime_config(flags.RuntimeFlags(results=results, data=data, device=device)))
     if flags.command_line(selection):
         paths = [run, *(paths or ())]
-        config, runtime = find_selected_run(selection, runtime, best=best)
+        found = find_selected_run(selection, session, best=best)
     elif paths:
-        config, runtime = find_run(run, runtime)
+        found = find_run(run, session)
     else:
         raise UsageError("name a run and images, or select a run with flags such as --methods and --datasets")
     # These import torch, which a wrong flag need not wait for.
@@ -82,8 +83,8 @@ def predict(
     paths = [path.expanduser() for path in paths]
     images = find_images(paths, on_error)
     with RowFile(out) as table:
-        classifier = ImageClassifier(load_trained(config, runtime), parse_class_names(names))
-        classes = classifier.classnames
+        classifier = ImageClassifier(load_trained(found), parse_class_names(names))
+        config, classes = found.config, classifier.classnames
         if config.classes != "all" and not names:
             known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
             note(f"an image gets one of the {known}; --names gives others, or train with --classes all")

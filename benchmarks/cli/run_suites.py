@@ -16,7 +16,7 @@ from benchmarks.report.report import write_report
 from benchmarks.suites import ALL, SUITES, load_suite
 from benchmarks.suites.checks import note_warmup
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
-from benchmarks.suites.planning import SuitePlan, find_obstacle, merge_runs, read_state, read_states
+from benchmarks.suites.planning import SuitePlan, find_obstacle, merge_runs
 from benchmarks.suites.progress import CollectionTrackers
 from benchmarks.tables.render import render, to_dict
 from cluster.run import StoragePaths
@@ -24,9 +24,10 @@ from procap.errors import UsageError, UserError, check_names
 from procap.methods import method_paths
 from runner.config import RuntimeConfig
 from runner.environment import library_defaults
-from runner.remote_results import RemoteResults
 from runner.run_collection import Status, status_after
-from runner.tracking.exporter import CollectionTracker, exporter_for
+from runner.run_state import read_state, read_states
+from runner.session import Session
+from runner.tracking.exporter import CollectionTracker
 from shards.resolve import is_packed
 
 
@@ -50,18 +51,18 @@ def bench(
     for run in runs:
         settings.for_run(run.config)
     note_warmup(run.config for run in runs)
-    remote = RemoteResults.from_runtime(runtime)
-    remote.pull()
-    states = read_states(runs, runtime, force=mode.force)
+    session = Session(runtime)
+    session.remote.pull()
+    states = read_states(session, runs, force=mode.force)
     if mode.dry_run:
         return show_plan(runs, states, output)
     open_runs = [run for run in runs if not states[run.path].is_done]
     for run in (run for run in open_runs if states[run.path].status == "other data"):
         # Raises before anything is written.
-        read_state(run, runtime)
+        read_state(session.run(run.config), run.targets)
     title = plural(len(plans), "suite") if len(plans) > 1 else plans[0].suite.title
     note(f"{title}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already")
-    trackers = CollectionTrackers([CollectionTracker(runtime, plan.collection) for plan in plans])
+    trackers = CollectionTrackers([CollectionTracker(session.exporter, plan.collection) for plan in plans])
     failed: dict[str, str] = {}
     try:
         if open_runs:
@@ -72,23 +73,23 @@ def bench(
             silent = replace(runtime, quiet=True, tracking_uri="off")
             paths = StoragePaths.with_absolute_paths(runtime_flags.data, runtime_flags.results, silent)
             failed = execute(
-                open_runs, states, paths, runtime, launcher, trackers, force=mode.force, verbose=output.verbose
+                open_runs, states, paths, session, launcher, trackers, force=mode.force, verbose=output.verbose
             )
-        remote.pull()
+        session.remote.pull()
         # Also if no run was open: `execute` sets it where some are.
         trackers.started = True
         note("making tables and plots")
         outputs = [
-            _finish(plan, tracker, failed, runtime, mode, output)
+            _finish(plan, tracker, failed, session, mode, output)
             for plan, tracker in zip(plans, trackers.trackers, strict=True)
         ]
     except BaseException as error:
         if trackers.started:
             trackers.close(status_after(error))
-            remote.try_push()
+            session.remote.try_push()
         raise
-    exporter_for(runtime).flush()
-    remote.push()
+    session.exporter.flush()
+    session.remote.push()
     # The error of a run says more than that its result is missing.
     failed = {path: why for made in outputs for path, why in made.failed_runs.items()} | failed
     done = [run.path for run in runs if run.path not in failed]
@@ -99,13 +100,13 @@ def _finish(
     plan: SuitePlan,
     tracker: CollectionTracker,
     failed: Mapping[str, str],
-    runtime: RuntimeConfig,
+    session: Session,
     mode: flags.ModeFlags,
     output: flags.OutputFlags,
 ) -> SuiteOutputs:
     """Write the tables and plots of a suite whose runs have ended, and record its end. failed: errors by run."""
     tracker.update(tracker.collection.runs)
-    made = make_outputs(plan.suite, plan.options, runtime, force=mode.force, verbose=output.verbose)
+    made = make_outputs(plan.suite, plan.options, session, force=mode.force, verbose=output.verbose)
     reasons = {**made.failed_runs, **failed}
     failed_runs = {run: reasons[run] for run in tracker.collection.runs if run in reasons}
     status: Status = "failed" if failed_runs or made.failed else "finished"

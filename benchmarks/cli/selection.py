@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,9 @@ from procap.methods import METHOD_GROUPS, method_class, method_paths
 from procap.weights.architectures import canonical_name, named_architecture
 from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import can_classify, check_read, control_options, plan_run
-from runner.remote_results import RemoteResults, results_root
-from runner.run_folders import RunFolder, find_runs, locate_run
+from runner.remote_results import results_root
+from runner.run_folders import RunFolder, find_runs
+from runner.session import Run, Session
 from shards.catalogue import find_or_none
 from shards.default_paths import cache_home, data_root
 from shards.image_selection import parse_classes, select_labels
@@ -89,12 +90,12 @@ def selected_runs(
     return configs
 
 
-def start_runs(configs: Sequence[RunConfig], init: str, runtime: RuntimeConfig) -> list[RunConfig]:
+def start_runs(configs: Sequence[RunConfig], init: str, session: Session) -> list[RunConfig]:
     """Let runs start from the finished run `init`: its folder, or a unique prefix of its hash."""
     from runner.earlier_runs import start_from
 
-    earlier, found_in = find_run(Path(init), runtime)
-    return [start_from(config, earlier, found_in.results, runtime) for config in configs]
+    earlier = find_run(Path(init), session)
+    return [start_from(config, earlier, session.runtime.results) for config in configs]
 
 
 def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
@@ -215,71 +216,65 @@ def run_filter(selection: SelectionFlags) -> Callable[[RunConfig], bool]:
     return is_selected
 
 
-def find_run(run: Path, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:
-    """Find a run by its folder, its path below the results, a unique prefix of its hash, or its address at `hf://`.
-
-    Returns its configuration, and the runtime with the results folder that it lies in.
-    """
+def find_run(run: Path, session: Session) -> Run:
+    """Find a run by its folder, its path below the results, a unique prefix of its hash, or its address at `hf://`."""
     # A path has one slash where the address has two.
     if run.parts[:1] == ("hf:",):
         from runner.hub import fetch_run
 
-        return fetch_run(f"hf://{'/'.join(run.parts[1:])}", runtime), runtime
-    if runtime.results_url and "/" in str(run) and not run.is_absolute():
-        RemoteResults.from_runtime(runtime).pull(run.as_posix())
-    folder, below = run.expanduser(), runtime.results / run
+        return fetch_run(f"hf://{'/'.join(run.parts[1:])}", session)
+    results = session.runtime.results
+    if session.runtime.results_url and "/" in str(run) and not run.is_absolute():
+        session.remote.pull(run.as_posix())
+    folder, below = run.expanduser(), results / run
     if not folder.exists() and HASH_PREFIX.fullmatch(str(run)):
-        RemoteResults.from_runtime(runtime).pull()
-        folders = [each.path for each in find_runs(runtime.results)]
-        return select_run([path for path in folders if path.name.rpartition("-")[2].startswith(str(run))], runtime)
-    config, results = locate_run(below if below.exists() and not folder.exists() else folder)
-    # A folder elsewhere is no copy of what is at the URL.
-    url = runtime.results_url if results == runtime.results.resolve() else None
-    return config, replace(runtime, results=results, results_url=url)
+        session.remote.pull()
+        folders = [each.path for each in find_runs(results)]
+        return select_run([path for path in folders if path.name.rpartition("-")[2].startswith(str(run))], session)
+    return session.locate(below if below.exists() and not folder.exists() else folder)
 
 
-def find_selected_run(
-    selection: SelectionFlags, runtime: RuntimeConfig, *, best: bool = False
-) -> tuple[RunConfig, RuntimeConfig]:
+def find_selected_run(selection: SelectionFlags, session: Session, *, best: bool = False) -> Run:
     """Find the only run that the flags select, or the best of several; the rest is as in `find_run`."""
-    RemoteResults.from_runtime(runtime).pull()
+    session.remote.pull()
     is_selected = run_filter(selection)
-    folders = [(folder.path, folder.read_config()) for folder in find_runs(runtime.results)]
+    folders = [(folder.path, folder.read_config()) for folder in find_runs(session.runtime.results)]
     selected = {path: config for path, config in folders if config and is_selected(config)}
     if best and len(selected) > 1:
         finished = [config for path, config in selected.items() if RunFolder(path).train_file.exists()]
-        return best_run(finished, runtime), runtime
-    return select_run([*selected], runtime, "name one, or take the best on validation images with --best")
+        return best_run(finished, session)
+    return select_run([*selected], session, "name one, or take the best on validation images with --best")
 
 
-def best_run(configs: Sequence[RunConfig], runtime: RuntimeConfig) -> RunConfig:
+def best_run(configs: Sequence[RunConfig], session: Session) -> Run:
     """Return the run with the highest validation accuracy, after evaluating the runs for which it is missing.
 
     For `dev-base` it is the harmonic mean over both halves. Raises UsageError for runs that it cannot compare.
     """
-    from cluster.run import score, validation_targets
+    from cluster.run import validation_targets
     from runner.evaluate import evaluate
+    from runner.run_state import score
 
     trained_on = {(config.dataset, config.classes) for config in configs}
     if len(trained_on) != 1:
         listed = join_first([f"{classes} classes of {dataset}" for dataset, classes in sorted(trained_on)], 5)
         raise UsageError(f"--best compares finished runs on the same classes, not {listed or 'none'}: add --classes")
     [(dataset, classes)] = trained_on
-    if "val" not in resolve_dataset(dataset, runtime.data).counts:
+    if "val" not in resolve_dataset(dataset, session.runtime.data).counts:
         raise UsageError(f"--best: {dataset} has no validation images: name a run")
     targets = [Target.parse_unchecked(target) for target in validation_targets(dataset, classes)]
-    scores = {config: score([evaluate(config, target, runtime).accuracy for target in targets]) for config in configs}
-    best = max(scores, key=lambda config: scores[config])
+    runs = [session.run(config) for config in configs]
+    scores = {run: score([evaluate(run, target).accuracy for target in targets]) for run in runs}
+    best = max(scores, key=lambda run: scores[run])
     note(f"best of {plural(len(scores), 'run')} on validation images, {scores[best]:.2f} %: {best.path}")
     return best
 
 
-def select_run(
-    folders: Sequence[Path], runtime: RuntimeConfig, remedy: str = "name one"
-) -> tuple[RunConfig, RuntimeConfig]:
+def select_run(folders: Sequence[Path], session: Session, remedy: str = "name one") -> Run:
     """Return the only run of `folders`. Raises UsageError, which lists them with a `remedy`, for none or several."""
+    runtime = session.runtime
     if len(folders) != 1:
         names = [path.relative_to(runtime.results).as_posix() for path in folders]
         listed = f"{plural(len(names), 'run')} fit: {join_first(names, 5)}; {remedy}" if names else "no run fits"
         raise UsageError(f"{listed}; see `procap ls runs --results {quote(runtime.results_url or runtime.results)}`")
-    return find_run(folders[0], runtime)
+    return find_run(folders[0], session)

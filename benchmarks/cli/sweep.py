@@ -19,12 +19,10 @@ from cluster.launcher import Launcher, connect
 from cluster.preflight import TRAINING_SPLITS, check_nodes
 from cluster.run import StoragePaths
 from cluster.sweep_record import METRICS, SWEEPS, Configuration, SweepFolder, SweepSettings, examples, make_runs
-from runner.config import RuntimeConfig
 from runner.environment import library_defaults
 from runner.planning import check_read
-from runner.remote_results import RemoteResults
 from runner.run_collection import status_after
-from runner.tracking.exporter import exporter_for
+from runner.session import Session
 
 if TYPE_CHECKING:
     from cluster.sweep import Sweep
@@ -53,10 +51,11 @@ def sweep(
     """
     library_defaults()
     launcher = launch.to_launcher()
-    runtime = runtime_config(runtime_flags, engine)
+    session = Session(runtime_config(runtime_flags, engine))
+    runtime = session.runtime
     settings = make_settings(search_flags, selection, recipe_flags, runtime.data)
     folder = SweepFolder(runtime.results / SWEEPS / settings.name)
-    RemoteResults.from_runtime(runtime).pull()
+    session.remote.pull()
     tried = folder.load_configurations(settings)
     # Raises for values that runs reject.
     runs = [run for values in examples(settings) for run in make_runs(settings, values, runtime.data)]
@@ -79,15 +78,15 @@ def sweep(
 
             # Read again under the lock: a sweep that has just ended may have added configurations.
             tried = folder.load_configurations(settings)
-            delete_runs(sorted({path for configuration in tried for path in configuration.runs}), runtime)
+            delete_runs(sorted({path for configuration in tried for path in configuration.runs}), session)
             folder.save(settings)
-        return _execute(settings, folder, runtime, launcher, runtime_flags, engine, output)
+        from cluster.sweep import Sweep
+
+        return _execute(Sweep(settings, session, folder), launcher, runtime_flags, engine, output)
 
 
 def _execute(
-    settings: SweepSettings,
-    folder: SweepFolder,
-    runtime: RuntimeConfig,
+    sweep: Sweep,
     launcher: Launcher,
     runtime_flags: flags.RuntimeFlags,
     engine: flags.EngineFlags,
@@ -96,13 +95,12 @@ def _execute(
     """Execute the sweep; returns exit code 3 if some configurations failed and 1 if all did."""
     from benchmarks.suites.execute import note_capacity
     from benchmarks.sweeps.progress import SweepProgress
-    from cluster.sweep import Sweep
 
-    sweep = Sweep(settings, runtime, folder)
+    settings, session = sweep.settings, sweep.session
     progress = SweepProgress(sweep, note if output.verbose else None)
     note(f"{_format_title(settings)}; {sweep.count('finished', 'stopped')} with a score already")
     # Workers print nothing and do not send to MLflow: the driver does both for all runs.
-    silent = replace(runtime, quiet=True, tracking_uri="off")
+    silent = replace(session.runtime, quiet=True, tracking_uri="off")
     paths = StoragePaths.with_absolute_paths(runtime_flags.data, runtime_flags.results, silent)
     try:
         if not sweep.is_complete:
@@ -111,16 +109,16 @@ def _execute(
                     check_nodes(paths, dict.fromkeys(settings.datasets, TRAINING_SPLITS), autoscale=launcher.autoscale)
                 note_capacity(capacity)
                 # Only now: a sweep that failed the checks must not occupy its name.
-                folder.save(settings, sweep.configurations.values())
+                sweep.folder.save(settings, sweep.configurations.values())
                 sweep.run(paths, capacity, progress)
     except BaseException as error:
         if sweep.configurations:
             progress.close(status_after(error))
-            RemoteResults.from_runtime(runtime).try_push()
+            session.remote.try_push()
         raise
-    RemoteResults.from_runtime(runtime).pull()
+    session.remote.pull()
     progress.close("failed" if sweep.count("failed") else "interrupted" if sweep.count("running") else "finished")
-    exporter_for(runtime).flush()
+    session.exporter.flush()
     return _show_outcome(sweep, runtime_flags, engine, output)
 
 
@@ -131,7 +129,7 @@ def _show_outcome(
     best = table.find_best(configurations)
     commands = make_commands(settings, best.values, runtime, engine) if best else []
     # Includes the records of what was exported to MLflow.
-    RemoteResults.from_runtime(sweep.runtime).push()
+    sweep.session.remote.push()
     if configurations:
         show(render(table.sweep_table(settings, configurations), "md"))
     if left := sweep.count("running"):

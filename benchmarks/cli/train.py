@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import Annotated
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
@@ -13,19 +14,14 @@ from benchmarks.cli.selection import runtime_config, selected_runs, start_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import find_unpacked, pack_missing_with_progress
 from benchmarks.suites.checks import check_training_images, check_weights_of, note_warmup, note_warning
-from benchmarks.suites.planning import read_states
-from cluster.run import RunSpec
 from procap.methods import method_class, method_options
-from runner.config import RunConfig, RuntimeConfig
+from runner.config import RunConfig
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults
-from runner.remote_results import RemoteResults
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
-from runner.tracking.exporter import exporter_for
-
-if TYPE_CHECKING:
-    from runner.distributed.collectives import ProcessGroup
+from runner.run_state import RunSpec, read_states
+from runner.session import Session
 
 
 @flags.command(
@@ -54,21 +50,22 @@ def train(
     if mode.dry_run:
         if not is_first_rank():
             return 0
-        RemoteResults.from_runtime(runtime).pull()
+        session = Session(runtime)
+        session.remote.pull()
         configs = selected_runs(selection, recipe_flags, runtime.data)
-        specs = [RunSpec(config=config) for config in (start_runs(configs, init, runtime) if init else configs)]
-        return show_plan(specs, read_states(specs, runtime, force=mode.force), output)
+        specs = [RunSpec(config=config) for config in (start_runs(configs, init, session) if init else configs)]
+        return show_plan(specs, read_states(session, specs, force=mode.force), output)
     # One process checks its flags before it imports torch, which takes seconds. Several check them inside the group, so
     # that an error of one host alone, such as missing data, reaches the others.
-    runs = _plan_runs(selection, recipe_flags, runtime, mode.force, init) if ranks_from_environment().size == 1 else []
-    with process_group(runtime) as (group, runtime):
+    plan = partial(_plan_runs, selection, recipe_flags, force=mode.force, init=init)
+    runs = plan(Session(runtime)) if ranks_from_environment().size == 1 else []
+    with process_group(runtime) as session:
         if not runs:
             # Only rank 0 needs access to the results folder, which has the run to start from.
-            call = group.call_on_first if init else lambda check: check()
-            runs = call(lambda: _plan_runs(selection, recipe_flags, runtime, mode.force, init))
-        failures = Failures(len(runs), verbose=output.verbose, group=group)
-        done = _train_all(runs, runtime, failures, group, force=mode.force)
-        exporter_for(runtime).flush(create=False)
+            runs = session.group.call_on_first(lambda: plan(session)) if init else plan(session)
+        failures = Failures(len(runs), verbose=output.verbose, group=session.group)
+        done = _train_all(runs, session, failures, force=mode.force)
+        session.exporter.flush(create=False)
     rows = []
     for config, result in done.items():
         loss = f"{sum(result.epochs[-1].terms.values()):.4f}" if result.epochs else "-"
@@ -89,10 +86,11 @@ def train(
 
 
 def _plan_runs(
-    selection: flags.SelectionFlags, recipe_flags: flags.RecipeFlags, runtime: RuntimeConfig, force: bool, init: str
+    selection: flags.SelectionFlags, recipe_flags: flags.RecipeFlags, session: Session, *, force: bool, init: str
 ) -> list[RunConfig]:
+    runtime = session.runtime
     runs = selected_runs(selection, recipe_flags, runtime.data)
-    runs = start_runs(runs, init, runtime) if init else runs
+    runs = start_runs(runs, init, session) if init else runs
     check_weights_of(runs, runtime)
     folders = [(config.dataset, RunFolder(runtime.results / config.path)) for config in runs]
     find_unpacked((name for name, folder in folders if force or not folder.train_file.exists()), runtime.data)
@@ -106,24 +104,25 @@ def _training_warning(config: RunConfig, result: TrainResult) -> str:
 
 
 def _train_all(
-    runs: Sequence[RunConfig], runtime: RuntimeConfig, failures: Failures, group: ProcessGroup, *, force: bool
+    runs: Sequence[RunConfig], session: Session, failures: Failures, *, force: bool
 ) -> dict[RunConfig, TrainResult]:
     """Train `runs` in order and pack missing data first; failed runs are left out of the result."""
     from runner.earlier_runs import first_stage
+    from runner.train import TrainingRequest
     from runner.train import train as train_run
-    from runner.workbench import Workbench
 
     done: dict[RunConfig, TrainResult] = {}
-    workbench = Workbench()
+    data = session.runtime.data
     for number, config in enumerate(runs, 1):
         position = f"[{number}/{len(runs)}]"
-        was_finished = RunFolder(runtime.results / config.path).train_file.exists() and not force
+        run = session.run(config)
+        was_finished = run.folder.train_file.exists() and not force
         with failures.collect(config.path):
             if not was_finished:
-                check_training_images([config], runtime.data)
-                note(f"{position} training {', then '.join(run.path for run in (first_stage(config), config) if run)}")
-            pack_missing_with_progress([config.dataset], runtime.data)
-            result = train_run(config, runtime, force=force, group=group, workbench=workbench)
+                check_training_images([config], data)
+                note(f"{position} training {', then '.join(each.path for each in (first_stage(config), config) if each)}")
+            pack_missing_with_progress([config.dataset], data)
+            result = train_run(run, TrainingRequest(force=force))
             assert isinstance(result, TrainResult)
             done[config] = result
             if was_finished:

@@ -15,11 +15,13 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from benchmarks.experiment.profiles import Profile, find_profile
 from benchmarks.experiment.published import COMPONENTS
 from benchmarks.experiment.titles import title_method
-from cluster.run import RunSpec, validation_targets
+from cluster.run import validation_targets
 from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import METHODS
-from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
+from runner.config import EvalSettings, RunConfig, Target
 from runner.planning import can_classify, control_options, plan_run
+from runner.run_state import RunSpec
+from runner.session import Session
 
 SHOTS = 16
 """Training images per class unless a variant or the user says otherwise, as in all published numbers."""
@@ -243,7 +245,7 @@ class Suite:
     trains: bool = True
     targets: Callable[[SuiteOptions, str], tuple[Target, ...]] = halves
     plots: Callable[[Any], Mapping[str, Any]] | None = None
-    finish: Callable[[Any, RuntimeConfig, bool], None] | None = None
+    finish: Callable[[Any, Session, bool], None] | None = None
     quick_datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     quick_seeds: tuple[int, ...] = ()
     published: str = ""

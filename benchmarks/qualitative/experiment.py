@@ -17,7 +17,8 @@ from __future__ import annotations
 from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.qualitative import qualitative_tables
-from runner.config import RuntimeConfig, Target
+from runner.config import Target
+from runner.session import Session
 
 
 def baseline_and_procap(options: SuiteOptions, method: str) -> list[Variant]:
@@ -32,11 +33,11 @@ def base_classes(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
     return (Target(dataset, "base"),)
 
 
-def draw_pictures(results: SuiteResults, runtime: RuntimeConfig, force: bool) -> None:
+def draw_pictures(results: SuiteResults, session: Session, force: bool) -> None:
     """Draw the pictures of a finished suite, with or without `force`: they take seconds."""
     from benchmarks.qualitative.pictures import make_pictures
 
-    make_pictures(results, runtime)
+    make_pictures(results, session)
 
 
 SUITE = Suite(

@@ -18,14 +18,13 @@ from benchmarks.qualitative.eigencam import CAM_RULE, image_maps
 from benchmarks.qualitative.plots import draw_eigencam, draw_predictions, draw_prompts
 from benchmarks.qualitative.prompts import read_prompts, record_prompts
 from benchmarks.results.suite_results import PICTURES, SuiteResults
-from runner.config import RuntimeConfig, Target
+from runner.config import Target
 from runner.engine import autocast
-from runner.evaluate import TrainedRun, evaluate, load_trained
+from runner.evaluate import evaluate, load_trained
 from runner.results import write_json
+from runner.session import Run, Session
 from runner.setup import label_space, make_eval_transform
-from runner.workbench import Workbench
 from shards.image_selection import select_target_images
-from shards.reader import open_dataset
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,26 +35,24 @@ SELECTION_RULE = (
 )
 
 
-def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, Any]:
+def make_pictures(results: SuiteResults, session: Session) -> dict[str, Any]:
     """Make the pictures of a suite: images of its first data set, prompts of its last, the first seed."""
     first, last = results.options.datasets[0], results.options.datasets[-1]
-    runs: dict[str, dict[str, TrainedRun]] = {first: {}, last: {}}
-    # All runs share one backbone.
-    workbench = Workbench()
+    runs: dict[str, dict[str, Run]] = {first: {}, last: {}}
     for run in results.runs:
         if run.dataset in runs and run.seed == results.options.seeds[0]:
-            runs[run.dataset][run.variant.name] = load_trained(run.spec.config, runtime, workbench=workbench)
+            runs[run.dataset][run.variant.name] = session.run(run.spec.config)
     # By name: what draws the picture, its caption, and a description of it.
     pictures: dict[str, tuple[partial[Figure], str, str]] = {}
     record: dict[str, Any] = {}
     if len(runs[first]) > 1:
-        record, pixels = compare(runs[first], results.suite.targets(results.options, first)[0], runtime)
+        record, pixels = compare(runs[first], results.suite.targets(results.options, first)[0], session)
         titles, classes = ", ".join(runs[first]), ", ".join(pick["class"] for pick in record["picks"])
         draw, caption = partial(draw_predictions, record, pixels), f"Predictions on {first}. Chosen: {SELECTION_RULE}."
         pictures["predictions"] = draw, caption, f"Test images of {classes} with the answers of {titles}"
         draw, caption = partial(draw_eigencam, record, pixels), f"EigenCAM of the same images: {CAM_RULE}."
         pictures["eigencam"] = draw, caption, f"The same test images, each with a map of where {titles} look"
-    prompts = record["prompts"] = record_prompts([read_prompts(title, run) for title, run in runs[last].items()])
+    prompts = record["prompts"] = record_prompts([read_prompts(title, load_trained(run)) for title, run in runs[last].items()])
     if prompts["random"]:
         caption = "Learned text prompts of the first layer next to random ones."
         description = f"Heat maps of text prompts, a row per token, random and learned by {', '.join(runs[last])}"
@@ -68,26 +65,27 @@ def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, An
 
 
 def compare(
-    runs: Mapping[str, TrainedRun], target: Target, runtime: RuntimeConfig, images: int = 8
+    runs: Mapping[str, Run], target: Target, session: Session, images: int = 8
 ) -> tuple[dict[str, Any], list[NDArray[np.uint8]]]:
     """Record which images of `target` each run, by title, gets right, and what it predicts for some of them.
 
     Returns that and the pixels [S, S, 3] of these images.
     """
-    shards = open_dataset(runtime.data, target.dataset)
+    shards, limit = session.dataset(target.dataset), session.runtime.limit
     selection = select_target_images(shards, target.classes, target.split)
-    results = [evaluate(run.config, target, runtime, trained=run).predicted or [] for run in runs.values()]
+    results = [evaluate(run, target).predicted or [] for run in runs.values()]
+    loaded = {title: load_trained(run) for title, run in runs.items()}
     # Results of earlier commands may have more images than --limit asks for now.
-    count = min(map(len, results)) if runtime.limit is None else min(runtime.limit, *map(len, results))
+    count = min(map(len, results)) if limit is None else min(limit, *map(len, results))
     predicted = np.array([labels[:count] for labels in results])
     right = predicted == selection.images.labels[:count]
     plans = {}
-    for title, run in runs.items():
+    for title, run in loaded.items():
         # Prompts are computed at the precision of the run, as for its predictions.
         with autocast(run.config.precision, run.clip.device):
             plans[title] = run.method.classifier(label_space(shards.manifest, selection.classnames)).image_plan
     # All runs have one backbone, and so the same pixels.
-    as_seen = make_eval_transform(next(iter(runs.values())).clip)
+    as_seen = make_eval_transform(next(iter(loaded.values())).clip)
     names = [name.replace("_", " ") for name in selection.classnames]
     pixels, picks = [], []
     for index in select_images(right, images):
@@ -95,7 +93,7 @@ def compare(
         pixels.append(np.asarray(as_seen.crop(image)))
         maps = {
             title: image_maps(run.clip, make_eval_transform(run.clip)(image)[None].to(run.clip.device), plans[title])
-            for title, run in runs.items()
+            for title, run in loaded.items()
         }
         picks.append(
             {

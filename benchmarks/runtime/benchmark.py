@@ -22,8 +22,9 @@ from benchmarks.experiment.suite import learns_from_features
 from benchmarks.runtime.settings import EPOCHS, QUICK_EPOCHS, QUICK_REPEATS, Settings, make_settings
 from benchmarks.tables.speed import SCHEMA, load_runtime_reports
 from procap.errors import UsageError
-from runner.environment import environment, resolve_device
+from runner.environment import environment
 from runner.results import write_json
+from runner.session import Session
 
 if TYPE_CHECKING:
     import torch
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
     from runner.config import RuntimeConfig
 
 
-def measure_suite(results: SuiteResults, runtime: RuntimeConfig, force: bool) -> None:
+def measure_suite(results: SuiteResults, session: Session, force: bool) -> None:
     """Measure what the suite `runtime` needs and write it below the results, unless it exists and not `force`."""
-    device = resolve_device(runtime.device)
+    runtime, device = session.runtime, session.device
     settings = suite_settings(results, runtime, device)
     if not force and (folder := _find_measured(settings, runtime.results, device)):
         note(f"runtime: measured already, see {folder}; --force measures again")
@@ -117,7 +118,7 @@ def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) ->
     folder = runtime.results / "runtime" / re.sub(r"\W+", "-", "-".join(words).lower(), flags=re.ASCII)
     report["folder"] = str(folder)
     write_json(folder / "runtime.json", report)
-    RemoteResults.from_runtime(runtime).push("runtime")
+    RemoteResults(runtime.results_url, runtime.results).push("runtime")
 
 
 def _describe_device(device: torch.device) -> dict[str, str]:

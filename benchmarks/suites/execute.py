@@ -8,15 +8,16 @@ from dataclasses import replace
 from benchmarks.console.output import note, plural
 from benchmarks.console.packing import pack_missing_with_progress
 from benchmarks.suites.checks import check_code, check_training_images, check_weights
-from benchmarks.suites.planning import RunState, count_images
+from benchmarks.suites.planning import count_images
 from benchmarks.suites.progress import CollectionTrackers, RunProgress
 from cluster.launcher import Launcher, connect, launch
 from cluster.preflight import TRAINING_SPLITS, check_nodes
 from cluster.ray_cluster import Capacity, nodes
-from cluster.run import RunSpec, StoragePaths
-from runner.config import RuntimeConfig, Target
-from runner.remote_results import RemoteResults
+from cluster.run import StoragePaths
+from runner.config import Target
 from runner.run_folders import RunFolder
+from runner.run_state import RunSpec, RunState
+from runner.session import Session
 
 FEW_IMAGES = 16_000
 """Runs on fewer images in all are executed one after the other: Ray takes as long to start and to load the program."""
@@ -26,7 +27,7 @@ def execute(
     runs: Sequence[RunSpec],
     states: Mapping[str, RunState],
     paths: StoragePaths,
-    runtime: RuntimeConfig,
+    session: Session,
     launcher: Launcher,
     trackers: CollectionTrackers,
     *,
@@ -35,9 +36,10 @@ def execute(
 ) -> dict[str, str]:
     """Execute runs, those with the most images first; returns the error of each failed run by its path.
 
-    states: what exists of each run. paths: the folders and the runtime of workers; `runtime` is that of this process.
+    states: what exists of each run. paths: the folders and the runtime of workers; `session` is that of this process.
     force: delete the runs first.
     """
+    runtime = session.runtime
     if not force:
         check_code((run.path for run in runs), runtime.results)
     splits: dict[str, set[str]] = {}
@@ -59,7 +61,7 @@ def execute(
         note_capacity(capacity)
         if force:
             # Once, in the driver, so that a restarted run resumes.
-            delete_runs((run.path for run in runs), runtime)
+            delete_runs((run.path for run in runs), session)
         # Greedy packing of the longest first ends early.
         ordered = sorted(runs, key=lambda run: images_left[run.path], reverse=True)
         # From here on an error changes the status of the collections; a refused command leaves them as they were.
@@ -80,11 +82,10 @@ def note_capacity(capacity: Capacity) -> None:
         note("one run at a time, in this process (--max-concurrent N for more)")
 
 
-def delete_runs(paths: Iterable[str], runtime: RuntimeConfig) -> None:
+def delete_runs(paths: Iterable[str], session: Session) -> None:
     """Delete runs, here and at the URL of the results."""
-    remote = RemoteResults.from_runtime(runtime)
     for path in paths:
-        folder = RunFolder(runtime.results / path)
+        folder = RunFolder(session.runtime.results / path)
         with folder.locked():
-            remote.delete_run(path)
+            session.remote.delete_run(path)
             folder.clear()

@@ -16,10 +16,10 @@ from benchmarks.plots.style import FORMATS, save_plots
 from benchmarks.results.suite_results import SuiteResults, write_plan
 from benchmarks.tables.render import SUFFIXES, write_tables
 from benchmarks.tables.table import Table
-from runner.config import RuntimeConfig
 from runner.failures import describe_failure
 from runner.results import write_json
 from runner.run_collection import COLLECTIONS
+from runner.session import Session
 from runner.stop_signals import Interrupted
 from shards.files import read_regular
 
@@ -41,9 +41,10 @@ class SuiteOutputs:
 
 
 def make_outputs(
-    suite: Suite, options: SuiteOptions, runtime: RuntimeConfig, *, force: bool = False, verbose: bool = False
+    suite: Suite, options: SuiteOptions, session: Session, *, force: bool = False, verbose: bool = False
 ) -> SuiteOutputs:
     """Write the suite's tables and plots into its folder below the results."""
+    runtime = session.runtime
     write_plan(runtime.results / COLLECTIONS / "suite" / suite.name, options, suite.plan(options))
     done = SuiteResults.read(suite, options, runtime.results)
     folder = done.folder
@@ -54,7 +55,7 @@ def make_outputs(
     def finish() -> None:
         if suite.finish:
             pack_missing_with_progress(dict.fromkeys(run.dataset for run in done.runs), runtime.data)
-            suite.finish(done, runtime, force)
+            suite.finish(done, session, force)
 
     def tabulate() -> None:
         tables.extend(suite.tables(done))

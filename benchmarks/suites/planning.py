@@ -7,15 +7,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from benchmarks.experiment.profiles import MINI, find_profile
 from benchmarks.experiment.suite import Suite, SuiteOptions, SuiteRun
-from cluster.run import RunSpec
 from procap.errors import UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.run_collection import COLLECTIONS, Collection, read_collection
-from runner.run_folders import OtherContent, RunFolder, check_content, check_training_content
+from runner.run_state import RunSpec, RunState
 from shards.image_selection import select_labels
 from shards.resolve import kind_of_name, resolve_dataset
 
@@ -52,59 +50,6 @@ def merge_runs(plans: Iterable[SuitePlan]) -> list[RunSpec]:
         configs.setdefault(run.path, run.spec.config)
         targets.setdefault(run.path, {}).update(dict.fromkeys(run.spec.targets))
     return [RunSpec(config=config, targets=tuple(targets[path])) for path, config in configs.items()]
-
-
-class RunState(NamedTuple):
-    """What exists of a run. open: the targets without a current result."""
-
-    status: Literal["finished", "resume", "new", "repeat", "other data", "other code"]
-    open: tuple[str, ...] = ()
-
-    @property
-    def is_done(self) -> bool:
-        return self.status == "finished" and not self.open
-
-
-def read_states(runs: Iterable[RunSpec], runtime: RuntimeConfig, *, force: bool = False) -> dict[str, RunState]:
-    """Map the path of each run to what exists of it; files that cannot be read count as missing."""
-    states: dict[str, RunState] = {}
-    for run in runs:
-        try:
-            states[run.path] = read_state(run, runtime, force=force)
-        except OtherContent:
-            states[run.path] = RunState("other data")
-        except UserError:
-            states[run.path] = RunState("new", run.targets)
-    return states
-
-
-def read_state(run: RunSpec, runtime: RuntimeConfig, *, force: bool = False) -> RunState:
-    """Read what exists of a run, with `force` to be repeated.
-
-    Raises UserError for a file that cannot be read, and OtherContent.
-    """
-    config, folder = run.config, RunFolder(runtime.results / run.path)
-    training = folder.read_training()
-    is_started = training is not None or folder.state.is_dir()
-    if force or training is None:
-        return RunState("repeat" if force and is_started else "resume" if is_started else "new", run.targets)
-    check_training_content(config, training, runtime.data)
-    if training.changed_code(config):
-        return RunState("other code", run.targets)
-    settings, current = runtime.evaluation.for_run(config), set[str]()
-    for name in run.targets:
-        target = Target.parse_unchecked(name)
-        result = folder.read_evaluation(target, settings)
-        if result and result.is_current(training, runtime.limit):
-            # An evaluation of other images than are packed now is refused, or repeated with --force, never reused.
-            check_content(config, target.dataset, result.manifest_digest, runtime.data)
-            current.add(name)
-    if training.files:
-        # This imports torch.
-        from runner.setup import changed_file
-
-        current = set() if changed_file(config, training.files) else current
-    return RunState("finished", tuple(name for name in run.targets if name not in current))
 
 
 def count_images(run: RunSpec, state: RunState, runtime: RuntimeConfig) -> float:

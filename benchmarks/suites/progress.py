@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cluster.run import RunSpec, TrialReport
+from cluster.run import TrialReport
 from runner.progress import ProgressDisplay
 from runner.run_collection import Status
+from runner.run_state import RunSpec
 from runner.tracking.exporter import CollectionTracker
 
 

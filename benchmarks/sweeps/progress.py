@@ -22,7 +22,9 @@ class SweepProgress(TrialProgress):
         super().__init__(ProgressDisplay("configurations", 0, unit="done", timed=False), trace)
         self.sweep, settings = sweep, sweep.settings
         shown = {name: str(value) for name, value in settings.model_dump(mode="json").items()}
-        self._tracker = CollectionTracker(sweep.runtime, Collection(kind="sweep", name=settings.name, settings=shown))
+        self._tracker = CollectionTracker(
+            sweep.session.exporter, Collection(kind="sweep", name=settings.name, settings=shown)
+        )
         self._settled = 0
 
     def close(self, status: Status) -> None:

@@ -27,10 +27,10 @@ INTERVAL_SECONDS = 30.0
 class Exporter:
     """Export what was posted since the last export, nothing with tracking off; a failure is printed, not raised."""
 
-    def __init__(self, runtime: RuntimeConfig) -> None:
+    def __init__(self, runtime: RuntimeConfig, remote: RemoteResults) -> None:
         off = runtime.tracking_uri == "off"
         self.store = None if off else TrackingStore.choose(runtime.results, runtime.tracking_uri)
-        self.remote = RemoteResults.from_runtime(runtime)
+        self.remote = remote
         self._posted = set[str]()
         self._due = time.monotonic() + INTERVAL_SECONDS
         self._exported: dict[str, str] = {}
@@ -93,24 +93,19 @@ def report(text: str) -> None:
     print(f"tracking: {text}", file=sys.stderr, flush=True)
 
 
-# One per process, so that all runs of a command open the store, and report its failure, only once.
-exporter_for = functools.cache(Exporter)
-
-
 class CollectionTracker:
     """Write `collection.json` of a suite or sweep and export it with its runs; problems are printed, not raised."""
 
-    def __init__(self, runtime: RuntimeConfig, collection: Collection) -> None:
+    def __init__(self, exporter: Exporter, collection: Collection) -> None:
         self.collection = collection
-        self._results = runtime.results
-        self._exporter = exporter_for(runtime)
+        self._exporter = exporter
 
     def update(self, runs: Sequence[str], **changes: object) -> None:
         """Add runs, by their paths below the results, that have started, progressed or ended; change other fields."""
         runs = tuple(dict.fromkeys([*self.collection.runs, *runs]))
         self.collection = self.collection.model_copy(update={"runs": runs, **changes})
         try:
-            self.collection = write_collection(self._results, self.collection)
+            self.collection = write_collection(self._exporter.remote.local, self.collection)
         except (UserError, OSError) as error:
             report(f"{error}; the runs go on")
         self._exporter.post(self.collection.path, *runs)

@@ -1,0 +1,173 @@
+"""What the runs of a command share and keep open, and one run in it.
+
+A `Session` says where runs are executed; it opens each data set, the backbone, the tracking store and the results at a
+URL once. A `Run` has the configuration and the folder of one run in it, which `runner.train` and `runner.evaluate` take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.config import RunConfig, RuntimeConfig
+from runner.remote_results import RemoteResults, synchronized_run
+from runner.run_folders import OtherContent, RunFolder, locate_run
+from shards.manifest import FILE
+from shards.reader import ShardSet, open_dataset
+
+if TYPE_CHECKING:
+    import torch
+
+    from procap.clip import CLIP
+    from procap.methods.method import Method
+    from runner.acceleration import Acceleration
+    from runner.distributed.collectives import ProcessGroup
+    from runner.results import TrainResult
+    from runner.tracking.exporter import Exporter
+    from runner.workbench import Workbench
+
+
+class Session:
+    """Where and how the runs of a command are executed, and what they share; all ranks of a group have one."""
+
+    def __init__(
+        self,
+        runtime: RuntimeConfig | None = None,
+        group: ProcessGroup | None = None,
+        workbench: Workbench | None = None,
+    ) -> None:
+        """group: the processes that execute each run together. workbench: of an earlier session of this process."""
+        self.runtime = runtime or RuntimeConfig()
+        self._datasets: dict[str, ShardSet] = {}
+        if group is not None:
+            self.group = group
+        if workbench is not None:
+            self.workbench = workbench
+
+    @cached_property
+    def group(self) -> ProcessGroup:
+        from runner.distributed.collectives import ProcessGroup
+
+        return ProcessGroup()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process reads and writes results: rank 0, or the only one."""
+        return self.group.ranks.is_first
+
+    @cached_property
+    def workbench(self) -> Workbench:
+        from runner.workbench import Workbench
+
+        return Workbench()
+
+    @cached_property
+    def device(self) -> torch.device:
+        from runner.environment import resolve_device
+
+        return resolve_device(self.runtime.device)
+
+    @cached_property
+    def acceleration(self) -> Acceleration:
+        from runner.acceleration import Acceleration
+
+        return Acceleration.parse(self.runtime.accelerate, self.device)
+
+    @cached_property
+    def remote(self) -> RemoteResults:
+        """The results at a URL; without one, and on other ranks than the first, its methods do nothing."""
+        return RemoteResults(self.runtime.results_url if self.is_first else None, self.runtime.results)
+
+    @cached_property
+    def exporter(self) -> Exporter:
+        from runner.tracking.exporter import Exporter
+
+        return Exporter(self.runtime, self.remote)
+
+    def dataset(self, name: str) -> ShardSet:
+        """Open a packed data set once; its manifest is downloaded from a URL at the first call."""
+        if name not in self._datasets:
+            self._datasets[name] = open_dataset(self.runtime.data, name, stream=self.runtime.no_cache)
+        return self._datasets[name]
+
+    def check_content(self, config: RunConfig, dataset: str, digest: str) -> None:
+        """Raise OtherContent if `dataset` is packed here and its digest is not `digest`, that of a result."""
+        # Results can be shown where their data set is not packed.
+        if dataset not in self._datasets and not (self.runtime.data / dataset / FILE).exists():
+            return
+        if (packed := self.dataset(dataset).manifest.digest) != digest:
+            raise OtherContent(
+                f"{config.path} has results on other content of {dataset} ({digest}) than {self.runtime.data} has "
+                f"({packed}): pack that again, repeat with --force, which replaces the result, or name other --results"
+            )
+
+    def run(self, config: RunConfig) -> Run:
+        return Run(self, config)
+
+    def locate(self, folder: Path) -> Run:
+        """Return the run in `folder`, in a session with the results that it lies in."""
+        config, results = locate_run(folder)
+        # A folder elsewhere is no copy of what is at the URL.
+        is_here = results == self.runtime.results.resolve()
+        return (self if is_here else self.elsewhere(results)).run(config)
+
+    def elsewhere(self, results: Path, *, shares_backbone: bool = True) -> Session:
+        """Return a session on other, local results, with the data sets and the group of this one."""
+        runtime = replace(self.runtime, results=results, results_url=None)
+        other = Session(runtime, self.group, self.workbench if shares_backbone else None)
+        other._datasets = self._datasets
+        return other
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run in memory."""
+
+    config: RunConfig
+    training: TrainResult
+    clip: CLIP
+    method: Method
+
+
+class Run:
+    """A run in a session.
+
+    folder: its files, below the session's results. trained: what `runner.evaluate.load_trained` keeps for many targets.
+    """
+
+    def __init__(self, session: Session, config: RunConfig) -> None:
+        self.session, self.config = session, config
+        self.folder = RunFolder(session.runtime.results / config.path)
+        self.trained: TrainedRun | None = None
+
+    @property
+    def path(self) -> str:
+        """The run's folder below the results."""
+        return self.config.path
+
+    @contextmanager
+    def work(self, *, resumes: bool = True) -> Iterator[None]:
+        """Hold the run's lock; download what it resumes from before the block, and upload and post it afterwards.
+
+        Raises RunHeld if another process holds the lock. After an error the upload is tried too.
+        """
+        session = self.session
+        with (
+            self.folder.locked() if session.is_first else nullcontext(),
+            synchronized_run(session.remote, self.path, resumes=resumes),
+        ):
+            try:
+                yield
+            finally:
+                if session.is_first and self.folder.config_file.exists():
+                    session.exporter.post_end(self.path)
+
+    def delete(self) -> None:
+        """Delete the run at the URL of the results, then here; the caller holds its lock."""
+        # The URL first: a run that was deleted here alone would come back with the next download.
+        self.session.remote.delete_run(self.path)
+        self.folder.clear()

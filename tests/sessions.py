@@ -1,0 +1,50 @@
+"""Train, load and evaluate a configuration in a session of its own, as one command does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runner import evaluate as evaluation
+from runner import train as training
+from runner.config import RunConfig, RuntimeConfig, Target
+from runner.distributed.collectives import ProcessGroup
+from runner.results import EvalResult
+from runner.run_state import RunSpec, RunState, read_state
+from runner.session import Run, Session, TrainedRun
+from runner.workbench import Workbench
+
+
+def make_run(
+    config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup | None = None, workbench: Workbench | None = None
+) -> Run:
+    return Session(runtime, group, workbench).run(config)
+
+
+def train(config: RunConfig, runtime: RuntimeConfig, *, group: ProcessGroup | None = None, **request: Any) -> Any:
+    """Train a run. request: fields of `runner.train.TrainingRequest`."""
+    return training.train(make_run(config, runtime, group), training.TrainingRequest(**request))
+
+
+def load_trained(
+    config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup | None = None, workbench: Workbench | None = None
+) -> TrainedRun:
+    return evaluation.load_trained(make_run(config, runtime, group, workbench))
+
+
+def evaluate(
+    config: RunConfig,
+    target: Target,
+    runtime: RuntimeConfig,
+    *,
+    force: bool = False,
+    group: ProcessGroup | None = None,
+    trained: TrainedRun | None = None,
+) -> EvalResult:
+    """Evaluate a run. trained: the run as it was loaded before."""
+    run = make_run(config, runtime, group)
+    run.trained = trained
+    return evaluation.evaluate(run, target, force=force)
+
+
+def state_of(spec: RunSpec, runtime: RuntimeConfig) -> RunState:
+    return read_state(make_run(spec.config, runtime), spec.targets)
