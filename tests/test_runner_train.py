@@ -11,6 +11,7 @@ import pytest
 import sessions
 import torch
 from plug_ins import METHOD, install
+from sessions import train
 from small_runs import make_runtime
 
 from benchmarks.cli import main
@@ -26,7 +27,7 @@ from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import plan_run
 from runner.results import EvalResult, TrainResult, write_json
 from runner.run_state import RunSpec, final_score
-from runner.train import UNTIMED_PHASES, train
+from runner.train import UNTIMED_PHASES
 from runner.workbench import Workbench
 from shards import builtin_sources, catalogue, pack
 
