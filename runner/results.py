@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -22,6 +22,7 @@ from runner.calibration import Calibration
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
 from shards.credentials import mask
 from shards.files import read_regular, write_file
+from shards.manifest import lines_digest
 
 SCHEMA: Literal[1] = 1
 Document = TypeVar("Document", bound=BaseModel)
@@ -54,6 +55,12 @@ class FewShotRecord(FrozenModel):
     seed: Count
     digest: str = Field(description="of the paths of the chosen training images, in order")
     samples: list[str] = Field(description="paths of the chosen training images")
+
+    @model_validator(mode="after")
+    def _is_of_samples(self) -> FewShotRecord:
+        if lines_digest(self.samples) != self.digest:
+            raise ValueError(f"samples are not those of digest {self.digest}")
+        return self
 
 
 class ImportedFile(FrozenModel):
@@ -192,17 +199,41 @@ class EvalResult(FrozenModel):
 
     @model_validator(mode="after")
     def _images_add_up(self) -> EvalResult:
-        counts = self.per_class
-        if (sum(counts.correct), sum(counts.total)) != (self.correct, self.total):
-            raise ValueError(
-                f"{self.correct} of {self.total} images are correct, but {sum(counts.correct)} of {sum(counts.total)} "
-                "in the sum of per_class"
-            )
-        if not len(counts.correct) == len(counts.total) == self.num_classes:
-            raise ValueError(f"per_class has {len(counts.total)} classes, num_classes is {self.num_classes}")
-        if self.labels is not None and not len(self.labels) == len(self.predicted or ()) == self.total:
-            raise ValueError(f"labels and predicted have {len(self.labels)} and {len(self.predicted or ())} images")
+        """Refuse counts that contradict each other: every number of a table and a report comes from them."""
+        if problem := next(self._contradictions(), ""):
+            raise ValueError(problem)
         return self
+
+    def _contradictions(self) -> Iterator[str]:
+        correct, total, classes = self.per_class.correct, self.per_class.total, self.num_classes
+        labels, predicted = self.labels, self.predicted
+        if (sum(correct), sum(total)) != (self.correct, self.total):
+            sums = f"{sum(correct)} of {sum(total)} in the sum of per_class"
+            yield f"{self.correct} of {self.total} images are correct, but {sums}"
+        if not len(correct) == len(total) == len(self.per_class.names or total) == classes:
+            yield f"per_class has {len(total)} classes, num_classes is {classes}"
+        for label, (right, images) in enumerate(zip(correct, total, strict=True)):
+            if right > images:
+                yield f"{right} of {images} images of class {label} are correct"
+        if self.total != min(self.limit or self.dataset_size, self.dataset_size):
+            yield f"total = {self.total} images, of dataset_size = {self.dataset_size} with limit = {self.limit}"
+        if self.settings.precision not in (None, self.precision):
+            yield f"precision = {self.precision}, in settings it is {self.settings.precision}"
+        if self.calibration:
+            bins = self.calibration.equal_width
+            if (sum(bins.correct), sum(bins.count)) != (self.correct, self.total):
+                yield f"calibration has {sum(bins.correct)} of {sum(bins.count)} correct images"
+        if (labels is None) != (predicted is None):
+            yield "labels and predicted belong together"
+        elif labels is not None and predicted is not None:
+            if not len(labels) == len(predicted) == self.total:
+                yield f"labels and predicted have {len(labels)} and {len(predicted)} images"
+            if max(*labels, *predicted) >= classes:
+                yield f"labels and predicted name class {max(*labels, *predicted)} of {classes}"
+            right = [label for label, answer in zip(labels, predicted, strict=True) if label == answer]
+            counted = [np.bincount(values, minlength=classes).tolist() for values in (right, labels)]
+            if counted != [correct, total]:
+                yield "labels and predicted contradict per_class"
 
     @property
     def file(self) -> str:
