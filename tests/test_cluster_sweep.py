@@ -14,10 +14,11 @@ from small_runs import make_runtime
 from benchmarks.cli import main
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.cli.sweep_settings import make_commands
+from benchmarks.sweeps.table import find_best
 from cluster import distributed_trial, executor, ray_cluster
-from cluster.run import Halving, RunSpec, StoragePaths, TrialReport
+from cluster.run import Halving, RunSpec, StoragePaths, TrialReport, score
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
-from cluster.sweep_record import SweepSettings, make_runs
+from cluster.sweep_record import Configuration, SweepSettings, make_runs
 from procap.errors import UsageError, UserError
 from runner.planning import plan_run
 from runner.run_folders import RunFolder
@@ -30,6 +31,19 @@ GRID = ["--name", "grid", "--param", "lr=1e4,1e3,0.02", *PARAMS]
 def sweep_settings(**changes: object) -> SweepSettings:
     fields: dict[str, object] = {"name": "s", "space": {}, "methods": ("coop",), "datasets": ("digits",), "seeds": (1,)}
     return SweepSettings.model_validate(fields | changes)
+
+
+def test_the_score_of_two_targets_is_their_harmonic_mean_and_of_more_their_mean():
+    assert score([80.0, 40.0]) == pytest.approx(160 / 3)
+    assert score([70.0]) == 70.0 and score([10.0, 20.0, 60.0]) == 30.0
+
+
+def test_the_best_configuration_is_a_finished_one():
+    run = plan_run(method="coop", dataset="digits").path
+    stopped = Configuration(values={"lr": 1.0}, runs=(run,), state="stopped", curve={1: 99.0}, epochs=3)
+    assert find_best([stopped, Configuration(values={"lr": 2.0})]) is None
+    finished = Configuration(values={"lr": 3.0}, runs=(run,), state="finished", scores={run: 9.0}, epochs=3)
+    assert find_best([stopped, finished]) == finished
 
 
 @pytest.mark.parametrize(("words", "named"), [
