@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -191,14 +191,18 @@ class Engine:
                 **buffers,
             )
 
-    def set_rates(self, *rates: float) -> None:
-        """Set the learning rates of the next steps to those of `Schedule.rates`.
+    def scale_rates(self, rate: float) -> None:
+        """Set the learning rate of the recipe for the next steps; those of other groups keep their ratio to it."""
+        groups = self.optimizer.param_groups
+        self.set_rates({group["rate_index"]: rate * group["relative_rate"] for group in groups})
 
-        A single rate is the recipe's; those of other groups keep their ratio to it. A tensor is changed in place,
-        because captured steps read it.
+    def set_rates(self, rates: Sequence[float] | Mapping[int, float]) -> None:
+        """Set the learning rates of the next steps to those of `Schedule.rates`, or to others by their index there.
+
+        A tensor is changed in place, because captured steps read it.
         """
         for param_group in self.optimizer.param_groups:
-            lr = rates[param_group["rate_index"]] if len(rates) > 1 else param_group["relative_rate"] * rates[0]
+            lr = rates[param_group["rate_index"]]
             if isinstance(param_group["lr"], Tensor):
                 param_group["lr"].fill_(lr)
             else:

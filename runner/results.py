@@ -228,11 +228,10 @@ class EvalResult(FrozenModel):
         elif labels is not None and predicted is not None:
             if not len(labels) == len(predicted) == self.total:
                 yield f"labels and predicted have {len(labels)} and {len(predicted)} images"
-            if max(*labels, *predicted) >= classes:
-                yield f"labels and predicted name class {max(*labels, *predicted)} of {classes}"
-            right = [label for label, answer in zip(labels, predicted, strict=True) if label == answer]
-            counted = [np.bincount(values, minlength=classes).tolist() for values in (right, labels)]
-            if counted != [correct, total]:
+            if (last := max(max(labels), max(predicted))) >= classes:
+                yield f"labels and predicted name class {last} of {classes}"
+            true, is_right = np.array(labels), np.equal(labels, predicted)
+            if [np.bincount(each, minlength=classes).tolist() for each in (true[is_right], true)] != [correct, total]:
                 yield "labels and predicted contradict per_class"
 
     @property

@@ -268,7 +268,7 @@ class TrainLoop:
             # A CUDA graph replays the work of one stage.
             self.step = TrainStep(self.training.engine, self.meter, self.graphs)
         rates = self.schedule.rates(number, epoch)
-        self.training.engine.set_rates(*rates)
+        self.training.engine.set_rates(rates)
         images, labels = self.method.extend_batch(images, labels, generator(self.config.seed, "extend", number))
         noise = self.method.draw(generator(self.config.seed, "noise", number))
         device = self.method.clip.device

@@ -41,10 +41,12 @@ def write_file(file: Path, content: bytes | str) -> None:
         os.fsync(stream.fileno())
 
 
-def read_regular(file: Path) -> bytes:
-    """Read a regular file. Raises OSError for anything else: a pipe or a device can be read without end."""
+def read_regular(file: Path, limit: int = 10**9) -> bytes:
+    """Read a regular file of at most `limit` bytes. Raises OSError for anything else, such as a pipe without end."""
     if file.exists() and not file.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(file))
+    if file.exists() and (size := file.stat().st_size) > limit:
+        raise OSError(errno.EFBIG, f"it has {size / 1e9:,.0f} GB, the limit is {limit / 1e9:,.0f} GB", str(file))
     return file.read_bytes()
 
 

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 from PIL.ImageFile import ImageFile
 
+from shards.files import read_regular
+
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
 
 JPEG_START = b"\xff\xd8\xff"
@@ -107,7 +109,7 @@ def convert(picture: Picture) -> Image.Image:
     Raises ImageError for what is no image, OSError for a file that cannot be read.
     """
     if isinstance(picture, str | os.PathLike):
-        return decode(Path(picture).read_bytes(), upright=True)
+        return decode(read_regular(Path(picture)), upright=True)
     with _explained(b"picture"):
         image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
         if isinstance(image, ImageFile) and image.fp and image.tile and image.format in FORMATS and not image.tell():

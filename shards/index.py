@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procap.errors import UserError
+from shards.files import read_regular
 from shards.manifest import Manifest, repack_hint
 
 INDEX_FILE = "index.npy"
@@ -46,7 +47,7 @@ def read_paths(folder: Path, manifest: Manifest, split: str) -> bytes:
 def _read_verified(folder: Path, split: str, name: str, sha256: str) -> bytes:
     file, reason = folder / split / name, "SHA-256 differs from the manifest"
     try:
-        data = file.read_bytes()
+        data = read_regular(file)
         if hashlib.sha256(data).hexdigest() == sha256:
             return data
     except OSError as error:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from procap.errors import UserError, describe_invalid
+from shards.files import read_regular
 from shards.names import NAME, unfit_texts
 
 FILE = "manifest.json"
@@ -125,7 +126,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of the packed data set in `folder`, which must be called like the folder."""
     file, remedy = folder / FILE, repack_hint(folder)
     try:
-        text = file.read_bytes().decode()
+        text = read_regular(file).decode()
     except FileNotFoundError:
         state = f"it has no {FILE}" if folder.is_dir() else "there is no such folder"
         remedy = f"procap data pack {folder.name} --data {shlex.quote(str(folder.parent))}"

@@ -65,6 +65,7 @@ def assert_encodes_as_open_clip(name: str, tmp_path, cut) -> CLIP:
     cut(name)
     theirs = open_clip.create_model(name, load_weights=False).eval()
     save_file({key: weight.contiguous() for key, weight in theirs.state_dict().items()}, tmp_path / "w.safetensors")
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": model_configs()[name]}))
     ours = load_clip(name, str(tmp_path / "w.safetensors"))
     assert ours.plain_towers == plain_towers(model_configs()[name])
     size, context = ours.geometry.image_size, ours.geometry.context_length

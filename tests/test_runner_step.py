@@ -61,7 +61,7 @@ def test_replayed_steps_are_plain_steps(tiny_clip, tiny_space, name, optimizer, 
     for number in range(3):
         terms = []
         for method, _, step in (plain, replayed):
-            step.engine.set_rates(1e-3 / (number + 1))
+            step.engine.scale_rates(1e-3 / (number + 1))
             terms.append(step(batch_of(method, number)).clone())
         assert torch.equal(*terms)
     assert graphs.recorded == 3 and graphs.replayed == 9
@@ -78,7 +78,7 @@ def test_a_step_at_half_precision_is_one_at_full_precision_but_for_rounding(tiny
         changes = {"precision": precision, "grad_clip": grad_clip}
         method, _, step = training(tiny_clip, tiny_space, "maple", None, "sgd", **changes)
         before = [parameter.detach().clone() for parameter in method.parameters()]
-        step.engine.set_rates(1.0)
+        step.engine.scale_rates(1.0)
         # Gradients of this model overflow at the initial scale.
         if precision == "fp16":
             step.engine.scaler.load_state_dict(step.engine.scaler.state_dict() | {"scale": 1024.0})
@@ -123,7 +123,7 @@ def test_log_variances_are_trained_at_a_multiple_of_the_rate(tiny_clip, tiny_spa
     for options in ({}, TWO_RATES):
         method, _, step = training(tiny_clip, tiny_space, "procap", options=options)
         before = {name: parameter.detach().clone() for name, parameter in method.named_parameters()}
-        step.engine.set_rates(1e-3)
+        step.engine.scale_rates(1e-3)
         step(batch_of(method, 0))
         changes.append({name: parameter.detach() - before[name] for name, parameter in method.named_parameters()})
     for name, change in changes[0].items():
@@ -203,7 +203,7 @@ def test_cuda_graphs_replay_what_plain_steps_do(gpu_clip, tiny_space, monkeypatc
     try:
         for number in range(5):
             for (_, _, step), own, terms in zip((plain, replayed), batches, found, strict=True):
-                step.engine.set_rates(1e-3 / (number + 1))
+                step.engine.scale_rates(1e-3 / (number + 1))
                 terms.append(step(own[number]).clone())
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -11,6 +11,7 @@ import typer
 from benchmarks.cli.flags import flag, given_values
 from benchmarks.console.output import is_first_rank, note
 from procap.errors import UsageError, check_names
+from shards.files import read_regular
 
 
 def read_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -26,7 +27,7 @@ def parse_config(file: Path, parameters: list[Any]) -> dict[str, Any]:
 
     try:
         # Values stay texts, as on the command line: YAML would read `off` as false.
-        keys = yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader) or {}
+        keys = yaml.load(read_regular(file).decode(), yaml.BaseLoader) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is no YAML that can be read ({error})") from None
     if not isinstance(keys, dict):

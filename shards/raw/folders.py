@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from procap.errors import UserError
+from shards.files import read_regular
 from shards.records import ImageRecord
 from shards.tar import IMAGES
 
@@ -75,7 +76,7 @@ class FolderPart:
         """Read the files. Raises UserError naming a file that cannot be read."""
         for path, label in zip(self.paths, self.labels, strict=True):
             try:
-                data = (self.root / path).read_bytes()
+                data = read_regular(self.root / path)
             except OSError as error:
                 raise_unreadable(error)
             yield ImageRecord(path, label, data)
