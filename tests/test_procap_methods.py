@@ -252,11 +252,12 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
     theirs += "class Quiet(Theirs):\n    @classmethod\n    def recipe(cls, *task):\n        return CoOp.recipe(*task)\n"
     theirs += "from procap.methods.features import FeatureMethod\nclass Headless(FeatureMethod):\n    pass\n"
     modules = {"their_method": theirs, "half_written": "class Theirs(\n", "exits": "import sys\nsys.exit('bye')\n"}
+    modules["stops"] = "raise KeyboardInterrupt\n"
     points = {
         "theirs": "their_method:Theirs", "broken": "no_such_module:Theirs", "odd": "their_method:NotAMethod",
         "half": "half_written:Theirs", "exits": "exits:Theirs", "bare": "their_method:Bare",
         "maple": "their_method:Theirs", "quiet": "their_method:Quiet",
-        "headless": "their_method:Headless",
+        "headless": "their_method:Headless", "stops": "stops:Theirs",
     }  # fmt: skip
     install(tmp_path, modules, points)
     monkeypatch.syspath_prepend(tmp_path)
@@ -267,6 +268,7 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
         "broken": "cannot be loaded from no_such_module:Theirs: ModuleNotFoundError",
         "half": "cannot be loaded from half_written:Theirs: SyntaxError",
         "exits": "SystemExit: bye .*exits.py, line 2",
+        "stops": "cannot be loaded from stops:Theirs: KeyboardInterrupt",
         "odd": "is not a subclass",
         "headless": r"has no head\(\)$",
         "bare": r"has no recipe\(\), no plans\(\)$",

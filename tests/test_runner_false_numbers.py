@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -138,6 +139,18 @@ FILES: dict[str, tuple[Callable[[RunFolder, RunFolder], object], str]] = {
     "no configuration": (lambda one, _: (one.path / CONFIG).unlink(), "no config.json"),
     "renamed": (lambda one, _: shutil.copytree(one.path, f"{one.path}-old"), "-old was moved"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "words"), [
+    (EVAL, "it has 30 GB, the limit is 1 GB"), (CONFIG, "it has 30 GB, the limit is 1 GB"),
+    (CHECKPOINT, "it has 30 GB, the limit is 24 GB"),
+])  # fmt: skip
+def test_a_file_too_large_for_the_memory_is_refused(runs, file, words):
+    os.truncate(runs[0].path / file, 30 * 10**9)
+    with pytest.raises(UserError, match=words):
+        runs[0].read_config()
+        runs[0].read_evaluations()
+        read_checkpoint(runs[0].checkpoint_file)
 
 
 @pytest.mark.parametrize("name", FILES)
