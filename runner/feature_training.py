@@ -5,11 +5,14 @@ Shapes: N training images, V views of each, M images, B images of a batch, E joi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from procap.methods.features import FeatureBank, FeatureMethod
@@ -25,8 +28,10 @@ from shards.loader import DecodedImages, TrainStream, prepare_batches
 from shards.reader import ImageList, open_dataset
 from shards.transforms import TrainAugment
 
-Prepare = Callable[[int, Tensor], object]
-"""Write the pixels of an image, by its index in a list, to a tensor [3, S, S]."""
+Loaders = Callable[[Sequence[int]], Generator[tuple[int, Callable[[], Image]]]]
+"""Yield indices with functions that decode their images."""
+Prepare = Callable[[int, Image, Tensor], object]
+"""Write the pixels of an image, which has this index in a list, to a tensor [3, S, S]."""
 
 
 class FeatureStream(TrainStream):
@@ -73,11 +78,14 @@ def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup, st
     stream, decoded = TrainStream(train, config.recipe.batch_size, augment, config.seed), DecodedImages(train)
 
     def encode_view(view: int) -> Tensor:
-        # View v is what the image looks like in epoch v of a training on images.
-        return encode(len(train), lambda i, out: augment(decoded[i], stream.augment_generator(view, i), out))
+        def prepare(i: int, image: Image, out: Tensor) -> None:
+            # View v is what the image looks like in epoch v of a training on images.
+            augment(decoded.keep(i, image), stream.augment_generator(view, i), out)
+
+        return encode(len(train), decoded.loaders, prepare)
 
     def encode_plain(images: ImageList) -> tuple[Tensor, Tensor]:
-        features = encode(len(images), lambda i, out: transform(images.image(i), out))
+        features = encode(len(images), images.loaders, lambda i, image, out: transform(image, out))
         return features, torch.from_numpy(images.labels).to(device)
 
     num_views = getattr(method.options, "views", 0) or config.recipe.epochs
@@ -91,7 +99,7 @@ def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[ImageList, Im
     assert setup.fewshot is not None
     config, val = setup.card.config, setup.fewshot.val
     if config.chosen_on_test:
-        shards = open_dataset(runtime.data, config.dataset)
+        shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache)
         test = select_target_images(shards, config.classes).images
         # ImageNet has no val split: the public code searches its test images.
         has_val = "val" in shards.manifest.splits
@@ -106,22 +114,34 @@ def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[ImageList, Im
 
 @torch.no_grad()
 def encode_images(
-    setup: Setup, workers: int, group: ProcessGroup, stop: StopRequest, count: int, prepare: Prepare
+    setup: Setup,
+    workers: int,
+    group: ProcessGroup,
+    stop: StopRequest,
+    count: int,
+    loaders: Loaders,
+    prepare: Prepare,
 ) -> Tensor:
     """Encode `count` images to features [M, E], float32, on every rank; each rank encodes its share of them."""
     clip, config = setup.method.clip, setup.card.config
     size, batch_size = clip.geometry.image_size, config.recipe.test_batch_size
     features = torch.zeros(count, clip.geometry.embed_dim, device=clip.device)
     indices = range(group.rank, count, group.size)
-    # As many batches on all ranks, of which the last can be empty: after each they agree whether to stop.
-    starts = range(0, -(-count // group.size), batch_size)
-    batches = [list(indices[first : first + batch_size]) for first in starts]
-    for batch, pixels in prepare_batches(batches, prepare, (3, size, size), workers):
-        if batch:
-            with autocast(config.precision, clip.device):
-                features[batch] = clip.encode_image(pixels.to(clip.device)).float()
-        if signum := group.exchange_flags(signum=stop.signum).signum:
-            group.barrier()
-            raise Interrupted(signum, f"stopped {config.path} while it encoded images; it starts over when repeated")
-    # Every row is zero on all ranks but the one that has encoded it.
-    return group.gather(features[None]).sum(dim=0)
+
+    def prepare_loaded(item: tuple[int, Callable[[], Image]], out: Tensor) -> None:
+        i, load = item
+        prepare(i, load(), out)
+
+    with closing(loaders(indices)) as images:
+        # As many batches on all ranks, of which the last can be empty: after each they agree whether to stop.
+        batches = ([*islice(images, batch_size)] for _ in range(0, -(-count // group.size), batch_size))
+        for batch, pixels in prepare_batches(batches, prepare_loaded, (3, size, size), workers):
+            if batch:
+                with autocast(config.precision, clip.device):
+                    features[[i for i, _ in batch]] = clip.encode_image(pixels.to(clip.device)).float()
+            if signum := group.exchange_flags(signum=stop.signum).signum:
+                group.barrier()
+                what = f"stopped {config.path} while it encoded images; it starts over when repeated"
+                raise Interrupted(signum, what)
+    group.merge_rows(features)
+    return features

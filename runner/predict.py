@@ -25,7 +25,7 @@ from runner.engine import autocast
 from runner.environment import num_decoders
 from runner.evaluate import TrainedRun
 from runner.hub import load_run
-from runner.setup import make_eval_transform, warn_of_unknown_names
+from runner.setup import make_eval_transform, warn_of_names
 from runner.threads import fitting_threads
 from shards.image_files import EncodedImage, OnError, load_batches, raise_error
 from shards.images import ImageError, Picture, convert
@@ -39,7 +39,7 @@ class ImageClassifier:
         self.run, clip = run, run.clip
         self.space = replace(run.method.space, classnames=tuple(classnames)) if classnames else run.method.space
         self.classnames = self.space.names()
-        warn_of_unknown_names(run.method, self.classnames)
+        warn_of_names(run.method, self.space)
         self.batch_size = run.config.recipe.test_batch_size
         self.transform = make_eval_transform(clip)
         with autocast(run.config.precision, clip.device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from procap.methods.method import Method
 from procap.methods.plugins import PlugInSource
 from procap.recipe import Recipe
 from procap.text import LabelSpace
-from runner.acceleration import Acceleration
+from runner.acceleration import Acceleration, note_once
 from runner.checkpoint import CheckpointCard, InitialRun
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
@@ -32,8 +33,9 @@ from runner.workbench import Workbench
 from shards.device.images import augments_on_device
 from shards.device.stream import DeviceTrainStream
 from shards.image_selection import FewShot, check_classes, load_few_shot, select_class_labels
-from shards.loader import TrainStream
+from shards.loader import WINDOW_BYTES, TrainStream
 from shards.manifest import Manifest
+from shards.names import join_first
 from shards.reader import ImageList, ShardSet, open_dataset
 from shards.rng import generator
 from shards.transforms import EvalTransform, TrainAugment, eval_transform
@@ -78,24 +80,26 @@ def set_up(
     initial: the run whose learned tensors the training starts from. teacher: the run that the method learns from.
     """
     acceleration = Acceleration.parse(runtime.accelerate, device)
-    if group.size > 1 and not acceleration.ranks:
+    if group.size > 1:
         # A CUDA graph cannot hold DDP's messages.
         acceleration = replace(acceleration, graphs=False)
-    # Few-shot samples lie anywhere in the shards, so only training on all images reads them from start to end.
-    shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache and not config.shots)
+        if device.type == "cuda":
+            note_once("several GPUs train each run together; one run per GPU, as `procap bench` starts them, is faster")
+    shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache)
     stream = engine = schedule = None
     files: dict[str, str] = {}
     # Missing shards are reported before minutes are spent on a backbone.
-    fewshot = load_training_images(config, shards, group.size)
-    clip = workbench.load_backbone(config, device, acceleration)
     learns_from_features = issubclass(method_class(config.method), FeatureMethod)
+    # Features of all images are on every process, so that their batches are not dealt out.
+    fewshot = load_training_images(config, shards, 1 if learns_from_features else group.size)
+    clip = workbench.load_backbone(config, device, acceleration)
     if fewshot and not learns_from_features:
         augment = train_augment(config.recipe, clip, method_class(config.method).views)
         workers = num_decoders(runtime.workers, device)
         stream = train_stream(fewshot.train, config, augment, workers, device, acceleration, group.ranks)
     labels = fewshot.labels if fewshot else select_class_labels(shards, config.classes)
     method, card = build(config, shards, clip, labels)
-    warn_of_unknown_names(method, method.space.names())
+    warn_of_names(method, method.space)
     if stream and not any(parameter.requires_grad for parameter in method.parameters()):
         raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
     source = method_source(config.method)
@@ -106,7 +110,7 @@ def set_up(
             group.check_same(f"the code of {config.method}", str(source))
         group.check_same(f"the content of {config.dataset}", card.manifest_digest)
         group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
-    make = partial(make_engine, method, config, runtime, group, one_message=acceleration.ranks)
+    make = partial(make_engine, method, config, runtime, group)
     if stream:
         schedule = Schedule(config.recipe, stream, method)
         method.training_images = stream
@@ -161,23 +165,38 @@ def build(config: RunConfig, shards: ShardSet, clip: CLIP, labels: Sequence[int]
     return make_method(config, clip, space), card
 
 
-def warn_of_unknown_names(method: Method, names: Sequence[str]) -> None:
-    """Warn of class names that the method cannot distinguish, because its backbone was not trained on their words."""
-    if method.reads_names and (why := describe_unknown_names(method.clip, names)):
+def warn_of_names(method: Method, space: LabelSpace) -> None:
+    """Warn of class names that the method cannot distinguish by their prompts."""
+    for why in describe_names(method.clip, space) if method.reads_names else ():
         warnings.warn(why, stacklevel=3)
 
 
-def describe_unknown_names(clip: CLIP, names: Sequence[str]) -> str:
-    """Describe which class names `clip` cannot distinguish, and what works with them; empty for at most one."""
-    if len(unknown := clip.unknown_names(names)) < 2:
-        return ""
-    listed = ", ".join(map(repr, unknown[:3])) + ", ..." * (len(unknown) > 3)
-    return (
-        f"prompts cannot tell {len(unknown)} of {len(names)} classes ({listed}) apart, as {clip.name} knows no word of "
-        "their names: use a method that learns from images alone (--methods probe or ncm), names made of the words "
-        "that `procap ls words` lists (`classes:` in the YAML file), or ViT-B/16, whose weights are fetched by "
-        "HF_HUB_OFFLINE=0 procap train --backbone ViT-B/16"
-    )
+def describe_names(clip: CLIP, space: LabelSpace) -> list[str]:
+    """Describe class names that prompts cannot tell apart: numbers, words that `clip` does not know, equal prompts."""
+    names, reasons = space.names(), list[str]()
+    codes = [name for name in names if re.fullmatch(r"[\d.-]+|n\d{8}", name)]
+    unknown = clip.unknown_names(names)
+    if 2 * len(codes) > len(names):
+        reasons = [
+            f"class names are numbers or WordNet ids ({join_first([*map(ascii, codes)])}), which mean nothing in a prompt: "
+            "give names with `classes:` in the YAML file, or use a method that learns from images alone (--methods probe)"
+        ]
+    elif len(unknown) > 1:
+        reasons = [
+            f"prompts cannot tell {len(unknown)} of {len(names)} classes ({join_first([*map(repr, unknown)])}) apart, as "
+            f"{clip.name} knows no word of their names: use a method that learns from images alone (--methods probe or "
+            "ncm), names made of the words that `procap ls words` lists (`classes:` in the YAML file), or ViT-B/16, whose "
+            "weights are fetched by HF_HUB_OFFLINE=0 procap train --backbone ViT-B/16"
+        ]
+    alike: dict[tuple[int, ...], list[str]] = {}
+    # A prompt that is too long is an error where it is used.
+    with suppress(UserError):
+        for ids, name in zip(clip.tokenize(space.prompts()).tolist(), space.classnames, strict=True):
+            alike.setdefault(tuple(ids), []).append(ascii(name))
+    if equal := [" = ".join(group) for group in alike.values() if len(group) > 1]:
+        what = "one of them is never predicted by a method that reads names alone"
+        reasons.append(f"classes have the same prompt ({join_first(equal)}): {what}; give them different names")
+    return reasons
 
 
 def check_class_sizes(fewshot: FewShot, batch: int) -> None:
@@ -190,12 +209,10 @@ def check_class_sizes(fewshot: FewShot, batch: int) -> None:
             )
 
 
-def make_engine(
-    method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup, *, one_message: bool
-) -> Engine:
+def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> Engine:
     """Make the engine that `runtime` names, DDP or DeepSpeed; the caller closes it."""
     if runtime.engine == "ddp":
-        return Engine(method, config, group, one_message=one_message)
+        return Engine(method, config, group)
     from runner.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(method, config, group, runtime.zero_stage or 1)
@@ -232,6 +249,7 @@ def train_stream(
     batch = config.recipe.batch_size
     options: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "drop_last": config.recipe.drop_last}
     options["one_class"] = config.recipe.batches == "class"
+    options["window_bytes"] = None if config.shots else WINDOW_BYTES
     if acceleration.images and augments_on_device(augment):
         return DeviceTrainStream(images, batch, augment, config.seed, workers, device=device, **options)
     return TrainStream(images, batch, augment, config.seed, workers, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from procap.errors import UserError
+from shards.index import image_digest, list_digest
 from shards.manifest import Shard, is_mirror
 from shards.names import MAX_NAMED, join_first
 from shards.pools import map_in_order
 from shards.reader import ImageList, ShardSet, open_dataset, shard_problem
-from shards.records import Part, Source
+from shards.records import ImageRecord, Part, Source
 
 PART = 250
 """Images of one task; starting a process takes as long as decoding a few hundred."""
@@ -30,14 +30,9 @@ class CheckedImage(NamedTuple):
 
     path: str
     label: int
-    digest: str
+    digest: bytes
     offset: int = 0
     size: int = 0
-
-
-def content_digest(data: bytes) -> str:
-    """Compute 16 hex digits that identify the bytes of an image."""
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress | None = None) -> Source:
@@ -59,24 +54,30 @@ def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress
 
 def check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:
     """Decode images of a split; returns those that decode, and a problem for each of the others."""
-    from shards.images import ImageError, decode_pixels
-
     split, part = task
     images, problems = [], []
     for record in part.records():
-        try:
-            decode_pixels(record.data)
-            images.append(CheckedImage(record.path, record.label, content_digest(record.data)))
-        except ImageError as error:
-            problems.append(describe_unreadable(split, record.path, error))
+        if problem := describe_unreadable(split, record):
+            problems.append(problem)
+        else:
+            images.append(CheckedImage(record.path, record.label, image_digest(record.data)))
     return images, problems
 
 
-def describe_unreadable(split: str, path: str, error: Exception) -> str:
-    """Format the problem of an image that does not decode."""
+def describe_unreadable(split: str, record: ImageRecord) -> str:
+    """Describe why an image cannot be read or decoded; "" if it can."""
+    from shards.images import ImageError, decode_pixels
+
+    reason = record.unreadable
+    if not reason:
+        try:
+            decode_pixels(record.data)
+            return ""
+        except ImageError as error:
+            reason = str(error)
     remedy = "replace it, or leave out unreadable own images with --skip-broken"
     # Without a split the text would begin with the colon.
-    return f"{split}: {path} is not a readable image ({error}); {remedy}".removeprefix(": ")
+    return f"{split}: {record.path} is not a readable image ({reason}); {remedy}".removeprefix(": ")
 
 
 def find_duplicates(images: Iterable[tuple[str, CheckedImage]]) -> list[str]:
@@ -84,7 +85,7 @@ def find_duplicates(images: Iterable[tuple[str, CheckedImage]]) -> list[str]:
 
     images: each with its split, "" if it has none yet.
     """
-    firsts: dict[str, tuple[str, CheckedImage]] = {}
+    firsts: dict[bytes, tuple[str, CheckedImage]] = {}
     copies: dict[tuple[str, str], list[str]] = {}
     for split, image in images:
         first_split, first = firsts.setdefault(image.digest, (split, image))
@@ -163,8 +164,8 @@ def check_dataset(
         reports[split] = SplitReport(split, entry.count, len(entry.shards), present)
         try:
             images = shards.list_images(split)
-            # Paths are read on demand: here, so that an altered list is reported even if all images decode.
-            _ = images.paths
+            if list_digest(images.paths, images.labels, shards.classnames) != entry.digest:
+                reports[split].problems.append("paths, labels or class names differ from the digest in the manifest")
         except UserError as error:
             reports[split].problems.append(str(error))
             images = None

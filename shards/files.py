@@ -41,18 +41,23 @@ def write_file(file: Path, content: bytes | str) -> None:
         os.fsync(stream.fileno())
 
 
-def read_regular(file: Path, limit: int = 10**9) -> bytes:
-    """Read a regular file of at most `limit` bytes. Raises OSError for anything else, such as a pipe without end."""
+def require_regular(file: Path, limit: int | None = None) -> Path:
+    """Return a regular file of at most `limit` bytes. Raises OSError for others: a pipe can be read without end."""
     if file.exists() and not file.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(file))
-    if file.exists() and (size := file.stat().st_size) > limit:
+    if limit and file.exists() and (size := file.stat().st_size) > limit:
         raise OSError(errno.EFBIG, f"it has {size / 1e9:,.0f} GB, the limit is {limit / 1e9:,.0f} GB", str(file))
-    return file.read_bytes()
+    return file
+
+
+def read_regular(file: Path, limit: int = 10**9) -> bytes:
+    """Read a regular file of at most `limit` bytes. Raises OSError for others."""
+    return require_regular(file, limit).read_bytes()
 
 
 def file_sha256(file: Path) -> str:
-    """Compute the SHA-256 of a whole file, in hex."""
-    with file.open("rb") as stream:
+    """Compute the SHA-256 of a whole file, in hex. Raises OSError for anything but a regular file."""
+    with require_regular(file).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

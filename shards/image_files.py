@@ -16,11 +16,8 @@ from procap.errors import UsageError
 from shards.files import read_regular
 from shards.images import ImageError, decode
 from shards.loader import prepare_batches
-from shards.raw.folders import IMAGE_EXTENSIONS, is_image_name
+from shards.raw.folders import IMAGE_EXTENSIONS, NOTES, is_image_name, walk_files
 from shards.transforms import EvalTransform
-
-NOTES = frozenset(("db", "ini", "txt", "md", "csv", "tsv", "json", "xml", "yaml", "yml", "html", "log", "pdf"))
-"""Extensions of files that people and systems leave among images; other files that are no images are reported."""
 
 EncodedImage = tuple[str, Path | bytes]
 """The name of an image, and its file or its bytes."""
@@ -50,6 +47,9 @@ def _read_images(paths: Sequence[Path], on_error: OnError) -> Iterator[EncodedIm
         has_images = False
         if path.is_dir():
             images: Iterable[EncodedImage] = _list_folder(path, on_error)
+        elif not path.is_file():
+            on_error(str(path), "is no regular file")
+            continue
         else:
             images = _read_tar(path, on_error) if path.suffix.lower() == ".tar" else [(str(path), path)]
         try:
@@ -97,13 +97,12 @@ def load_batches(
 
 
 def _list_folder(folder: Path, on_error: OnError) -> Iterator[EncodedImage]:
-    for file in sorted(folder.rglob("*")):
-        parts = file.relative_to(folder).parts
-        if not file.is_file() or any(part.startswith(".") or part == "__MACOSX" for part in parts):
-            continue
-        if is_image_name(file.name):
+    for file, entry in sorted((folder / path, entry) for path, entry in walk_files(folder)):
+        if entry == "other":
+            on_error(str(file), "is a link without a target, or no regular file")
+        elif entry == "file" and is_image_name(file.name):
             yield str(file), file
-        elif file.suffix.lower()[1:] not in NOTES:
+        elif entry == "file" and file.suffix.lower()[1:] not in NOTES:
             on_error(str(file), "is no image of a known format")
 
 

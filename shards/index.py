@@ -1,14 +1,17 @@
 """Read and write the index of a split: where each image lies in its shard, its label and its path.
 
 `index.npy` is a plain NumPy array and `paths.txt` has one path per line, both in list order, so that a split of a
-million images opens in milliseconds. Both are compared with their SHA-256 in the manifest. Shapes: N images of a split.
+million images opens in milliseconds. Both are compared with their SHA-256 in the manifest. `digests.bin` has the digest
+of each image, with which single images are compared when they are read: hashing all shards of ImageNet takes minutes.
+Shapes: N images of a split.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +19,16 @@ from numpy.typing import NDArray
 
 from procap.errors import UserError
 from shards.files import read_regular
-from shards.manifest import Manifest, repack_hint
+from shards.manifest import Manifest, lines_digest, repack_hint
 
 INDEX_FILE = "index.npy"
 PATHS_FILE = "paths.txt"
+DIGESTS_FILE = "digests.bin"
 # Fixed widths and byte order: the same file and SHA-256 on all machines.
 INDEX = np.dtype([("shard", "<u4"), ("size", "<u4"), ("offset", "<u8"), ("label", "<i4")])
 """One image: the number of its shard, the bytes it has there and where they begin, and its label."""
+DIGEST = 8
+"""Bytes of an image's digest, the first of its SHA-256."""
 
 
 def index_bytes(rows: NDArray[np.void]) -> bytes:
@@ -34,30 +40,60 @@ def index_bytes(rows: NDArray[np.void]) -> bytes:
 
 def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]:
     """Read the index [N] of a split; raises UserError if it differs from the manifest."""
-    data = _read_verified(folder, split, INDEX_FILE, manifest.splits[split].index_sha256)
-    rows: NDArray[np.void] = np.load(io.BytesIO(data), allow_pickle=False)
+    entry, file = manifest.splits[split], folder / split / INDEX_FILE
+    try:
+        rows: NDArray[np.void] = np.load(io.BytesIO(_read_verified(file, entry.index_sha256)), allow_pickle=False)
+        if rows.dtype != INDEX or rows.shape != (entry.count,):
+            raise ValueError(f"it is no index of {entry.count} images")
+        if not (
+            np.isin(rows["label"], range(len(manifest.classnames))).all() and rows["shard"].max() < len(entry.shards)
+        ):
+            raise ValueError("it has labels or shards that the manifest has not")
+    # Parsers of untrusted bytes raise errors of nearly any class.
+    except Exception as error:
+        raise _unusable(folder, split, file, error) from None
     return rows
 
 
-def read_paths(folder: Path, manifest: Manifest, split: str) -> bytes:
-    """Read the paths of a split, one per line; raises UserError if they differ from the manifest."""
-    return _read_verified(folder, split, PATHS_FILE, manifest.splits[split].paths_sha256)
-
-
-def _read_verified(folder: Path, split: str, name: str, sha256: str) -> bytes:
-    file, reason = folder / split / name, "SHA-256 differs from the manifest"
+def read_paths(folder: Path, manifest: Manifest, split: str) -> list[str]:
+    """Read the paths [N] of a split; raises UserError if they differ from the manifest."""
+    entry, file = manifest.splits[split], folder / split / PATHS_FILE
     try:
-        data = read_regular(file)
-        if hashlib.sha256(data).hexdigest() == sha256:
-            return data
-    except OSError as error:
-        reason = error.strerror or str(error)
-    raise UserError(f"'{folder.name}' {split}: {file} is not usable ({reason}); {repack_hint(folder)}")
+        paths = _read_verified(file, entry.paths_sha256).decode().split("\n")
+        # Behind the last line end there is one more, empty element.
+        if len(paths) != entry.count + 1:
+            raise ValueError(f"it has no {entry.count} lines")
+    except (OSError, ValueError) as error:
+        raise _unusable(folder, split, file, error) from None
+    return paths[:-1]
 
 
-def list_digest(paths: bytes, labels: NDArray[np.int64], classnames: Sequence[str]) -> str:
-    """Compute the first 16 hex digits of SHA-256 over lines path<TAB>label<TAB>class name; `paths` has one per line."""
-    ends = [f"\t{label}\t{name}".encode() for label, name in enumerate(classnames)]
-    # Not strict: behind the last line end `split` gives one more, empty path.
-    lines = (path + ends[label] for path, label in zip(paths.split(b"\n"), labels.tolist(), strict=False))
-    return hashlib.sha256(b"\n".join(lines)).hexdigest()[:16]
+def read_digests(folder: Path, manifest: Manifest, split: str) -> bytes:
+    """Read the digests of the images of a split, DIGEST bytes each; empty if it was packed without them."""
+    with suppress(OSError):
+        digests = read_regular(folder / split / DIGESTS_FILE)
+        return digests if len(digests) == DIGEST * manifest.splits[split].count else b""
+    return b""
+
+
+def image_digest(data: bytes) -> bytes:
+    """Compute the DIGEST bytes that identify the bytes of an image."""
+    return hashlib.sha256(data).digest()[:DIGEST]
+
+
+def _read_verified(file: Path, sha256: str) -> bytes:
+    data = read_regular(file)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise ValueError("SHA-256 differs from the manifest")
+    return data
+
+
+def _unusable(folder: Path, split: str, file: Path, error: Exception) -> UserError:
+    reason = getattr(error, "strerror", None) or error
+    return UserError(f"'{folder.name}' {split}: {file} is not usable ({reason}); {repack_hint(folder)}")
+
+
+def list_digest(paths: Iterable[str], labels: NDArray[np.int64], classnames: Sequence[str]) -> str:
+    """Compute the first 16 hex digits of SHA-256 over lines path<TAB>label<TAB>class name."""
+    ends = [f"\t{label}\t{name}" for label, name in enumerate(classnames)]
+    return lines_digest(path + ends[label] for path, label in zip(paths, labels.tolist(), strict=True))

@@ -48,6 +48,12 @@ class SplitEntry(BaseModel):
     paths_sha256: Sha256 = Field(description="of <split>/paths.txt")
     shards: tuple[Shard, ...] = Field(min_length=1)
 
+    @model_validator(mode="after")
+    def _check_count(self) -> SplitEntry:
+        if (total := sum(shard.count for shard in self.shards)) != self.count:
+            raise ValueError(f"count is {self.count}, and its shards have {total} images")
+        return self
+
 
 class Manifest(BaseModel):
     """A packed data set as data; two packings of the same images have the same manifest."""

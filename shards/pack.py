@@ -1,6 +1,6 @@
 """Pack a data set into WebDataset shards: the clip-benchmark layout plus an index per split and, last, a manifest.
 
-<data root>/<data set>/  classnames.txt  zeroshot_classification_templates.txt  croissant.json  manifest.json
+<data root>/<data set>/  classnames.txt  zeroshot_classification_templates.txt  manifest.json
                          <split>/  nshards.txt  index.npy  paths.txt  0.tar  1.tar ...
 
 The numbers of the images alone decide which shard holds them, before any image is read. So every worker can start
@@ -21,26 +21,24 @@ from pathlib import Path
 import numpy as np
 
 from procap.errors import UserError
-from shards import croissant
 from shards.builtin_sources import builtin_source
 from shards.check import (
+    PART,
     CheckedImage,
     Reporter,
     SplitProgress,
     check_source,
-    content_digest,
     describe_unreadable,
     find_duplicates,
     raise_problems,
 )
 from shards.files import file_lock, file_sha256, write_file
-from shards.images import ImageError, decode_pixels
-from shards.index import INDEX, INDEX_FILE, PATHS_FILE, index_bytes, list_digest
+from shards.index import DIGESTS_FILE, INDEX, INDEX_FILE, PATHS_FILE, image_digest, index_bytes, list_digest
 from shards.manifest import FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror
 from shards.mirror import refuse_packing
 from shards.names import first_few, unfit_texts
 from shards.pools import map_in_order
-from shards.reader import open_dataset
+from shards.reader import ImageList, open_dataset
 from shards.records import Part, Source
 from shards.resolve import is_packed, resolve_dataset
 from shards.tar import image_offset, make_sample, sample_key
@@ -95,7 +93,7 @@ def pack_source(
             # A packing that was killed leaves its folder.
             shutil.rmtree(partial, ignore_errors=True)
             # Inside the lock, because another process may have packed the set while this one waited.
-            if not force and (manifest := _find_valid(source, data_root)):
+            if not force and (manifest := _find_valid(source, data_root, workers)):
                 return manifest
             # The folder is deleted below: never one that packing did not write, such as raw images of that name.
             if folder.exists() and not (folder / FILE).exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -126,21 +124,31 @@ def _check_texts(source: Source) -> None:
         raise UserError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
 
 
-def _find_valid(source: Source, data_root: Path) -> Manifest | None:
-    """Return the manifest of the existing set if it is whole and describes what `source` would pack today."""
+def _find_valid(source: Source, data_root: Path, workers: int) -> Manifest | None:
+    """Return the manifest of the existing set if it is whole and has what `source` would pack today."""
     if not (data_root / source.name / FILE).exists():
         return None
     try:
         shards = open_dataset(data_root, source.name)
-        for split in shards.manifest.splits:
-            # Hashes would need every byte to be read; `procap data check` compares them.
-            shards.check_sizes(split)
+        manifest = shards.manifest
+        packed = (manifest.source, manifest.classnames, manifest.template, manifest.templates, manifest.counts)
+        today = (source.origin, source.classnames, source.template, source.templates, source.counts)
+        images = {split: shards.open_images(split) for split in manifest.splits}
+        if packed != today:
+            return None
+        # Without a size there are no files to read: the origin says which program has made the images.
+        ranges = source.ranges(PART) if source.size is not None else []
+        parts = [(source.part(*part), images[part[0]].subset(range(*part[1:]))) for part in ranges]
+        is_same = all(map_in_order(_has_content, parts, min(workers, len(parts) // 2)))
     except UserError:
         return None
-    manifest = shards.manifest
-    packed = (manifest.source, manifest.classnames, manifest.template, manifest.templates, manifest.counts)
-    today = (source.origin, source.classnames, source.template, source.templates, source.counts)
-    return manifest if packed == today else None
+    return manifest if is_same else None
+
+
+def _has_content(task: tuple[Part, ImageList]) -> bool:
+    """Whether images are byte for byte those that were packed."""
+    part, images = task
+    return all(record.data == images.read(i) for i, record in enumerate(part.records()))
 
 
 @dataclass(frozen=True)
@@ -201,7 +209,6 @@ def _write(
     )
     for file, text in convention_texts(manifest).items():
         write_file(folder / file, text)
-    write_file(folder / croissant.FILE, croissant.croissant_json(manifest))
     write_file(folder / FILE, manifest.to_json())
     return manifest
 
@@ -221,15 +228,13 @@ def pack_shard(task: ShardTask) -> tuple[PackedShard, list[str]]:
     # No encoder, so that bytes stay as they are; no time, so that equal images make equal shards.
     with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
         for position, record in zip(range(task.start, task.stop), task.part.records(), strict=True):
-            try:
-                decode_pixels(record.data)
-            except ImageError as error:
-                problems.append(describe_unreadable(task.split, record.path, error))
+            if problem := describe_unreadable(task.split, record):
+                problems.append(problem)
                 continue
             sample = make_sample(sample_key(position), record)
             # Before the sample is written: here `offset` is the position of its first header.
             offset = image_offset(sample, record.extension, writer.tarstream.offset)
-            digest, size = content_digest(record.data), len(record.data)
+            digest, size = image_digest(record.data), len(record.data)
             images.append(CheckedImage(record.path, record.label, digest, offset, size))
             writer.write(sample)
     # With problems the count is too high, but then `_write` raises before it makes a manifest.
@@ -249,9 +254,10 @@ def _finish_split(source: Source, folder: Path, split: str, shards: Sequence[Pac
     index = index_bytes(rows)
     write_file(folder / split / INDEX_FILE, index)
     write_file(folder / split / PATHS_FILE, text)
+    write_file(folder / split / DIGESTS_FILE, b"".join(image.digest for _, image in images))
     return SplitEntry(
         count=len(images),
-        digest=list_digest(text, rows["label"], source.classnames),
+        digest=list_digest(paths, rows["label"], source.classnames),
         index_sha256=hashlib.sha256(index).hexdigest(),
         paths_sha256=hashlib.sha256(text).hexdigest(),
         shards=tuple(shard for shard, _ in shards),

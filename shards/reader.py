@@ -1,17 +1,16 @@
 """Read packed data sets: labels and paths from the index, images from the tars by offset or from start to end.
 
 Sizes are compared with the manifest when a split is opened; SHA-256 when shards are downloaded, streamed or checked
-(`procap data check`). An image that does not decode is an error that names it. Shapes: N images of a split.
+(`procap data check`), and the digest of a single image when it is read. An image that does not decode is an error that names it. Shapes: N images of a split.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procap.errors import UsageError, UserError
-from shards.index import read_index, read_paths
+from shards.files import file_sha256, require_regular
+from shards.index import DIGEST, image_digest, read_digests, read_index, read_paths
 from shards.manifest import Manifest, Shard, is_mirror, read_manifest, repack_hint
 from shards.mirror import fetch_lists, fetch_shards, mirrored_url, refresh
 from shards.streaming import LocatedShards, make_pipeline, stream_images
@@ -41,10 +41,14 @@ class SplitFiles:
     remote: bool = False
 
     @cached_property
-    def paths(self) -> list[bytes]:
+    def paths(self) -> list[str]:
         """The paths of all images, read when the first is needed."""
-        # Behind the last line end there is one more, empty element.
-        return read_paths(self.folder, self.manifest, self.split).split(b"\n")[:-1]
+        return read_paths(self.folder, self.manifest, self.split)
+
+    @cached_property
+    def digests(self) -> bytes:
+        """The digests of all images, read when the first is needed."""
+        return read_digests(self.folder, self.manifest, self.split)
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -57,18 +61,26 @@ class SplitFiles:
         root = mirrored_url(self.folder.parent)
         return [(join(root, f"{self.folder.name}/{shard.file}"), shard) for shard in self.shards]
 
-    def read(self, number: int, offset: int, size: int) -> bytes:
-        """Read `size` bytes at `offset` of a shard; raises UserError when they are not there."""
-        file = self.folder / self.shards[number].file
+    def read(self, position: int, number: int, offset: int, size: int) -> bytes:
+        """Read the image at `position`, `size` bytes at `offset` of a shard. Raises UserError if they are altered."""
+        shard = self.shards[number]
+        file = self.folder / shard.file
+        # A set that was packed without digests: whole shards are compared, each once per process.
+        if not self.digests:
+            _verify_shard(self.folder, shard)
         try:
             # Opened for each read, at a position: threads share no file object, and no shard stays open.
-            with file.open("rb", buffering=0) as stream:
+            with require_regular(file).open("rb", buffering=0) as stream:
                 data = os.pread(stream.fileno(), size, offset)
         except OSError as error:
             raise UserError(f"'{self.folder.name}': {file} cannot be read ({error.strerror})") from error
         if len(data) != size:
             missing = f"{len(data)} of {size} bytes at {offset}"
             raise UserError(f"'{self.folder.name}': {file} was cut short while in use ({missing})")
+        digest = self.digests[DIGEST * position : DIGEST * (position + 1)]
+        if digest and digest != image_digest(data):
+            altered = f"{file} is altered (the digest of {self.paths[position]} differs)"
+            raise UserError(f"'{self.folder.name}' {self.split}: {altered}; {repack_hint(self.folder)}")
         return data
 
 
@@ -94,16 +106,28 @@ class ImageList:
     @cached_property
     def paths(self) -> list[str]:
         """The path of each image inside its data set; raises UserError when they are not those that were packed."""
-        return [self._files.paths[position].decode() for position in self.positions.tolist()]
+        return [self._files.paths[position] for position in self.positions.tolist()]
 
     def read(self, i: int) -> bytes:
-        """Read the encoded bytes of image `i`."""
+        """Read the encoded bytes of image `i`, of a streamed split with its whole shard."""
+        if self._files.remote:
+            return next(self.stream([i]))
         row = self.rows[i]
-        return self._files.read(int(row["shard"]), int(row["offset"]), int(row["size"]))
+        return self._files.read(int(self.positions[i]), int(row["shard"]), int(row["offset"]), int(row["size"]))
 
     def stream(self, order: Sequence[int]) -> Generator[bytes]:
         """Yield the encoded bytes of the images `order`, each at most once, from shards that are read as a whole."""
         return stream_images(self._files.located_shards(), self.rows, self.positions, order)
+
+    def loaders(self, order: Iterable[int]) -> Generator[tuple[int, Callable[[], Image]]]:
+        """Yield each index of `order` with a function that decodes its image; a streamed split is read as `stream`."""
+        if not self._files.remote:
+            yield from ((i, partial(self.image, i)) for i in order)
+            return
+        indices = [*order]
+        with closing(self.stream(indices)) as encoded:
+            for i, data in zip(indices, encoded, strict=True):
+                yield i, partial(self.decode, i, data)
 
     def image(self, i: int) -> Image:
         """Read and decode image `i` to RGB; raises UserError naming shard, member and path if it is undecodable."""
@@ -134,7 +158,7 @@ class ImageList:
         except ImageError as error:
             files, position = self._files, int(self.positions[i])
             shard = files.folder / files.shards[int(self.rows[i]["shard"])].file
-            member = f"member {sample_key(position)} ({files.paths[position].decode()})"
+            member = f"member {sample_key(position)} ({files.paths[position]})"
             number = f"image {position + 1} of {len(files.paths)}"
             raise UserError(f"'{files.folder.name}': {shard}: {member} is undecodable ({error}); {number}") from error
 
@@ -184,7 +208,7 @@ class ShardSet:
     def open_images(self, name: str, *, sequential: bool = False) -> ImageList:
         """List the images of a split whose shards have the manifest's sizes; those of a mirror are downloaded first.
 
-        sequential: images are only read by `ImageList.stream`, so that shards of a URL need not be stored.
+        sequential: images are read by `ImageList.stream` or `loaders`, so that shards of a URL need not be stored.
         """
         images = self.list_images(name, remote=sequential and self.stream)
         if not (sequential and self.stream):
@@ -197,7 +221,13 @@ class ShardSet:
         return make_pipeline(self.open_images(name, sequential=True)._files.located_shards(), distribute=True)
 
     def check_sizes(self, name: str) -> None:
-        """Raise UserError for a shard of a split that is missing or has a different size."""
+        """Raise UserError for a shard of a split that is missing or has a different size.
+
+        Does nothing for a mirror, whose shards are fetched and verified when images are opened.
+        """
+        self._check_name(name)
+        if is_mirror(self.folder.parent):
+            return
         for shard in self.manifest.splits[name].shards:
             if problem := shard_problem(self.folder, shard):
                 raise UserError(f"'{self.name}' {name}: {problem}; {repack_hint(self.folder)}")
@@ -219,17 +249,22 @@ def shard_problem(folder: Path, shard: Shard, *, hashed: bool = False) -> str:
     """Describe a shard that is missing, no regular file or has a different size; hashed: or different bytes."""
     file, images = folder / shard.file, f"{shard.count} images"
     try:
-        size = file.stat().st_size
+        size = require_regular(file).stat().st_size
         if size != shard.size:
             verdict = "truncated" if size < shard.size else "altered"
             return f"{file} is {verdict} ({size} of {shard.size} bytes, {images})"
-        if hashed:
-            with file.open("rb") as stream:
-                if hashlib.file_digest(stream, "sha256").hexdigest() != shard.sha256:
-                    return f"{file} is altered (SHA-256 differs from the manifest; {images})"
+        if hashed and file_sha256(file) != shard.sha256:
+            return f"{file} is altered (SHA-256 differs from the manifest; {images})"
     except OSError as error:
         return f"{file} cannot be read ({error.strerror}; {images})"
     return ""
+
+
+@lru_cache(maxsize=None)
+def _verify_shard(folder: Path, shard: Shard) -> None:
+    """Raise UserError for a shard whose SHA-256 is not that of the manifest."""
+    if problem := shard_problem(folder, shard, hashed=True):
+        raise UserError(f"'{folder.name}': {problem}; {repack_hint(folder)}")
 
 
 def open_dataset(data_root: Path, name: str, *, stream: bool = False) -> ShardSet:

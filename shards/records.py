@@ -10,20 +10,26 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+JPEG_ENDINGS = ("jpg", "jpeg", "jpe", "jfif")
+
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One image of a split: `path` names it inside its data set, `data` is the encoded file, copied as it is."""
+    """One image of a split: `path` names it inside its data set, `data` is the encoded file, copied as it is.
+
+    unreadable: why its file could not be read; `data` is empty then.
+    """
 
     path: str
     label: int
     data: bytes = field(repr=False)
+    unreadable: str = ""
 
     @property
     def extension(self) -> str:
         """The member extension of the WebDataset convention."""
         extension = self.path.rpartition(".")[2].lower()
-        return "jpg" if extension == "jpeg" else extension
+        return "jpg" if extension in JPEG_ENDINGS else extension
 
 
 class Part(Protocol):

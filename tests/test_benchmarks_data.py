@@ -213,7 +213,7 @@ def test_the_layout_of_a_folder_is_guessed(tmp_path, capsys, layout, keys):
     assert ("split" in written) == ("{s:" not in layout and layout != "table")
     manifest = open_dataset(tmp_path / "data", "birds").manifest
     assert {*manifest.splits} >= {"train", "test"} and {*manifest.classnames} == {*CLASSES}
-    put_classes(tmp_path / "other" / "birds")
+    put_classes(tmp_path / "other" / "birds", each=6)
     code, _, err = run(capsys, "data", "pack", tmp_path / "other" / "birds", "--data", tmp_path / "data")
     assert code == 2 and "'birds' was packed from another folder than" in err
     assert open_dataset(tmp_path / "data", "birds").manifest == manifest
@@ -229,7 +229,7 @@ def test_all_findings_are_listed_at_once(tmp_path, capsys):
     (images / "Ara" / "page.jpg").write_text("<html>")
     (images / "Ara" / "copy.png").write_bytes((images / "Ara" / "00.png").read_bytes())
     code, _, err = run(capsys, "data", "pack", f"{images}/", "--workers", "1", "--data", tmp_path / "data")
-    assert code == 1 and not (tmp_path / "data" / "birds").exists() and not (tmp_path / "birds.yaml").exists()
+    assert code == 1 and not (tmp_path / "data" / "birds").exists() and (tmp_path / "birds.yaml").exists()
     small = "class 'coal_tit' has too few images for train, val, test", "class 'Zebra finnch' has too few"
     broken = "Ara/cut.png is not a readable image", "Ara/page.jpg is not a readable image"
     for words in ("birds/emu holds no image: remove the folder", *small, *broken):
@@ -253,7 +253,7 @@ def test_unreadable_images_are_left_out_listed_and_recorded_on_request(tmp_path,
     code, _, err = run(capsys, *words, "--skip-broken")
     assert code == 1 and "class 'Ara' has too few images" in err
     code, _, err = run(capsys, "data", "pack", "tiles", "--data", tmp_path / "data", "--skip-broken")
-    assert code == 2 and "'tiles' has a fixed list of images" in err
+    assert code == 2 and "'tiles' is of the catalogue and has a fixed list" in err
 
 
 def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path, capsys, monkeypatch):
@@ -275,7 +275,7 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
 @pytest.mark.parametrize(("content", "words"), [
     ("flat", "it needs a folder of images per class, or a table labels.csv"),
     ("empty", "holds no class folders with images: it needs a folder of images per class"),
-    ("file", "unknown data set"),
+    ("file", "labels.csv is no folder of images"),
 ])  # fmt: skip
 def test_a_folder_whose_layout_is_not_clear_is_refused_and_no_file_is_written(tmp_path, capsys, content, words):
     root = tmp_path / "birds"
@@ -297,6 +297,7 @@ def one_class(tmp_path_factory) -> Path:
     for name, count in (("solo", 1), ("trio", 3), ("quartet", 4)):
         put_classes(root / name, CLASSES[:count], each=6)
         put_classes(root / name, CLASSES[: name == "trio"], each=14)
+        (root / "solo.yaml").write_text("name: solo\ntemplate: a {}.\nfolder: solo\nsplit: {train: 0.5, test: 0.5}\n")
         assert main(["data", "pack", str(root / name), "--data", str(root / "data"), "--workers", "1"]) == 0
     (root / "tested.yaml").write_text("name: tested\ntemplate: a {}.\nfolder: trio\nsplit: test\n")
     assert main(["data", "pack", str(root / "tested.yaml"), "--data", str(root / "data"), "--workers", "1"]) == 0

@@ -28,7 +28,7 @@ from procap.weights import architectures
 from procap.weights.architectures import canonical_name
 from procap.weights.files import VOCABULARY, read_tensors
 from procap.weights.loading import EMBEDDED, load_clip, weights_digest
-from runner.setup import warn_of_unknown_names
+from runner.setup import warn_of_names
 
 BOOKKEEPING = {"input_resolution": 32, "context_length": 77, "vocab_size": 49408}
 
@@ -378,10 +378,10 @@ def test_mini_lists_names_of_words_that_it_was_not_trained_on():
     methods = ("zeroshot", "probe")
     zeroshot, probe = (build_method(name, mini, LabelSpace(names), {}, torch.Generator()) for name in methods)
     with pytest.warns(UserWarning, match=r"cannot tell 2 of 3 classes \('owl', 'wren'\) .*--methods probe"):
-        warn_of_unknown_names(zeroshot, names)
+        warn_of_names(zeroshot, LabelSpace(names))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_unknown_names(probe, names)
+        warn_of_names(probe, LabelSpace(names))
 
 
 @pytest.fixture

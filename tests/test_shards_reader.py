@@ -184,6 +184,8 @@ def renew_hashes(folder: Path) -> None:
     content = json.loads((folder.parent / "manifest.json").read_text())
     entry = content["splits"][folder.name]
     entry["index_sha256"] = file_sha256(folder / "index.npy")
+    entry["paths_sha256"] = file_sha256(folder / "paths.txt")
+    (folder / "digests.bin").unlink(missing_ok=True)
     for shard in entry["shards"]:
         file = folder.parent / shard["file"]
         shard.update(sha256=file_sha256(file), size=file.stat().st_size)

@@ -12,10 +12,10 @@ from benchmarks.cli.data_sources import DatasetToPack, packing_root, report_note
 from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag, switch
 from benchmarks.console.output import columns, note, show
 from benchmarks.console.packing import format_classes, pack_with_progress
-from procap.errors import UsageError
+from procap.errors import UsageError, UserError
 from runner.environment import available_cores
 from shards.files import write_file
-from shards.manifest import Manifest
+from shards.manifest import Manifest, read_manifest
 from shards.reader import open_dataset
 from shards.resolve import is_packed
 
@@ -51,14 +51,9 @@ def pack(
     """
     root = packing_root(data)
     selected = select_datasets(names, raw, root)
-    if skip_broken and (published := [dataset.name for dataset in selected if not dataset.yaml_file]):
-        raise UsageError(f"--skip-broken is for your images: '{published[0]}' has a fixed list of images")
-    for dataset in selected:
-        # The folder that a set was packed from has its YAML file next to it.
-        if dataset.guessed and is_packed(root, dataset.name) and not mode.force:
-            folder = Path(dataset.yaml_file).with_suffix("")
-            hint = "rename this one, or replace the set with --force"
-            raise UsageError(f"'{dataset.name}' was packed from another folder than {folder}: {hint}")
+    if skip_broken and (of_catalogue := [dataset.name for dataset in selected if not dataset.yaml_file]):
+        what = "is of the catalogue and has a fixed list of images"
+        raise UsageError(f"--skip-broken is for your images: '{of_catalogue[0]}' {what}")
     if mode.dry_run:
         states = {dataset.name: "packed" if is_packed(root, dataset.name) else "to be packed" for dataset in selected}
         show(columns(("data set", f"now in {root}"), list(states.items())) + "\nNothing was written.")
@@ -74,17 +69,31 @@ def pack(
 def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int, skip_broken: bool) -> Manifest:
     """Pack one data set; for a user's also write the guessed YAML file, and show its classes."""
     on_note = report_note if dataset.yaml_file else None
+    if dataset.guessed and not is_packed(root, dataset.name):
+        _write_guess(dataset)
     source = dataset.make_source(skip_broken=True, workers=workers) if skip_broken else dataset.make_source()
+    if dataset.guessed and is_packed(root, dataset.name):
+        # The folder that a set was packed from has its YAML file, unless that was deleted.
+        if not force and read_manifest(root / dataset.name).source != source.origin:
+            hint = "rename this one, or replace the set with --force"
+            raise UsageError(f"'{dataset.name}' was packed from another folder than {dataset.yaml_file} names: {hint}")
+        _write_guess(dataset)
     manifest = pack_with_progress(source, root, force=force, workers=workers, on_note=on_note)
-    if dataset.guessed:
-        write_file(Path(dataset.yaml_file), dataset.guessed)
-        note(f"wrote {dataset.yaml_file}")
     if dataset.yaml_file:
         # These import torch, which other data sets need not wait for.
         from procap.weights.loading import load_clip
-        from runner.setup import describe_unknown_names, label_space
+        from runner.setup import describe_names, label_space
 
         show(format_classes(open_dataset(root, dataset.name)) + "\n")
-        if why := describe_unknown_names(load_clip("mini"), label_space(manifest, manifest.classnames).names()):
-            report_note(f"warning: under the default backbone, {why}")
+        for why in describe_names(load_clip("mini"), label_space(manifest, manifest.classnames)):
+            report_note(f"warning: {why}")
     return manifest
+
+
+def _write_guess(dataset: DatasetToPack) -> None:
+    try:
+        write_file(Path(dataset.yaml_file), dataset.guessed)
+    except OSError as error:
+        hint = "start the command in a folder that can be written"
+        raise UserError(f"{dataset.yaml_file} cannot be written ({error.strerror}): {hint}") from None
+    note(f"wrote {dataset.yaml_file}")

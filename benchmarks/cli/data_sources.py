@@ -16,9 +16,10 @@ from procap.errors import UsageError
 from shards.builtin_sources import builtin_source
 from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, find, find_or_none
 from shards.default_paths import data_root
-from shards.manifest import Manifest
+from shards.manifest import FILE, Manifest
 from shards.mirror import refuse_packing
 from shards.raw.description import parse_description, read_description
+from shards.raw.folders import is_image_name
 from shards.raw.guess import find_description
 from shards.raw.published import find_folder, raw_source
 from shards.raw.user_dataset import user_source
@@ -94,7 +95,12 @@ def _resolve_name(name: str, raw: Path | None, data_root: Path) -> DatasetToPack
         return _from_file(file, text)
     if name.lower().endswith((".yaml", ".yml")):
         return _from_file(path)
+    if os.sep in name or is_image_name(name) or path.is_file():
+        state = "is no folder of images" if path.exists() else "does not exist: there is no such folder"
+        raise UsageError(f"{name} {state}; name a folder of images, a YAML file or a data set")
     dataset = resolve_dataset(name, data_root)
+    if path.is_dir() and not raw and not (path / FILE).exists():
+        note(f"procap: warning: '{name}' is taken for the data set of that name; pack the folder here as ./{name}")
     if dataset.images_from == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
     return _from_raw_folder(dataset, raw) if dataset.images_from == "folder" else _from_builtin(dataset)

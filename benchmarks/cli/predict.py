@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +13,11 @@ import typer
 from benchmarks.cli import flags
 from benchmarks.cli.selection import find_run, find_selected_run, runtime_config
 from benchmarks.console.errors import one_line
-from benchmarks.console.output import note, plural, show, show_json
-from benchmarks.console.parse import split_names
+from benchmarks.console.output import csv_text, note, plural, show, show_json
+from benchmarks.console.parse import parse_class_names
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
-from shards.raw.folders import is_image_name
+from shards.raw.folders import is_image_name, walk_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +42,9 @@ def predict(
     ] = None,
     out: Annotated[Path | None, flags.flag("FILE", "CSV file [default: stdout]")] = None,
     top: Annotated[int, flags.flag("K", "at most K classes of an image, the most probable first", min=1)] = 1,
-    names: Annotated[str, flags.flag("A,B", "classes to choose from [default: those that the run learned]")] = "",
+    names: Annotated[
+        str, flags.flag("A,B|FILE", "classes to choose from, or a file of them [default: those that the run learned]")
+    ] = "",
     best: Annotated[
         bool, flags.switch("--best", "of the runs that flags select, that with the highest validation accuracy")
     ] = False,
@@ -82,7 +83,7 @@ def predict(
     paths = [path.expanduser() for path in paths]
     images = find_images(paths, on_error)
     with _open_table(out) as table:
-        classifier = ImageClassifier(load_trained(config, runtime), split_names(names))
+        classifier = ImageClassifier(load_trained(config, runtime), parse_class_names(names))
         classes = classifier.classnames
         if config.classes != "all" and not names:
             known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
@@ -90,8 +91,8 @@ def predict(
         predictions = classifier.predict(images, workers, on_error)
         labels = list(zip(classifier.space.classnames, classes, strict=True))
         count = _write_predictions(predictions, labels, min(top, len(classes)), out, table)
-    files = [file for path in paths if path.is_dir() for file in path.rglob("*") if file.is_file()]
-    if skipped := sum(not is_image_name(file.name) and str(file) not in failed for file in files):
+    files = [str(path / file) for path in paths if path.is_dir() for file, _ in walk_files(path)]
+    if skipped := sum(not is_image_name(file) and file not in failed for file in files):
         note(f"{plural(skipped, 'file')} skipped, no images")
     for name, reason in failed.items():
         note(f"procap: error: {name} {reason}")
@@ -134,17 +135,17 @@ def _write_predictions(
     from runner.progress import ProgressDisplay
     from runner.stop_signals import StopRequest
 
-    table, count, columns = csv.writer(file, lineterminator="\n"), 0, ("class", "label", "probability")
+    count, columns = 0, ("class", "label", "probability")
     numbers = ["", *(f"_{rank}" for rank in range(2, top + 1))]
     with ProgressDisplay("predict", 0, unit="images", quiet=out is None, timed=False) as display, StopRequest() as stop:
         for count, (name, probabilities) in enumerate(predictions, 1):
             if count == 1:
                 if out and file.seekable():
                     file.truncate(0)
-                table.writerow(["path", *(f"{column}{number}" for number in numbers for column in columns)])
+                file.write(csv_text([["path", *(f"{column}{number}" for number in numbers for column in columns)]]))
             best = zip(*(values.tolist() for values in probabilities.topk(top)), strict=True)
             cells = [cell for value, label in best for cell in (*labels[label], f"{value:.{DIGITS}f}")]
-            table.writerow((name, *cells))
+            file.write(csv_text([(name, *cells)]))
             display.total = count
             display.update(count)
             stop.check(f"stopped after {plural(count, 'image')}{f' in {out}' if out else ''}; repeated, it starts over")

@@ -30,7 +30,7 @@ from procap.errors import UsageError, check_names, explain_invalid
 from procap.methods import METHOD_GROUPS, method_class, method_paths
 from procap.weights.architectures import canonical_name, named_architecture
 from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
-from runner.planning import can_classify, control_options, plan_run
+from runner.planning import can_classify, check_read, control_options, plan_run
 from runner.remote_results import RemoteResults, results_root
 from runner.run_folders import RunFolder, find_runs, locate_run
 from shards.catalogue import find_or_none
@@ -64,8 +64,8 @@ def selected_runs(
     named_architecture(selection.backbone or "mini", selection.pretrained or None)
     shots = parse_shot_count(selection.shots or "16")
     options = parse_options(recipe_flags.option or (), methods)
-    kept = trainable_methods(selection.methods, methods, options)
-    return [
+    kept, overrides = trainable_methods(selection.methods, methods, options), recipe_overrides(recipe_flags)
+    configs = [
         plan_run(
             method=method,
             dataset=dataset,
@@ -77,7 +77,7 @@ def selected_runs(
             precision=selection.precision or "fp32",
             recipe=recipe_flags.recipe or "published",
             task=task,
-            overrides=recipe_overrides(recipe_flags),
+            shared=overrides,
             options={**control_options(method, recipe_flags.recipe), **options[method]},
             data=data,
         )
@@ -85,6 +85,8 @@ def selected_runs(
         for method in kept
         for seed in (parse_integers(selection.seeds, "--seeds") or [1])
     ]
+    check_read(configs, overrides)
+    return configs
 
 
 def start_runs(configs: Sequence[RunConfig], init: str, runtime: RuntimeConfig) -> list[RunConfig]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from runner.distributed.ranks import is_launched
-from shards.credentials import mask
+from shards.credentials import mask, mask_urls
 from shards.urls import redact
 
 SOME_FAILED = 3
@@ -22,18 +24,20 @@ SOME_FAILED = 3
 
 # Control characters without tab and newline, and the line separators of Unicode.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+# Numbers and words with a sign are none.
+FORMULA = re.compile(r"[=@]|\+(?![\d.])|-[^\W\d_]|[+-].*[|(!=]")
 
 
 class OutputStream:
-    """Stdout or stderr of a command: masks credentials, and escapes characters that the terminal cannot print."""
+    """Stdout or stderr of a command: `masks` credentials, and escapes characters that the terminal cannot print."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, masks: Callable[[str], str] = mask) -> None:
+        self._stream, self._mask = stream, masks
 
     def write(self, text: str) -> int:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         # An ASCII terminal would raise UnicodeEncodeError for ± and ↑, after all runs are done.
-        self._stream.write(mask(text).encode(encoding, "backslashreplace").decode(encoding))
+        self._stream.write(self._mask(text).encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -42,8 +46,12 @@ class OutputStream:
 
 @contextmanager
 def safe_output() -> Iterator[None]:
-    """Print through `OutputStream` in the block."""
-    with redirect_stdout(OutputStream(sys.stdout)), redirect_stderr(OutputStream(sys.stderr)):
+    """Print through `OutputStream` in the block; nothing where a stream is closed."""
+    with (
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(OutputStream(sys.stdout or nowhere, mask_urls)),
+        redirect_stderr(OutputStream(sys.stderr or nowhere, mask)),
+    ):
         yield
 
 
@@ -101,6 +109,14 @@ def show_json(document: Any) -> None:
     """Print `document` as one line of strict JSON."""
     if is_first_rank():
         print(json.dumps(document, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def csv_text(rows: Iterable[Iterable[str]]) -> str:
+    """Format rows as CSV; an apostrophe in front keeps spreadsheets from computing cells that begin like formulas."""
+    text = io.StringIO()
+    cells = (["'" * bool(FORMULA.match(cell)) + cell for cell in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(cells)
+    return text.getvalue()
 
 
 def columns(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

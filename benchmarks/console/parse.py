@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,15 @@ from procap.errors import UsageError, unknown_name
 def split_names(text: str) -> list[str]:
     """Split a comma list; duplicates are dropped and the order is kept."""
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def parse_class_names(text: str) -> list[str]:
+    """Read the lines of a file, or split a comma list as CSV is: names with commas stand between quotes."""
+    if os.path.isfile(text):
+        names = Path(text).read_text(encoding="utf-8-sig").splitlines()
+    else:
+        names = next(csv.reader([text], skipinitialspace=True), [])
+    return list(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
 def parse_integers(text: str, flag: str) -> list[int]:

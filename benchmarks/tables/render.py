@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -13,6 +11,7 @@ from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.console.output import csv_text
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.table import Mark, Table, describe_marks, format_rows, list_headers, list_notes
 from runner.results import write_bytes
@@ -198,10 +197,7 @@ def to_csv(table: Table) -> str:
         lines.append(cells)
     # The first element of a column is its header.
     used = [index < len(table.labels) or any(column[1:]) for index, column in enumerate(zip(*lines, strict=True))]
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerows(compress(line, used) for line in lines)
-    return file.getvalue().rstrip("\n")
+    return csv_text(compress(line, used) for line in lines).rstrip("\n")
 
 
 def to_dict(table: Table) -> dict[str, Any]:

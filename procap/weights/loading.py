@@ -6,11 +6,11 @@ Nothing is downloaded unless the user set HF_HUB_OFFLINE=0, and random weights c
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import logging
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from procap.clip import CLIP, describe_differences
 from procap.errors import UsageError, UserError, unknown_name
+from procap.hub import hub_file
 from procap.towers import FrozenTower
 from procap.weights.architectures import (
     HUB,
@@ -152,17 +153,15 @@ def published_weights(architecture: str) -> dict[str, dict[str, Any]]:
 
 def _hub_file(repository: str, *names: str) -> Path:
     """Return the first of these files of a Hub repository that its cache has, or that can be downloaded."""
-    from huggingface_hub import hf_hub_download
-
     # Nothing is downloaded unless the user allows it; the Hub's own default is to download.
     is_offline = os.environ.get("HF_HUB_OFFLINE") != "0"
-    for name in names:
-        with suppress(OSError):
-            return Path(hf_hub_download(repository, name, local_files_only=is_offline))
-    raise UserError(
-        f"the Hugging Face cache has no {names[0]} of {repository}: allow the download with HF_HUB_OFFLINE=0, or name "
-        "an architecture and a local file with --pretrained PATH"
-    )
+    try:
+        return hub_file(repository, *names, offline=is_offline)
+    except UserError as error:
+        allow = "allow the download with HF_HUB_OFFLINE=0, or " * is_offline
+        page = f"https://huggingface.co/{repository}"
+        elsewhere = f"{allow}download {names[0]} from {page} elsewhere: --backbone ARCHITECTURE --pretrained FILE"
+        raise UserError(f"{error}; {elsewhere}") from error
 
 
 def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 0) -> CLIP:
@@ -254,6 +253,15 @@ def weights_key(name: str, pretrained: str | None = None) -> WeightsKey:
 def weights_digest(name: str, pretrained: str | None = None) -> str:
     """Return the digest of the CLIP that `load_clip` loads, computed once for a file. Raises what `load_clip` does."""
     return _digest(weights_key(name, pretrained))
+
+
+@functools.cache
+def file_digest(key: WeightsKey) -> str:
+    """Return the SHA-256 of the file of a `weights_key`, without loading it; of weights without a file their digest."""
+    if (path := find_source(*key[:2]).file) is None:
+        return _digest(key)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @functools.cache

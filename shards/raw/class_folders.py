@@ -5,15 +5,15 @@ All images below a class folder, at any depth, belong to its class, as in torchv
 
 from __future__ import annotations
 
-import os
 import posixpath
+import unicodedata
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from procap.errors import UserError
 from shards.names import first_few, unsafe_path
-from shards.raw.folders import is_image_name, list_folder, raise_unreadable
+from shards.raw.folders import describe_left_out, is_image_name, list_folder, walk_files
 from shards.raw.published import SPLITS
 
 SPLIT_WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
@@ -41,7 +41,8 @@ class ListedImage(BaseModel):
     def _check_label(cls, label: str | int) -> str | int:
         if label == "" or (isinstance(label, int) and label < 0):
             raise ValueError("is neither text nor a number of 0 or more")
-        return label
+        # Systems store accents in different ways; equal names are one class.
+        return unicodedata.normalize("NFC", label) if isinstance(label, str) else label
 
     @field_validator("split")
     @classmethod
@@ -56,8 +57,8 @@ class ListedImage(BaseModel):
 
 
 def list_class_folders(folder: Path) -> list[str]:
-    """List the subfolders that are not hidden or left by an archive of macOS."""
-    return [name for name, entry in list_folder(folder).items() if entry == "folder" and name != "__MACOSX"]
+    """List the subfolders that are not hidden and no `LEAVINGS`."""
+    return [name for name, entry in list_folder(folder).items() if entry == "folder"]
 
 
 def find_class_root(folder: Path) -> str:
@@ -103,27 +104,28 @@ def scan_folders(root: Path) -> tuple[list[ListedImage], list[str], list[str]]:
     images: list[ListedImage] = []
     problems: list[str] = []
     left_out: list[str] = []
+    leavings: list[str] = []
     for split, prefix in splits.items():
         for name in list_class_folders(root / prefix):
-            files = _list_files(root, posixpath.join(prefix, name))
-            paths = [path for path in files if is_image_name(path) and not unsafe_path(path)]
+            entries = dict(sorted(walk_files(root, posixpath.join(prefix, name))))
+            leavings += [path for path, entry in entries.items() if entry == "leavings"]
+            files = [path for path, entry in entries.items() if entry != "leavings"]
+            # What is no file is listed too, and then reported or left out as an unreadable image.
+            paths = [path for path in files if (is_image_name(path) or entries[path] == "other") and not unsafe_path(path)]
             images += [ListedImage(path=path, label=name, split=split) for path in paths]
-            left_out += sorted({*files} - {*paths})
+            unread = sorted({*files} - {*paths})
             if not paths:
-                problems.append(f"folder: {root / prefix / name} holds no image: remove the folder, or add its images")
+                found = f" ({describe_left_out(unread, 1).removeprefix('warning: ')})" if unread else ""
+                problems.append(f"folder: {root / prefix / name} holds no image{found}: remove the folder, or add its images")
+            left_out += unread
     # Files next to the folders are left out as well, and named.
-    for folder in {"", *splits.values()}:
-        entries = list_folder(root / folder).items()
-        left_out += [posixpath.join(folder, name) for name, entry in entries if entry == "file"]
-    notes = [f"left out: {len(left_out):,} files: {first_few(left_out)}"] if left_out else []
+    for folder in dict.fromkeys(("", *splits.values())):
+        for name, entry in list_folder(root / folder).items():
+            if entry == "other" and not is_image_name(name):
+                # It may stand for the images of a class.
+                problems.append(f"folder: {root / folder / name} is a link without a target: remove it, or mend it")
+            elif entry != "folder":
+                (leavings if entry == "leavings" else left_out).append(posixpath.join(folder, name))
+    notes = [describe_left_out(left_out, len(images))] if left_out else []
+    notes += [f"not packed, because systems leave such folders: {first_few(leavings)}"] if leavings else []
     return images, problems, notes
-
-
-def _list_files(root: Path, folder: str) -> list[str]:
-    """List the paths of all files below a folder that are not hidden, sorted; links to folders are not followed."""
-    files = []
-    for parent, folders, names in os.walk(root / folder, onerror=raise_unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        relative = Path(parent).relative_to(root).as_posix()
-        files += [f"{relative}/{name}" for name in names if not name.startswith(".")]
-    return sorted(files)

@@ -19,6 +19,7 @@ from pydantic import (
 
 from procap.errors import UserError, describe_invalid
 from shards.catalogue import GROUPS, find_or_none
+from shards.files import read_regular
 from shards.names import PACKED_NAME, unfit_texts
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -100,7 +101,7 @@ def read_description(file: Path) -> Description:
     """Read the YAML file of a user's data set. Raises UserError, on one line, with the key or line that is wrong."""
     try:
         # Editors on Windows put a byte order mark at the start.
-        return parse_description(file.read_bytes().decode("utf-8-sig"), file)
+        return parse_description(read_regular(file).decode("utf-8-sig"), file)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read ({error})") from None
 

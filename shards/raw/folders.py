@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import posixpath
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,13 +19,25 @@ from typing import NoReturn
 
 from procap.errors import UserError
 from shards.files import read_regular
-from shards.records import ImageRecord
+from shards.names import first_few, has_control
+from shards.records import JPEG_ENDINGS, ImageRecord
 from shards.tar import IMAGES
 
 Images = list[tuple[str, int]]
 """Images of one split in list order: a path relative to the folder of the images, and a label."""
 
-IMAGE_EXTENSIONS = frozenset((*IMAGES, "jpeg"))
+IMAGE_EXTENSIONS = frozenset((*IMAGES, *JPEG_ENDINGS))
+NOTES = frozenset(("db", "ini", "txt", "md", "csv", "tsv", "json", "xml", "yaml", "yml", "html", "log", "pdf"))
+"""Extensions of files that people and systems leave among images."""
+LEAVINGS = frozenset(
+    ("__macosx", "@eadir", "@tmp", "@recycle", "#recycle", "#snapshot", "lost+found", "found.000", "lost.dir",
+     "$recycle.bin", "system volume information", "network trash folder", "temporary items", "__pycache__",
+     "_thumb", "_thumbs", "_thumbnails", "thumbs", "thumbnails")
+)  # fmt: skip
+"""Names, in lower case, of folders that archives, file servers, cameras and systems create: copies and deleted files.
+
+Small copies of images would be in the training and in the test split.
+"""
 
 
 @dataclass(frozen=True)
@@ -73,13 +87,17 @@ class FolderPart:
     labels: tuple[int, ...]
 
     def records(self) -> Iterator[ImageRecord]:
-        """Read the files. Raises UserError naming a file that cannot be read."""
+        """Read the files; the record of a file that cannot be read has the reason."""
         for path, label in zip(self.paths, self.labels, strict=True):
+            file = self.root / path
             try:
-                data = read_regular(self.root / path)
+                data = read_regular(file)
             except OSError as error:
-                raise_unreadable(error)
-            yield ImageRecord(path, label, data)
+                is_dangling = file.is_symlink() and not file.exists()
+                reason = f"it is a link to {os.readlink(file)}, which is not there" if is_dangling else error.strerror
+                yield ImageRecord(path, label, b"", str(reason))
+            else:
+                yield ImageRecord(path, label, data)
 
 
 def raise_unreadable(error: OSError) -> NoReturn:
@@ -88,14 +106,59 @@ def raise_unreadable(error: OSError) -> NoReturn:
 
 
 def list_folder(folder: Path) -> dict[str, str]:
-    """Map the sorted names in a folder to "folder" or "file"; links are followed, hidden names left out."""
+    """Map the sorted names in a folder to "folder", "file", "leavings" or "other"; hidden names are left out.
+
+    Links are followed. "leavings": see `LEAVINGS`. "other": a link without a target, a pipe or a device.
+    """
+
+    def classify(entry: os.DirEntry[str]) -> str:
+        # Python's methods of an entry raise for a link to itself, these do not.
+        is_folder = os.path.isdir(entry) if entry.is_symlink() else entry.is_dir()
+        if is_folder:
+            return "leavings" if entry.name.lower() in LEAVINGS else "folder"
+        return "file" if os.path.isfile(entry) else "other"
+
     try:
         with os.scandir(folder) as entries:
-            shown = {entry.name: entry for entry in entries if not entry.name.startswith(".")}
+            shown = {entry.name: classify(entry) for entry in entries if not entry.name.startswith(".")}
             # The order of `scandir` differs between file systems, and few-shot draws depend on the order of a list.
-            return {name: "folder" if shown[name].is_dir() else "file" for name in sorted(shown)}
+            return dict(sorted(shown.items()))
     except OSError as error:
         raise_unreadable(error)
+
+
+def walk_files(root: Path, folder: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what lies below `root / folder` and is no folder: its path relative to root, and what `list_folder` says.
+
+    Linked folders are read after all others, and each folder once, however many links lead to it.
+    """
+    waiting, visited = [folder], set[str]()
+    while waiting:
+        path = waiting.pop()
+        if (target := os.path.realpath(root / path)) in visited:
+            continue
+        visited.add(target)
+        for name, entry in list_folder(root / path).items():
+            inner = posixpath.join(path, name)
+            if entry == "folder":
+                waiting.insert(0 if os.path.islink(root / inner) else len(waiting), inner)
+            else:
+                yield inner, entry
+
+
+def describe_left_out(files: Sequence[str], packed: int) -> str:
+    """Describe files that are not packed: their number, the first, their endings, and what would make images of them.
+
+    It is a warning if they are a tenth of the `packed` images or more, notes apart, or their names cannot be stored.
+    """
+    endings = Counter(posixpath.splitext(file)[1].lower()[1:] for file in files)
+    counts = ", ".join(f"{count:,} {ending or 'without ending'}" for ending, count in endings.most_common(4))
+    unnamed = [file for file in files if has_control(file) and is_image_name(file)]
+    hints = [f"{len(files):,} file{'s' * (len(files) != 1)}: {first_few(files)} ({counts})"]
+    hints += ["HEIC is not read: convert it to JPEG, for example with heif-convert"] * ("heic" in endings)
+    hints += [f"names must be UTF-8 without control characters: rename {first_few(unnamed)}"] * bool(unnamed)
+    many = 10 * sum(count for ending, count in endings.items() if ending not in NOTES) >= packed
+    return f"{'warning: ' * (many or bool(unnamed))}left out: {'; '.join(hints)}"
 
 
 def is_image_name(file: str) -> bool:
@@ -110,11 +173,14 @@ def missing_images(root: Path, images: Images) -> list[str]:
 
 
 def file_sizes(root: Path, paths: Iterable[str]) -> list[int]:
-    """List the bytes of each file. Raises UserError for a file that was deleted after it was listed."""
-    try:
-        return [os.stat(root / path).st_size for path in paths]
-    except OSError as error:
-        raise_unreadable(error)
+    """List the bytes of each file; 0 for a file that cannot be read, which `FolderPart` reports."""
+    return [_file_size(root / path) for path in paths]
+
+
+def _file_size(file: Path) -> int:
+    with suppress(OSError):
+        return os.stat(file).st_size
+    return 0
 
 
 def split_classes(images: Images, fractions: Mapping[str, float], seed: int) -> dict[str, Images]:

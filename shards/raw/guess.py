@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
 
 from procap.errors import UsageError, UserError
-from shards.catalogue import find_or_none
+from shards.catalogue import find, find_or_none
+from shards.names import first_few
 from shards.raw.class_folders import (
+    SPLIT_WORDS,
     ListedImage,
     find_class_root,
     find_split_folders,
@@ -21,8 +25,9 @@ from shards.raw.class_folders import (
     scan_folders,
 )
 from shards.raw.description import read_description
-from shards.raw.folders import list_folder, split_sizes
-from shards.raw.tables import read_columns, read_table
+from shards.raw.folders import describe_left_out, is_image_name, list_folder, split_sizes
+from shards.raw.published import imagenet_wnids, published_classnames
+from shards.raw.tables import TABLES, Table, describe_columns, read_lines, read_table
 
 HEADER = """\
 # Guessed by `procap data pack {folder}`: {what}.
@@ -34,12 +39,15 @@ SEED = 1
 
 
 def find_description(folder: Path) -> tuple[Path, str]:
-    """Return the YAML file next to a folder, and its guessed content, "" if the file exists and describes the folder.
+    """Return the YAML file of a folder, and its guessed content, "" if the file exists and describes the folder.
 
+    It lies next to the folder, or in the working directory if nothing can be written there.
     Raises UsageError for a file that describes different images, UserError if no layout fits.
     """
     folder = folder.resolve()
-    file = folder.with_name(f"{folder.name}.yaml")
+    is_writable = os.access(folder.parent, os.W_OK)
+    files = [folder.with_name(f"{folder.name}.yaml"), Path.cwd() / f"{folder.name}.yaml"]
+    file = files[0] if is_writable or files[0].exists() else files[1]
     if file.exists():
         written = read_description(file)
         images = (file.parent / text for text in (written.folder, written.images, written.table) if text)
@@ -47,35 +55,83 @@ def find_description(folder: Path) -> tuple[Path, str]:
             hint = "pack it by its name, or move it away"
             raise UsageError(f"{file} is there already and describes other images than {folder}; {hint}")
         return file, ""
-    keys, what = guess_keys(folder)
+    keys, what, labels = guess_keys(folder)
+    if len(labels) < 2:
+        layout = "put the images of each class into a folder of its own, or add a table labels.csv of path,label"
+        raise UserError(f"{folder} has one class ({first_few([*map(str, labels)])}), {what}: {layout}; or write {file}")
+    if not is_writable:
+        keys |= {key: str(folder.parent / keys[key]) for key in ("folder", "table", "images") if key in keys}
     # A name has at most 64 letters, and `my-` may come in front.
     name = re.sub(r"[^a-z0-9.]+", "-", folder.name.lower()).strip("-.")[:60] or "images"
     name = f"my-{name}" if find_or_none(name) else name
     keys = {"name": name, "template": "a photo of a {}."} | keys
+    if names := _guess_names(labels):
+        keys["classes"] = names
+        what += "\n# Note: numbers or WordNet ids of class folders do not go into prompts, see classes"
     # With None, PyYAML writes a mapping of texts alone on one line, also the outermost.
     flow = None if any(isinstance(value, dict) for value in keys.values()) else False
     text = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=120)
     return file, HEADER.format(folder=folder.name, what=what) + text
 
 
-def guess_keys(folder: Path) -> tuple[dict[str, Any], str]:
-    """Guess how the images of a folder are labelled and split: the keys of its YAML file, and the guess in words."""
-    tables = [name for name, entry in list_folder(folder).items() if entry == "file" and _is_table(folder / name)]
+def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
+    """Guess how the images of a folder are labelled and split: the keys of its YAML file, the guess, the labels."""
+    tables = _find_tables(folder)
     if len(tables) > 1:
-        raise UserError(f"{folder} holds several tables ({', '.join(tables)}): name one of them in a YAML file")
+        hint = "join them, or name one of them in a YAML file"
+        raise UserError(f"{folder} holds several tables ({', '.join(table for table, _ in tables)}): {hint}")
     if tables:
-        return _guess_table(folder, tables[0])
+        return _guess_table(folder, *tables[0])
     root = find_class_root(folder)
-    if not list_class_folders(folder / root):
+    names = list_class_folders(folder / root)
+    if not names:
+        files = [name for name, entry in list_folder(folder / root).items() if entry != "folder"]
+        found = f" ({describe_left_out(files, 0)})".replace("warning: ", "") if files else ""
         needed = "it needs a folder of images per class, or a table labels.csv of path,label (docs/data.md)"
-        raise UserError(f"{folder} holds no class folders with images: {needed}")
+        raise UserError(f"{folder} holds no class folders with images{found}: {needed}")
     keys: dict[str, Any] = {"folder": posixpath.join(folder.name, root).rstrip("/")}
-    if splits := find_split_folders(folder / root):
-        words = ", ".join(f"{split} from {name}/" for split, name in splits.items())
-        return keys, f"folders of class folders, {words}"
+    splits = find_split_folders(folder / root)
+    for prefix in splits.values() or [""]:
+        _check_class_folders(folder / root / prefix)
     images = scan_folders(folder / root)[0]
-    count = len({image.label for image in images})
-    return keys | _guess_split(images), f"{count} class folder{'s' * (count != 1)}, split at random"
+    labels = {image.label for image in images}
+    if splits:
+        words = ", ".join(f"{split} from {name}/" for split, name in splits.items())
+        return keys, f"folders of class folders, {words}", labels
+    count = len(names)
+    return keys | _guess_split(images), f"{count} class folder{'s' * (count != 1)}, split at random", {*names}
+
+
+def _check_class_folders(root: Path) -> None:
+    """Raise UserError for folders that are called like splits, or hold the same folders, such as color/ and masks/."""
+    names = list_class_folders(root)
+    words = {word for words in SPLIT_WORDS.values() for word in words}
+    if {name.lower() for name in names} <= words:
+        needed = f"put the images of each class into a folder ({names[0]}/CLASS), or add a table of path,label,split"
+        raise UserError(f"{root} holds {', '.join(names)}, which are names of splits and not of classes: {needed}")
+    inner = {name: list_folder(root / name) for name in names}
+    counts = Counter(sub for entries in inner.values() for sub, entry in entries.items() if entry == "folder")
+    shared = [name for name, count in counts.items() if count > 1]
+    has_images = any(is_image_name(file) for entries in inner.values() for file in entries)
+    if len(shared) > 1 and not has_images:
+        what = f"the folders {first_few(names)} hold no images but the same folders, {first_few(shared)}"
+        hint = f"pack the one that has your classes: procap data pack {quote(str(root / names[0]))}"
+        raise UserError(f"{root}: {what}, so it is not clear which are the classes; {hint}, or write a YAML file")
+
+
+def _guess_names(labels: Collection[str | int]) -> dict[str, str]:
+    """Map labels that are ImageNet's WordNet ids, or have a running number in front, to names for prompts."""
+    texts = sorted(map(str, labels))
+    known = dict(zip(imagenet_wnids(), published_classnames(find("imagenet")), strict=True))
+    if {*texts} <= known.keys():
+        counts = Counter(known[text] for text in texts)
+        return {text: known[text] if counts[known[text]] == 1 else f"{known[text]} ({text})" for text in texts}
+    numbered = [re.fullmatch(r"(\d{1,6})[._ -]+(\D.*)", text, re.ASCII) for text in texts]
+    parts = {match[0]: (int(match[1]), match[2]) for match in numbered if match}
+    numbers = sorted(number for number, _ in parts.values())
+    is_running = len(parts) == len(texts) and numbers == [*range(numbers[0], numbers[0] + len(texts))]
+    names = {text: name for text, (_, name) in parts.items()}
+    return names if is_running and len({*names.values()}) == len(texts) else {}
 
 
 def _guess_split(images: Iterable[ListedImage]) -> dict[str, Any]:
@@ -86,21 +142,39 @@ def _guess_split(images: Iterable[ListedImage]) -> dict[str, Any]:
     return {"split": {**rule, "seed": SEED}}
 
 
-def _guess_table(folder: Path, table: str) -> tuple[dict[str, Any], str]:
-    """Find the folder that the paths of a table are relative to, and whether it has splits."""
-    images = read_table(folder / table)
-    subfolders = ["", *list_class_folders(folder)]
-    subfolder = next((name for name in subfolders if (folder / name / images[0].path).is_file()), "")
-    keys = {"table": f"{folder.name}/{table}", "images": posixpath.join(folder.name, subfolder).rstrip("/")}
+def _find_tables(folder: Path) -> list[tuple[str, str]]:
+    """Find the tables of labels in a folder, each with the folder that its files are relative to.
+
+    Raises UserError if there is none but a table that is about images and does not say which column labels them.
+    """
+    entries = list_folder(folder)
+    names = [name for name, entry in entries.items() if entry == "file" and name.lower().endswith(TABLES)]
+    # The Hub's tables lie next to the images.
+    inner = [f"{name}/metadata{ending}" for name in list_class_folders(folder) for ending in TABLES]
+    tables = {name: _locate_table(folder, name) for name in [*names, *filter(lambda name: (folder / name).is_file(), inner)]}
+    tables = {name: (table, place) for name, (table, place) in tables.items() if not table.is_prediction}
+    labelled = [(name, place) for name, (table, place) in tables.items() if table.located and table.labels]
+    unclear = [f"{name} ({describe_columns(table)})" for name, (table, _) in tables.items() if table.is_unclear]
+    if unclear and not labelled:
+        raise UserError(f"{folder}: it is not clear how this labels the images: {unclear[0]}; or move the table away")
+    return labelled
+
+
+def _locate_table(folder: Path, name: str) -> tuple[Table, str]:
+    """Read a table, and find the folder that its files are relative to: its own, or one in it or below that."""
+    lines, place = read_lines(folder / name), posixpath.dirname(name)
+    inner = [posixpath.join(place, sub) for sub in list_class_folders(folder / place)]
+    below = [posixpath.join(path, sub) for path in inner for sub in list_class_folders(folder / path)]
+    places = (path for path in (place, *inner, *below) if Table(lines[:20], folder / path).located)
+    place = next(places, place)
+    return Table(lines, folder / place), place
+
+
+def _guess_table(folder: Path, table: str, place: str) -> tuple[dict[str, Any], str, set[str | int]]:
+    """Return the keys for a table, whose files are relative to `place`."""
+    images = read_table(folder / table, folder / place)
+    keys = {"table": f"{folder.name}/{table}", "images": posixpath.join(folder.name, place).rstrip("/")}
+    labels = {image.label for image in images}
     if images[0].split:
-        return keys, f"the table {table}, with its splits"
-    return keys | _guess_split(images), f"the table {table}, split at random"
-
-
-def _is_table(file: Path) -> bool:
-    """Whether a file is a CSV or TSV with columns for paths and labels."""
-    if file.suffix.lower() not in (".csv", ".tsv"):
-        return False
-    # No more than the header: a file without line ends can be of any size.
-    with file.open(encoding="utf-8-sig", errors="replace") as stream:
-        return {"path", "label"} <= {*read_columns(stream.readline(10_000))[1]}
+        return keys, f"the table {table}, with its splits", labels
+    return keys | _guess_split(images), f"the table {table}, split at random", labels

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from procap.errors import UserError, describe_invalid
 from shards.catalogue import Dataset, RawLayout
+from shards.files import read_regular
 from shards.manifest import lines_digest
 from shards.names import first_few, unsafe_path
 from shards.raw.folders import Images, Listing, file_sizes, is_image_name, list_folder, missing_images
@@ -149,7 +150,7 @@ def _read_split_file(location: RawLocation) -> Listing:
     """Read CoOp's lists of `[path, label, class name]` per split; `check_published` compares them."""
     file = location.find_list(location.raw.split_file)
     try:
-        document = SplitFile.validate_json(file.read_bytes(), strict=True)
+        document = SplitFile.validate_json(read_regular(file), strict=True)
         splits = {split: [(path, label) for path, label, _ in document[split]] for split in SPLITS}
         names = {label: name for rows in document.values() for _, label, name in rows}
         # A gap in the labels is a KeyError: such a file is damaged.
@@ -181,7 +182,7 @@ def _read_variant_lists(location: RawLocation) -> Listing:
 
 def _read_lines(location: RawLocation, name: str) -> list[str]:
     """Read the lines of a list that are not empty, without outer blanks."""
-    lines = location.find_list(name).read_text(encoding="utf-8-sig").split("\n")
+    lines = read_regular(location.find_list(name)).decode("utf-8-sig").split("\n")
     return [line.strip() for line in lines if line.strip()]
 
 

@@ -44,7 +44,8 @@ def user_source(file: Path, text: str = "", *, skip_broken: bool = False, worker
 def _image_source(file: Path, description: Description, skip_broken: bool, workers: int) -> Source:
     if description.table is not None:
         root, origin = _resolve(file, description.images or "."), "own table"
-        images, folder_problems, notes = _list_table(_resolve(file, description.table), root), list[str](), list[str]()
+        table = _resolve(file, description.table)
+        images, folder_problems, notes = _list_table(table, root, skip_broken), list[str](), list[str]()
     else:
         root, origin = _resolve(file, description.folder or ""), "own folders"
         images, folder_problems, notes = scan_folders(root)
@@ -57,6 +58,10 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
         # A stable sort: images of a class stay sorted by name.
         images.sort(key=lambda image: labels[image.label])
     splits, problems = _assign_splits(description, images, names, labels)
+    if chosen_on := splits.get("val"):
+        absent = {*range(len(names))} - {label for _, label in chosen_on}
+        unseen = first_few([names[label] for label in sorted(absent)])
+        notes += [f"val has no image of {unseen}: settings chosen on it ignore such classes"] if absent else []
     listing = Listing(root, names, splits, origin, scanned=True)
     sizes = file_sizes(root, listing.paths)
     # A user's data has no version; the sizes detect most images that were replaced under the same name.
@@ -93,9 +98,10 @@ def _resolve(file: Path, path: str) -> Path:
     return file.parent / os.path.expanduser(path)
 
 
-def _list_table(table: Path, root: Path) -> list[ListedImage]:
-    images = read_table(table)
-    if missing := missing_images(root, [(image.path, 0) for image in images]):
+def _list_table(table: Path, root: Path, skip_missing: bool) -> list[ListedImage]:
+    images = read_table(table, root)
+    missing = missing_images(root, [(image.path, 0) for image in images])
+    if missing and not (skip_missing and len(missing) < len(images)):
         what = f"table: {len(missing):,} of {len(images):,} images are not in {root}"
         raise UserError(f"{what}: {first_few(missing)}")
     return images
