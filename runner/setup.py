@@ -35,7 +35,7 @@ from shards.device.stream import DeviceTrainStream
 from shards.image_selection import FewShot, check_classes, load_few_shot, select_class_labels
 from shards.loader import TrainStream
 from shards.manifest import Manifest
-from shards.names import join_first
+from shards.names import first_few, join_first
 from shards.reader import ImageList, ShardSet, open_dataset
 from shards.rng import generator
 from shards.transforms import EvalTransform, TrainAugment, eval_transform
@@ -174,15 +174,15 @@ def describe_names(clip: CLIP, space: LabelSpace) -> list[str]:
     unknown = clip.unknown_names(names)
     if 2 * len(codes) > len(names):
         reasons = [
-            f"class names are numbers or WordNet ids ({join_first([*map(ascii, codes)])}), which mean nothing in a prompt: "
-            "give names with `classes:` in the YAML file, or use a method that learns from images alone (--methods probe)"
+            f"class names are numbers or WordNet ids ({first_few(codes)}), which mean nothing in a prompt: give names "
+            "with `classes:` in the YAML file, or use a method that learns from images alone (--methods probe)"
         ]
     elif len(unknown) > 1:
         reasons = [
-            f"prompts cannot tell {len(unknown)} of {len(names)} classes ({join_first([*map(repr, unknown)])}) apart, as "
-            f"{clip.name} knows no word of their names: use a method that learns from images alone (--methods probe or "
-            "ncm), names made of the words that `procap ls words` lists (`classes:` in the YAML file), or ViT-B/16, whose "
-            "weights are fetched by HF_HUB_OFFLINE=0 procap train --backbone ViT-B/16"
+            f"prompts cannot tell {len(unknown)} of {len(names)} classes ({join_first([*map(repr, unknown)])}) apart, "
+            f"as {clip.name} knows no word of their names: use a method that learns from images alone (--methods probe "
+            "or ncm), names made of the words that `procap ls words` lists (`classes:` in the YAML file), or ViT-B/16, "
+            "whose weights are fetched by HF_HUB_OFFLINE=0 procap train --backbone ViT-B/16"
         ]
     alike: dict[tuple[int, ...], list[str]] = {}
     # A prompt that is too long is an error where it is used.

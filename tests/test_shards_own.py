@@ -196,7 +196,7 @@ def test_a_mistake_in_the_yaml_file_is_named_in_one_line(tmp_path, kind):
 
 TABLES: dict[str, tuple[str, str, str]] = {
     "missing image": ("csv", "path,label\na.png,x\ngone.png,y\n", "1 of 2 images are not in .*'gone.png'"),
-    "unknown columns": ("csv", "p,q,r\na.png,x,y\nb.png,y,x\n", "columns: 'p', 'q', 'r'; path .or filename.*are needed"),
+    "unknown columns": ("csv", "p,q,r\na.png,x,y\nb.png,y,x\n", "columns: 'p', 'q', 'r'; path .or filename"),
     "no label": ("csv", "path,label\na.png,\nb.png,x\n", "csv: line 2.label = '': is neither"),
     "unknown split": ("csv", "path,label,split\na.png,x,train\nb.png,x,dev\n", "line 3.split = 'dev': is none of"),
     "a path out of the folder": ("csv", "path,label\n../a.png,x\n", "line 2.path = '../a.png': is not a plain path"),
@@ -204,7 +204,7 @@ TABLES: dict[str, tuple[str, str, str]] = {
     "numbers without names": ("csv", "path,label\na.png,0\nb.png,1\n", "labels are numbers .* list them under classes"),
     "nothing": ("csv", "path,label\n", "lists no images"),
     "an image in two splits": ("csv", "path,label,split\na.png,x,train\na.png,x,test\n", "'a.png' more than once"),
-    "Latin-1": ("csv", "path,label\na.png,M\udcf6we\n", "birds.csv cannot be read: 'utf-8' codec"),
+    "Latin-1": ("csv", "path,label\na.png,M\udcf6we\n", "birds.csv cannot be read .*utf-8. codec"),
     "an open quote": ("csv", 'path,label\n"a.png,x\n', "unexpected end of data"),
     "class not trained": (
         "csv",

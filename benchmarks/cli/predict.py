@@ -41,7 +41,7 @@ def predict(
     ] = None,
     out: Annotated[Path | None, flags.flag("FILE", "CSV file [default: stdout]")] = None,
     top: Annotated[int, flags.flag("K", "at most K classes of an image, the most probable first", min=1)] = 1,
-    names: Annotated[str, flags.flag("A,B|FILE", "classes to choose from, or a file of them [default: those that the run learned]")] = "",
+    names: Annotated[str, flags.flag("A,B|FILE", "classes to choose from [default: those that the run learned]")] = "",
     results: flags.Results = "results",
     device: flags.Device = "auto",
     workers: Annotated[int | None, flags.flag("N", "threads that decode images", min=0)] = None,

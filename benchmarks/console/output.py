@@ -47,9 +47,12 @@ class OutputStream:
 @contextmanager
 def safe_output() -> Iterator[None]:
     """Print through `OutputStream` in the block; nothing where a stream is closed."""
-    with open(os.devnull, "w") as nowhere, redirect_stdout(OutputStream(sys.stdout or nowhere)):
-        with redirect_stderr(OutputStream(sys.stderr or nowhere)):
-            yield
+    with (
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(OutputStream(sys.stdout or nowhere)),
+        redirect_stderr(OutputStream(sys.stderr or nowhere)),
+    ):
+        yield
 
 
 def is_first_rank() -> bool:
