@@ -187,11 +187,12 @@ def describe_names(clip: CLIP, space: LabelSpace) -> list[str]:
     alike: dict[tuple[int, ...], list[str]] = {}
     # A prompt that is too long is an error where it is used.
     with suppress(UserError):
-        for ids, name in zip(clip.tokenize(space.prompts()).tolist(), space.classnames, strict=True):
+        visible = [re.sub("[\u00ad\u200b-\u200f\u2060\ufeff]", "", prompt) for prompt in space.prompts()]
+        for ids, name in zip(clip.tokenize(visible).tolist(), space.classnames, strict=True):
             alike.setdefault(tuple(ids), []).append(ascii(name))
     if equal := [" = ".join(group) for group in alike.values() if len(group) > 1]:
         what = "one of them is never predicted by a method that reads names alone"
-        reasons.append(f"classes have the same prompt ({join_first(equal)}): {what}; give them different names")
+        reasons.append(f"classes have the same prompt, as it is seen ({join_first(equal)}): {what}; rename them")
     return reasons
 
 

@@ -135,9 +135,11 @@ def list_folder(folder: Path) -> dict[str, str]:
 def walk_files(root: Path, folder: str = "") -> Iterator[tuple[str, str]]:
     """Yield what lies below `root / folder` and is no folder: its path relative to root, and what `list_folder` says.
 
-    Linked folders are read after all others, and each folder once, however many links lead to it.
+    Linked folders are read after all others, each folder once, however many links lead to it, and none around this one.
     """
-    waiting, visited = [folder], set[str]()
+    start, whole = Path(os.path.realpath(root / folder)), Path(os.path.realpath(root))
+    # What lies around it are the folders of different classes.
+    waiting, visited = [folder], {*map(str, (whole, *whole.parents, *start.parents))} - {str(start)}
     while waiting:
         path = waiting.pop()
         if (target := os.path.realpath(root / path)) in visited:

@@ -109,16 +109,18 @@ def _check_class_folders(root: Path) -> None:
     names = list_class_folders(root)
     words = {word for words in SPLIT_WORDS.values() for word in words}
     if {name.lower() for name in names} <= words:
-        needed = f"put the images of each class into a folder ({names[0]}/CLASS), or add a table of path,label,split"
-        raise UserError(f"{root} holds {', '.join(names)}, which are names of splits and not of classes: {needed}")
+        what = f"{first_few(names)}, which are names of splits" if names else "no folders"
+        hint = "put the images of each class into a folder, such as train/CLASS, or add a table of path,label,split"
+        raise UserError(f"{root} holds {what}: {hint}")
     inner = {name: list_folder(root / name) for name in names}
     counts = Counter(sub for entries in inner.values() for sub, entry in entries.items() if entry == "folder")
     shared = [name for name, count in counts.items() if count > 1]
-    has_images = any(is_image_name(file) for entries in inner.values() for file in entries)
-    if len(shared) > 1 and not has_images:
-        what = f"the folders {first_few(names)} hold no images but the same folders, {first_few(shared)}"
-        hint = f"pack the one that has your classes: procap data pack {quote(str(root / names[0]))}"
-        raise UserError(f"{root}: {what}, so it is not clear which are the classes; {hint}, or write a YAML file")
+    if len(shared) > 1 and not any(is_image_name(file) for entries in inner.values() for file in entries):
+        what = f"{root}: the folders {first_few(names)} hold no images but the same folders, {first_few(shared)}"
+        hint = f"pack the one that has the classes (procap data pack {quote(str(root / names[0]))}), or write a YAML file"
+        if {name.lower() for name in shared} <= words:
+            hint = f"put the folders of splits outside, such as {shared[0]}/{names[0]}"
+        raise UserError(f"{what}, so it is not clear which are the classes: {hint}")
 
 
 def _guess_names(labels: Collection[str | int]) -> dict[str, str]:
