@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from own_images import CLASSES, put, put_classes
 from PIL import ExifTags, Image
 
@@ -210,7 +211,7 @@ FORMATS = {
     "ids without endings": ("b.csv", as_lines([(p[:-4], n) for p, n in PAIRS], header=("id", "breed"))),
     "unknown names of two columns": ("b.csv", as_lines(PAIRS, header=("picture", "kind"))),
     "one column per class": (
-        "b.csv", as_lines([(p, float(n == "ara"), float(n == "emu")) for p, n in PAIRS], header=("image", "ara", "emu")),
+        "b.csv", as_lines([(p, float(n == "ara"), float(n == "emu")) for p, n in PAIRS], ",", ("image", "ara", "emu")),
     ),
     "absolute paths of another machine": (
         "b.csv", as_lines([(f"/home/ann/data/{p}", n) for p, n in PAIRS], header=("path", "label")),
@@ -230,8 +231,8 @@ def test_a_table_is_read_as_other_programs_write_it(tmp_path, kind):
     for path, _ in PAIRS:
         put(root / path)
     (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    _, text = find_description(root)
-    source = user_source(sheet(tmp_path, text.partition("template")[2].partition("\n")[2].partition("split:")[0] + TEST))
+    file, text = find_description(root)
+    source = user_source(file, yaml.safe_dump(yaml.safe_load(text) | {"split": "test"}))
     assert source.classnames == ("ara", "emu")
     assert rows(source, "test") == [(path, ("ara", "emu").index(label)) for path, label in PAIRS]
 

@@ -117,7 +117,7 @@ def _check_class_folders(root: Path) -> None:
     shared = [name for name, count in counts.items() if count > 1]
     if len(shared) > 1 and not any(is_image_name(file) for entries in inner.values() for file in entries):
         what = f"{root}: the folders {first_few(names)} hold no images but the same folders, {first_few(shared)}"
-        hint = f"pack the one that has the classes (procap data pack {quote(str(root / names[0]))}), or write a YAML file"
+        hint = f"pack the one that has the classes (procap data pack {quote(str(root / names[0]))}) or write YAML"
         if {name.lower() for name in shared} <= words:
             hint = f"put the folders of splits outside, such as {shared[0]}/{names[0]}"
         raise UserError(f"{what}, so it is not clear which are the classes: {hint}")
