@@ -126,7 +126,6 @@ def read_digest(data: str, name: str, splits: Sequence[str]) -> str:
     """Return the digest of a packed data set whose shards have the right sizes; "" if runs generate it first."""
     from shards.catalogue import CATALOGUE
     from shards.default_paths import data_root
-    from shards.manifest import is_mirror
     from shards.reader import open_dataset
     from shards.resolve import is_packed
 
@@ -135,8 +134,7 @@ def read_digest(data: str, name: str, splits: Sequence[str]) -> str:
         return ""
     dataset = open_dataset(root, name)
     for split in splits:
-        # Shards behind a URL are compared when a run downloads them.
-        if split in dataset.manifest.splits and not is_mirror(root):
+        if split in dataset.manifest.splits:
             dataset.check_sizes(split)
     return dataset.manifest.digest
 

@@ -166,12 +166,16 @@ def _init(address: str, options: dict[str, Any]) -> None:
             ray.shutdown()
 
 
+def ray_folder() -> Path:
+    """Return the folder for the files of Ray's sessions on this machine."""
+    return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray"
+
+
 def check_listening(address: str) -> None:
     """Raise UserError if nothing listens at the address: Ray itself would try for five minutes."""
     if address == "auto":
         # Where `ray start` writes its address, which stays there if the cluster dies.
-        folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-        last_started = Path(folder) / "ray" / "ray_current_cluster"
+        last_started = ray_folder() / "ray_current_cluster"
         if os.environ.get("RAY_ADDRESS") or not last_started.is_file():
             return
         address = last_started.read_text(encoding="utf-8").strip()
@@ -185,7 +189,9 @@ def check_listening(address: str) -> None:
 def _unreachable(address: str, reason: str) -> UserError:
     reason = " ".join(reason.split())[:200]
     if address == LOCAL:
-        return UserError(f"Ray did not start on this machine ({reason}); see /tmp/ray/session_latest/logs")
+        logs, short = ray_folder() / "session_latest" / "logs", "set RAY_TMPDIR to a folder with a short path; "
+        short *= "AF_UNIX" in reason
+        return UserError(f"Ray did not start on this machine ({reason}); {short}see {logs}")
     location = "on this machine" if address == "auto" else f"at {address}"
     return UserError(
         f"no Ray cluster {location} could be reached ({reason}); start one with `ray start --head`, or name one with "

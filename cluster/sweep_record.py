@@ -173,7 +173,7 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
     """
     run: dict[str, Any] = settings.model_dump(include={"shots", "backbone", "pretrained", "precision", "recipe"})
     run["method"] = settings.methods[0]
-    overrides, options = dict(settings.overrides), dict[str, Any]()
+    overrides, options = dict[str, Any](), dict[str, Any]()
     for field, value in values.items():
         group, dot, name = field.partition(".")
         if dot:
@@ -186,8 +186,9 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
     run["options"] = {**controls, **settings.options.get(run["method"], {}), **options}
     # Targets are validation images only; held-out selection trains on half of the base classes.
     classes = "dev-base" if settings.metric == "held-out" else settings.classes
+    run |= {"shared": settings.overrides, "overrides": overrides}
     configs = [
-        plan_run(dataset=dataset, classes=classes, seed=seed, overrides=overrides, data=data, **run)
+        plan_run(dataset=dataset, classes=classes, seed=seed, data=data, **run)
         for dataset, seed in itertools.product(settings.datasets, settings.seeds)
     ]
     return [RunSpec(config=config, targets=validation_targets(config.dataset, classes)) for config in configs]

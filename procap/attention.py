@@ -39,7 +39,6 @@ class AttentionPattern:
     groups: int = 1
     prefix: int = 0
     prefix_queries: bool = True
-    padding: int = 0
 
     def apply(self, q: Tensor, kv: Tensor, heads: int) -> Tensor:
         """Compute attention of queries [N, Q, D] to keys and values [N, L, 2 D]; returns [N, Q, D].
@@ -55,11 +54,10 @@ class AttentionPattern:
         prefix_kv, group_kv = kv.split([self.prefix, kv.shape[1] - self.prefix], dim=1)
         prefix_q, group_q = q.split([prefix_queries, q.shape[1] - prefix_queries], dim=1)
         group_kv = group_kv.unflatten(1, (self.groups, -1))
-        if self.prefix or self.padding:
+        if self.prefix:
             # Fused kernels need contiguous keys per sequence; the copy costs about 1 % of a linear layer.
-            padding = kv.new_zeros(items, self.groups, self.padding, kv.shape[-1])
-            # [N, G, P + L / G + padding, 2 D].
-            group_kv = torch.cat([prefix_kv[:, None].expand(-1, self.groups, -1, -1), group_kv, padding], dim=2)
+            # [N, G, P + L / G, 2 D].
+            group_kv = torch.cat([prefix_kv[:, None].expand(-1, self.groups, -1, -1), group_kv], dim=2)
         # The batch of attention is item by item, each with its G groups, so the masks of the groups repeat per item.
         mask = self.mask if items == 1 else self.mask.repeat(items, 1, 1, 1)
         group_q = group_q.unflatten(1, (self.groups, -1)).flatten(0, 1)

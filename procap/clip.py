@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -31,9 +30,7 @@ class CLIP(nn.Module):
         instead of the shorter side and a crop.
     visual, text: towers of `procap.towers`, or open_clip's own modules (`FrozenTower`), which no method changes.
     optimized: whether encoding takes the exact shortcuts of `procap.towers`.
-    weights_in_use: makes a context for encoding, in which weights may be replaced by equal ones.
-    text_stream: the stream of a GPU on which training encodes classes, so that it works on images meanwhile; None: the
-        current one.
+    fused_kernels: whether a method may use its Triton kernels; `runner.acceleration` decides.
     """
 
     logit_bias: Tensor | None
@@ -59,8 +56,7 @@ class CLIP(nn.Module):
         self.interpolation = interpolation
         self.squash = squash
         self.optimized = True
-        self.weights_in_use: Callable[[], AbstractContextManager[None]] = nullcontext
-        self.text_stream: torch.cuda.Stream | None = None
+        self.fused_kernels = False
         # Methods are checked against `plain_towers` before they use a tower, so that the types hold for them.
         self.visual = cast(VisionTower, visual or VisionTower(geometry))
         self.text = cast(TextTower, text or TextTower(geometry))
@@ -120,22 +116,19 @@ class CLIP(nn.Module):
 
     def encode_image(self, images: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode images [B, 3, H, W] to features [B, E], not normalised."""
-        with self.weights_in_use():
-            features = self.visual(images, plan, self.optimized)
+        features = self.visual(images, plan, self.optimized)
         # A `FrozenTower` returns features alone, a `VisionTower` also the rows of `read_op`.
         return features if isinstance(features, Tensor) else features[0]
 
     def encode_image_rows(self, images: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         """Encode images to features [B, E] and the final states [B, P, D] of the rows of operation `plan.read_op`."""
-        with self.weights_in_use():
-            features, states = self.visual(images, plan, self.optimized)
+        features, states = self.visual(images, plan, self.optimized)
         assert states is not None
         return features, states
 
     def encode_image_with_frozen(self, images: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
         """Return what `encode_image_rows` returns, and the features [B, E] without a plan."""
-        with self.weights_in_use():
-            features, states, frozen = self.visual.encode_with_frozen(images, plan, self.optimized)
+        features, states, frozen = self.visual.encode_with_frozen(images, plan, self.optimized)
         assert states is not None
         return features, states, frozen
 
@@ -145,13 +138,11 @@ class CLIP(nn.Module):
         prompts: pass a `PromptSet` to encode the same prompts repeatedly: it is laid out once instead of at every call.
         Raises UserError when a prompt with its inserted tokens is longer than the context.
         """
-        with self.weights_in_use():
-            return self.text(prompts, plan, self.optimized)
+        return self.text(prompts, plan, self.optimized)
 
     def encode_text_from(self, block: int, prompts: PromptSet, chosen: Tensor, plan: Plan) -> Tensor:
         """Encode the prompts `chosen` [K] to features [K, E], under a plan that changes nothing before `block`."""
-        with self.weights_in_use():
-            return self.text.encode_from(block, prompts, chosen, plan, self.optimized)
+        return self.text.encode_from(block, prompts, chosen, plan, self.optimized)
 
     def token_embedding(self, ids: Tensor) -> Tensor:
         """Look up word embeddings [..., D] of token ids [...], without positions."""

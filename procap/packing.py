@@ -139,18 +139,18 @@ class PromptSet:
                 self._parts[start, stop] = PromptSet(self.ids[start:stop], self.columns)
         return self._parts[start, stop]
 
-    def layout(self, plan: Plan, layers: int, context: int, key_multiple: int = 1) -> Layout | None:
+    def layout(self, plan: Plan, layers: int, context: int) -> Layout | None:
         """Return how the prompts are packed under `plan`, or None for a plan that packing does not cover.
 
         key_multiple: the keys of each group are padded to a multiple of it.
         """
         # The form of the operations alone, no values: a training step with new tokens reuses the layout.
         form = tuple((op.layer, op.mode, op.start, op.tokens.dim(), op.tokens.shape[-2]) for op in plan.tokens)
-        key = (form, layers, context, key_multiple)
+        key = (form, layers, context)
         if key not in self._layouts:
             # The layout is reused in training, where tensors created in inference mode cannot be used.
             with torch.inference_mode(False):
-                self._layouts[key] = _lay_out(self, plan, layers, context, key_multiple)
+                self._layouts[key] = _lay_out(self, plan, layers, context)
         return self._layouts[key]
 
     def constant(self, key: object, compute: Callable[[], Tensor]) -> Tensor:
@@ -195,7 +195,7 @@ class Rows:
         return len(self.groups) * self.size
 
 
-def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int, key_multiple: int) -> Layout | None:
+def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int) -> Layout | None:
     """Lay out prompts for a plan over `layers` blocks; None for a plan that packing does not cover."""
     # The picture at the top of this file shows a layout: the prefix, then groups of whole prompts.
     added = sum(op.tokens.shape[-2] for op in plan.tokens if op.mode == "insert" and op.layer == INPUT)
@@ -214,10 +214,8 @@ def _lay_out(prompts: PromptSet, plan: Plan, layers: int, context: int, key_mult
     masks = {prefix: _mask(owners, prefix) for prefix in set(prefixes.values())}
 
     def pattern(mask: Tensor, prefix: int, **more: bool) -> AttentionPattern:
-        padding = -mask.shape[-1] % key_multiple if is_grouped else 0
-        mask = torch.nn.functional.pad(mask, (0, padding), value=-torch.inf).to(device)
         prefix = prefix if is_grouped else 0
-        return AttentionPattern(mask=mask, groups=len(rows.groups), prefix=prefix, padding=padding, **more)
+        return AttentionPattern(mask=mask.to(device), groups=len(rows.groups), prefix=prefix, **more)
 
     ends, end_index = _end_rows(rows)
     # In the last block only the end rows are queries, so its mask has their rows of the whole mask.

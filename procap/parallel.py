@@ -1,7 +1,5 @@
 """Share a training step between processes: each encodes its images and its classes, and all gather every feature.
 
-A GPU can work on images and classes at once (`overlapped`).
-
 Every process then computes the whole loss, so that contrastive terms see the global batch and penalties of the prompts
 count once. Gradients are averaged over the processes afterwards; the backward pass of a gather is scaled for that.
 
@@ -10,11 +8,10 @@ Shapes: W processes, B images of the global batch, C classes, N rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from procap.packing import PromptSet
@@ -27,9 +24,6 @@ Measured with two processes of one thread, mini, MaPLe, batch 4: sharing saves n
 step at 8 classes, 3 of 38 ms at 16, 5 of 49 at 32, 8 of 55 at 48. It costs a message, and waiting where shares are
 uneven. A GPU launches as many kernels for half the classes: it gains at more classes, where the message is hidden.
 """
-
-
-Compute = Callable[[], Tensor]
 
 
 class Communicator(Protocol):
@@ -57,20 +51,6 @@ class Communicator(Protocol):
 def gather_batch(group: Communicator | None, rows: Tensor) -> Tensor:
     """Gather rows [B / W, ...] of this process's images to those of the global batch [B, ...], in its order."""
     return rows if group is None else group.gather_interleaved(rows)
-
-
-def overlapped(stream: torch.cuda.Stream | None, images: Compute, classes: Compute) -> tuple[Tensor, Tensor]:
-    """Compute both, the second on `stream` if there is one; autograd does the same in the backward pass."""
-    # Both may gather over the processes, and the two paths below do so in opposite orders: all must take the same one.
-    if stream is None:
-        return images(), classes()
-    current = torch.cuda.current_stream(stream.device)
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        second = classes()
-    first = images()
-    current.wait_stream(stream)
-    return first, second
 
 
 class ClassShares:

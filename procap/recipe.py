@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -12,6 +13,17 @@ MOST_DEVIATIONS = 30
 """Most deviations between the mean of a Gaussian average and the nearest epoch: from 39 on weights are 0 in float64."""
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
+
+READ_UNDER: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "momentum": ("optimizer", ("sgd",)),
+    **dict.fromkeys(("betas", "eps"), ("optimizer", ("adam", "adamw"))),
+    "min_lr": ("schedule", ("step",)),
+    **dict.fromkeys(("warmup_epochs", "warmup_lr"), ("warmup", ("constant", "linear"))),
+    **dict.fromkeys(("crop_scale", "flip", "colour_jitter", "rotation"), ("augmentation", ("crop",))),
+}
+"""The fields that a training reads under some values of another field only, by name: that field and its values."""
+OF_EVALUATION = "test_batch_size"
+"""The field that changes no weights."""
 
 
 class Recipe(BaseModel):
@@ -26,7 +38,7 @@ class Recipe(BaseModel):
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(gt=0, description="peak learning rate")
     vision_lr: float | None = Field(
-        default=None, gt=0, description="learning rate of the vision tower's weights; none: that of all others"
+        default=None, gt=0, description="learning rate of `Method.vision_weights`; none: that of all others"
     )
     weight_decay: float = Field(default=5e-4, ge=0)
     momentum: float = Field(default=0.9, ge=0, lt=1, description="SGD only; no dampening, no Nesterov")
@@ -41,15 +53,14 @@ class Recipe(BaseModel):
         default="random", description="images of any classes in a batch, or images of one class only"
     )
     drop_last: bool = Field(default=True, description="leave out the last batch of a pass if it is not full")
-    schedule: Literal["epoch", "step", "warmup-step"] = Field(
+    schedule: Literal["epoch", "step"] = Field(
         default="epoch",
-        description="epoch: a rate per epoch with warm-up; step: a cosine per step from lr to min_lr in each stage of "
-        "the method, without warm-up; warmup-step: that cosine after a linear warm-up per step",
+        description="warm-up and cosine per epoch, or per step: from lr to min_lr in each stage of the method",
     )
     min_lr: float = Field(default=0.0, ge=0, description="end of the cosine per step")
     warmup: Literal["none", "constant", "linear"] = "constant"
     warmup_epochs: int = Field(default=1, ge=0)
-    warmup_lr: float = Field(default=1e-5, ge=0, description="constant warm-up's rate, linear warm-up's first epoch")
+    warmup_lr: float = Field(default=1e-5, ge=0, description="constant warm-up's rate, linear warm-up's first one")
     average: tuple[float, float] | None = Field(
         default=None, description="mean and deviation, in epochs, of a Gaussian average of the weights over epochs"
     )
@@ -68,6 +79,16 @@ class Recipe(BaseModel):
         if self.iterations is not None and self.iterations < self.epochs:
             raise ValueError(f"{self.iterations} iterations are fewer than {self.epochs} epochs, their equal parts")
         return self
+
+    def unread(self) -> dict[str, str]:
+        """Name the fields that no training in this recipe reads, each with what would have to change; "" for epochs."""
+        if not self.epochs:
+            return dict.fromkeys(type(self).model_fields.keys() - {OF_EVALUATION}, "")
+        return {
+            name: f"{field}={' or '.join(values)}"
+            for name, (field, values) in READ_UNDER.items()
+            if getattr(self, field) not in values
+        }
 
     def passes(self, images: int) -> float:
         """Compute how many passes over `images` images the training takes."""
@@ -103,18 +124,21 @@ def epoch_rate(recipe: Recipe, epoch: int, cycles: int = 1) -> float:
     """
     warm = 0 if recipe.warmup == "none" else recipe.warmup_epochs
     if epoch < warm:
-        # Dassl's linear warm-up starts at `warmup_lr` as well; the first epoch after it has the full rate.
-        if recipe.warmup == "constant" or epoch == 0:
-            return recipe.warmup_lr
-        return recipe.lr * epoch / warm
+        return _warmup_rate(recipe, epoch, warm)
     # The warm-up delays restarts, as in ReBaPL's public code: a later cycle begins with an epoch at the lowest rate.
     cycle = max(1, recipe.epochs // cycles)
     return 0.5 * recipe.lr * (1 + math.cos(math.pi * ((epoch - warm) % cycle) / cycle))
 
 
+def _warmup_rate(recipe: Recipe, done: int, warm: int) -> float:
+    """Compute the rate after `done` of `warm` epochs or steps of the warm-up."""
+    # Dassl's linear warm-up starts at `warmup_lr` as well; what follows it has the full rate.
+    return recipe.warmup_lr if recipe.warmup == "constant" or done == 0 else recipe.lr * done / warm
+
+
 def warmup_warning(recipe: Recipe) -> str:
     """Explain that most epochs are warm-up epochs, so that a training may hardly learn; "" if they are not."""
-    if recipe.schedule != "epoch" or recipe.warmup == "none" or not 0 < recipe.epochs < 2 * recipe.warmup_epochs:
+    if recipe.warmup == "none" or not 0 < recipe.epochs < 2 * recipe.warmup_epochs:
         return ""
     warm = min(recipe.epochs, recipe.warmup_epochs)
     highest = max(epoch_rate(recipe, epoch) for epoch in range(warm))
@@ -125,12 +149,12 @@ def warmup_warning(recipe: Recipe) -> str:
 
 
 def step_rate(recipe: Recipe, step: int, steps: int, warm: int = 0) -> float:
-    """Compute the learning rate of `step` (0-based) of a stage of `steps` steps under the schedules per step.
+    """Compute the learning rate of `step` (0-based) of a stage of `steps` steps under the schedule per step.
 
-    The first `warm` steps rise linearly to `recipe.lr`; the cosine falls over the others.
+    The first `warm` steps are the warm-up; the cosine falls over the others.
     """
     if step < warm:
-        return recipe.lr * (step + 1) / warm
+        return _warmup_rate(recipe, step, warm)
     # As by torch's CosineAnnealingLR, the last step is still one step short of `min_lr`.
     return recipe.min_lr + 0.5 * (recipe.lr - recipe.min_lr) * (1 + math.cos(math.pi * (step - warm) / (steps - warm)))
 

@@ -164,8 +164,8 @@ class TextTower(nn.Module):
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
-        # Not constants: `runner.acceleration` sets the multiple, and tests encode in small chunks.
-        self.chunk_rows, self.key_multiple = CHUNK_ROWS, 1
+        # Not the constant: tests encode in small chunks.
+        self.chunk_rows = CHUNK_ROWS
         g, width = geometry, geometry.text_width
         # nn.Embedding's constructor would draw random weights, which takes seconds on the meta device.
         self.token_embedding = nn.Embedding.from_pretrained(torch.empty(g.vocab_size, width))
@@ -216,7 +216,7 @@ class TextTower(nn.Module):
             # The rows that prompts share differ under dropout.
             return None
         context = self.positional_embedding.shape[0]
-        return prompts.layout(plan, len(self.transformer.resblocks), context, self.key_multiple)
+        return prompts.layout(plan, len(self.transformer.resblocks), context)
 
     def _encode_chunks(self, prompts: PromptSet, plan: Plan) -> Tensor:
         """Encode in chunks of at most `chunk_rows` rows: [C, E], or [S, C, E] if the plan holds token sets."""

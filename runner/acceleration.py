@@ -1,15 +1,25 @@
-"""Choose accelerations for GPUs and switch them on; none changes a number beyond rounding."""
+"""Choose accelerations and switch them on; none changes a number beyond rounding.
+
+The plain path is the default: eager kernels, torch's fused attention and optimizer, autocast, page-locked uploads. On a
+GPU `auto` adds what `procap check device` has found equal and faster on this device.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import logging
 import os
 import shutil
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import sysconfig
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError
+from runner.config import acceleration_names
+from runner.device_record import read_record
 from shards.default_paths import cache_home
 
 if TYPE_CHECKING:
@@ -17,20 +27,10 @@ if TYPE_CHECKING:
 
     from procap.clip import CLIP
 
-NAMES = ("compile", "graphs", "images")
-OPTIONAL = ("weights", "streams", "padding", "ranks")
-"""Accelerations that `auto` leaves out, because no GPU has measured them."""
-KEY_MULTIPLE = 16
-"""Keys per row of a mask that fused attention takes as it is; it copies and pads other masks."""
+log = logging.getLogger(__name__)
 
-
-def acceleration_names(text: str) -> list[str]:
-    """Split `auto`, `off` or names with commas between; the first two name none. Raises UsageError."""
-    names = [] if text in ("auto", "off") else text.split(",")
-    known = (*NAMES, *OPTIONAL)
-    if not {*names} <= {*known}:
-        raise UsageError(f"--accelerate {text}: known are auto, off, and {', '.join(known)} with commas between")
-    return names
+COMPILED = ("compile", "fused")
+"""Accelerations that compile kernels when they are first used."""
 
 
 @dataclass(frozen=True)
@@ -41,59 +41,91 @@ class Acceleration:
     graphs: training steps and evaluated batches captured as CUDA graphs and replayed.
     images: training images decoded once, kept on the device, cropped and resized there; on a GPU evaluation images
         are resized there too.
-    weights: under bf16 and fp16 frozen weights are kept in that type instead of cast in each step.
-    streams: classes are encoded on a second stream of the GPU while images are encoded.
-    padding: keys of text are padded to a multiple of `KEY_MULTIPLE`, as fused attention would do in each block.
-    ranks: several ranks average all gradients in one message after the backward pass, instead of by DDP, so that
-        CUDA graphs can hold their steps.
+    fused: ProCAP's cross-attention in Triton kernels.
+    cudnn: attention may run in cuDNN's kernels; no name of `--accelerate`: only a device record switches it on.
+    record: the digest of the device record that chose them; empty if a user did, or without one.
     """
 
     compile: bool = False
     graphs: bool = False
     images: bool = False
-    weights: bool = False
-    streams: bool = False
-    padding: bool = False
-    ranks: bool = False
+    fused: bool = False
+    cudnn: bool = False
+    record: str = ""
 
     @classmethod
     def parse(cls, text: str, device: torch.device) -> Acceleration:
-        """Parse `auto` (all `NAMES` on a GPU, none on a CPU), `off` or names with commas between, for `device`."""
+        """Parse `auto` (what the record of a GPU allows, none on a CPU), `off` or names with commas, for `device`.
+
+        Raises UsageError for a chosen name that this machine cannot run; `auto` goes on without it, with a note.
+        """
         gpu = device.type == "cuda"
-        names = [*NAMES] if text == "auto" and gpu else acceleration_names(text)
-        if "graphs" in names and not gpu:
-            raise UsageError(f"--accelerate graphs needs a CUDA device, not {device}: leave it out")
-        if "compile" in names and (missing := _missing_tool(device)):
-            raise UsageError(f"--accelerate compile needs {missing}, which is not installed: use images without it")
-        return cls(**dict.fromkeys(names, True))
+        if text == "auto":
+            return cls._from_record(device) if gpu else cls()
+        names = acceleration_names(text)
+        for name in ("graphs", "fused"):
+            if name in names and not gpu:
+                raise UsageError(f"--accelerate {name} needs a CUDA device, not {device}: leave it out")
+        for name, missing in _cannot_compile(names, device):
+            raise UsageError(f"--accelerate {name} needs {missing}, which is not installed: leave it out")
+        return cls()._with(names)
+
+    @classmethod
+    def _from_record(cls, device: torch.device) -> Acceleration:
+        record = read_record(device)
+        if record is None:
+            note_once("GPU: plain path; `procap check device` tests the faster ones, about a minute")
+            return cls()
+        names = {*record.faster}
+        for name, missing in _cannot_compile(names & {*COMPILED}, device):
+            note_once(f"GPU: without {name}, which needs {missing}")
+            names.remove(name)
+        return cls(record=record.digest)._with(names)
+
+    def _with(self, names: Collection[str]) -> Acceleration:
+        switches: dict[str, Any] = dict.fromkeys(names, True)
+        return replace(self, **switches)
 
     def prepare(self, clip: CLIP) -> None:
         """Switch on what concerns the towers, and off what an earlier call switched on; compiled blocks stay so."""
+        if clip.device.type == "cuda":
+            import torch
+
+            if self.compile or self.fused:
+                note_once("GPU: kernels are compiled at their first use, about a minute; later runs load them")
+
+            # torch 2.11 prefers cuDNN's attention on H100 and newer. It has given NaN gradients under masks of 64 keys
+            # (modulo 128), and takes about a second for each new shape.
+            torch.backends.cuda.enable_cudnn_sdp(self.cudnn)
         if self.compile:
             from procap.kernels.compiled import compile_blocks
 
             # torch's default lies in the temporary folder, which machines empty when they start.
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "compiled"))
             compile_blocks(clip)
-        clip.weights_in_use = nullcontext
-        if self.weights:
-            from procap.kernels.frozen_casts import FrozenCasts
-
-            clip.weights_in_use = FrozenCasts(clip).applied
-        clip.text.key_multiple = KEY_MULTIPLE if self.padding else 1
-        clip.text_stream = None
-        if self.streams and clip.device.type == "cuda":
-            from torch.cuda import Stream
-
-            clip.text_stream = Stream(clip.device)
+        clip.fused_kernels = self.fused
 
 
-def _missing_tool(device: torch.device) -> str:
-    """Return the tool that torch.compile needs and this machine lacks; "" if there is none."""
+@functools.cache
+def note_once(text: str) -> None:
+    """Log a line once per process: each run of a command parses its accelerations."""
+    log.warning(text)
+
+
+def _cannot_compile(names: Collection[str], device: torch.device) -> Iterator[tuple[str, str]]:
+    """Yield the accelerations among `names` that this machine cannot compile, each with the tool that it lacks."""
+    if missing := missing_tool(device):
+        yield from ((name, missing) for name in COMPILED if name in names)
+
+
+def missing_tool(device: torch.device) -> str:
+    """Return the tool that torch.compile and Triton need and this machine lacks; "" if there is none."""
     # Triton compiles launchers in C; on a CPU torch.compile writes C++.
     compilers = (os.environ.get("CC", ""), "cc", "gcc", "clang") if device.type == "cuda" else ("g++", "clang++")
     if not any(name and shutil.which(name) for name in compilers):
         return "a C compiler" if device.type == "cuda" else "a C++ compiler"
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        return "Python's headers (Python.h, in python3-dev)"
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "the package triton"
     return ""

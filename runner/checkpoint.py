@@ -213,7 +213,7 @@ def check_finite(tensors: Mapping[str, Tensor], when: str) -> None:
     """Raise UserError naming the first tensor that holds a NaN or an infinity."""
     for name, value in tensors.items():
         if not torch.isfinite(value).all():
-            raise UserError(f"{name} is not finite {when}: try a lower lr or --precision fp32")
+            raise UserError(f"{name} is not finite {when}")
 
 
 def pack_tensors(tensors: dict[str, Tensor], plain: Mapping[str, Any]) -> bytes:

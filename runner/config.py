@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from procap.errors import UsageError, unknown_name
-from procap.recipe import Recipe
-from runner.acceleration import acceleration_names
+from procap.recipe import OF_EVALUATION, Recipe
 from runner.environment import check_device_name
 from shards.default_paths import data_root
 from shards.image_selection import Classes, parse_classes
@@ -22,6 +21,8 @@ from shards.urls import redact
 
 # Incremented when the meaning of a field changes: runs before it then have other hashes and are trained again.
 IDENTITY_SCHEMA = 2
+LEFT_OUT = (OF_EVALUATION, "betas", "momentum", "warmup_epochs", "warmup_lr")
+"""Recipe fields that the identity leaves out where they are not read; others then have their default."""
 
 RecipeName = Literal["published", "procap", "custom"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -91,14 +92,20 @@ class RunConfig(FrozenModel):
             del plain["init_digest"]
         if self.weights_digest:
             plain |= {"backbone": self.backbone_name, "pretrained": None}
-        recipe = plain["recipe"]
+        recipe, schema = plain["recipe"], IDENTITY_SCHEMA
         # What this recipe does not read must not make two runs of one training.
-        unread = {"test_batch_size", "betas" if self.recipe.optimizer == "sgd" else "momentum"}
-        if self.recipe.warmup == "none":
-            unread |= {"warmup_epochs", "warmup_lr"}
+        for name in (OF_EVALUATION, *self.recipe.unread()):
+            if name in LEFT_OUT:
+                del recipe[name]
+            else:
+                recipe[name] = Recipe.model_fields[name].default
         # Without epochs nothing is trained, so zero-shot CLIP is one run under all recipes.
-        plain["recipe"] = {name: recipe[name] for name in recipe if name not in unread} if self.recipe.epochs else None
-        return {"schema": IDENTITY_SCHEMA, **plain}
+        if not self.recipe.epochs:
+            plain["recipe"] = None
+        elif self.recipe.schedule == "step" and self.recipe.warmup != "none":
+            # Under schema 2 a schedule per step had no warm-up.
+            schema = 3
+        return {"schema": schema, **plain}
 
     def portable(self) -> RunConfig:
         """Return this configuration with ./NAME for a local file, without its folder."""
@@ -135,6 +142,12 @@ class RunConfig(FrozenModel):
         """The run's folder below the results, readable and unique: base/shapes/maple/mini/16shot/seed1-3fa29c10."""
         shots = f"{self.shots}shot" if self.shots else "fullshot"
         return f"{self.classes}/{self.dataset}/{self.method}/{self.backbone_name}/{shots}/seed{self.seed}-{self.hash}"
+
+    @staticmethod
+    def parse_path(path: str) -> dict[str, str]:
+        """Return the parts of a run's `path`, which may have folders before it, by name."""
+        names = ("classes", "dataset", "method", "backbone", "shots", "seed")
+        return dict(zip(names, path.split("/")[-6:], strict=True))
 
     @property
     def backbone_name(self) -> str:
@@ -220,6 +233,17 @@ class Target:
 
 ENGINES = ("ddp", "deepspeed")
 """The implementations that average gradients over processes."""
+ACCELERATIONS = ("compile", "graphs", "images", "fused")
+"""Names of `--accelerate`, see `runner.acceleration.Acceleration`."""
+
+
+def acceleration_names(text: str) -> list[str]:
+    """Split `auto`, `off` or names with commas between; the first two name none. Raises UsageError."""
+    names = [] if text in ("auto", "off") else text.split(",")
+    if not {*names} <= {*ACCELERATIONS}:
+        known = ", ".join(ACCELERATIONS)
+        raise UsageError(f"--accelerate {text}: known are auto, off, and {known} with commas between")
+    return names
 
 
 @dataclass(frozen=True)
@@ -232,7 +256,7 @@ class RuntimeConfig:
     limit, evaluation: the first N images of a target, and the settings; both are recorded with each result.
     timeout: longest time in seconds that a process waits for others.
     results_url: the URL whose local copy the folder `results` is, see `runner.remote_results`; None without one.
-    no_cache: read shards from start to end for evaluation and for training on all images, from a URL without a copy.
+    no_cache: stream the shards of a URL for evaluation and for training on all images, without a copy on the disk.
     deterministic: see `runner.environment.set_deterministic`; for CUDA, as CPUs compute equal bits without it.
     """
 

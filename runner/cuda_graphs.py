@@ -1,106 +1,116 @@
-"""Capture work as CUDA graphs and replay it: one launch on the host instead of thousands.
+"""Capture an objective and evaluated batches as CUDA graphs: one launch on the host instead of thousands.
 
-Captured work must run the same kernels on the same memory every time: it must not read numbers back to the host, and
-shapes must not change.
+Captured work runs the same kernels on the same memory every time: it must not read numbers back to the host, and
+shapes must not change. After a capture that fails, the allocator of torch 2.11 and 2.12 releases no memory any more.
+So work is first tried under torch's check for synchronizations, and a capture that fails all the same ends the run.
 
-Shapes: B images.
+Shapes: B images, C classes.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from procap.errors import UserError
 
 log = logging.getLogger(__name__)
-
-Part = Callable[[], None]
 
 WARMUP_RUNS = 3
 """Eager runs before a capture: libraries choose kernels and workspaces, torch compiles and allocates."""
 
 
-class CudaGraphs:
-    """Capture functions on a separate stream, with one memory pool for all graphs."""
+def capture_objective(objective: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module | None:
+    """Make the forward and backward passes of `objective` replays of CUDA graphs, for inputs of these shapes.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
+    inputs: an example, whose memory the replays read; each call copies its arguments there.
+    Returns `objective`, or None with a warning if the host would wait for the device in a step.
+    Raises UserError if the capture fails.
+    """
+    learned = [parameter for parameter in objective.parameters() if parameter.requires_grad]
 
-    @contextmanager
-    def side_stream(self) -> Iterator[None]:
-        """Run the block on the stream of capture and replay, synchronized with the caller's stream before and after."""
-        callers = torch.cuda.current_stream(self.device)
-        self._stream.wait_stream(callers)
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        finally:
-            # Also after an error: tensors that are freed while it propagates belong to this stream.
-            callers.wait_stream(self._stream)
+    def step() -> None:
+        torch.autograd.grad(objective(*inputs).sum(), learned, allow_unused=True)
 
-    def capture(self, part: Part) -> Part:
-        """Return a replay of `part` over the same tensors. Raises RuntimeError if `part` cannot be captured."""
-        graph = torch.cuda.CUDAGraph()
-        # Otherwise the graph could read cached casts, whose memory is released before the replay.
-        torch.clear_autocast_cache()
-        try:
-            # Other threads may allocate pinned memory meanwhile, which the default mode ("global") forbids.
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
-                part()
-        except RuntimeError as error:
-            # Ending a broken capture raises another error; raise the one that caused it.
-            raise (error.__context__ if isinstance(error.__context__, RuntimeError) else error) from None
-        finally:
-            # Casts that were cached during the capture hold no values until the replay.
-            torch.clear_autocast_cache()
-        return graph.replay
-
-
-def warm_up_and_capture(graphs: CudaGraphs, parts: Sequence[Part], what: str) -> list[Part]:
-    """Run `parts` alternately and return their replays; none, with a warning, if they cannot be captured."""
-    for _ in range(WARMUP_RUNS):
-        for part in parts:
-            part()
-    try:
-        return [graphs.capture(part) for part in parts]
-    except RuntimeError as error:
-        log.warning("%s not captured as CUDA graphs: %s", what, str(error).partition("\n")[0])
-        return []
+    if not _runs_without_waiting(step, "steps"):
+        return None
+    with _capture_errors("steps"):
+        # It replaces the module's forward by the replay.
+        torch.cuda.make_graphed_callables(objective, inputs, WARMUP_RUNS, allow_unused_input=True)
+    return objective
 
 
 class GraphedFunction:
-    """A function of one tensor, captured for the first shape it is called with; other shapes run eagerly."""
+    """A function of one tensor without gradients, captured for the first shape it gets; other shapes run eagerly."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor], graphs: CudaGraphs) -> None:
-        self._function, self._graphs = function, graphs
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self._function = function
+        self._graph: torch.cuda.CUDAGraph | None = None
         self._input: Tensor | None = None
         self._output: Tensor | None = None
-        self._replay: Part | None = None
 
     def __call__(self, images: Tensor) -> Tensor:
         """Compute `function(images)`; the result is not overwritten by later calls."""
         if self._input is None:
             self._capture(images)
-        if self._replay is None or self._input is None or images.shape != self._input.shape:
+        if self._graph is None or self._input is None or images.shape != self._input.shape:
             return self._function(images)
-        with self._graphs.side_stream():
-            self._input.copy_(images)
-            self._replay()
-            assert self._output is not None
-            # The next replay writes to the same memory.
-            return self._output.clone()
+        self._input.copy_(images)
+        self._graph.replay()
+        assert self._output is not None
+        # The next replay writes to the same memory.
+        return self._output.clone()
 
     def _capture(self, images: Tensor) -> None:
-        # Set before the capture: one that fails is not tried again, and all calls run eagerly.
-        self._input = example = images.clone()
-
-        def part() -> None:
+        # Set before the capture: one that is not possible is not tried again, and all calls run eagerly.
+        example = self._input = images.clone()
+        if not _runs_without_waiting(lambda: self._function(example), "evaluated batches"):
+            return
+        graph = torch.cuda.CUDAGraph()
+        # Otherwise the graph could read cached casts, whose memory is released before the replay.
+        torch.clear_autocast_cache()
+        with _capture_errors("evaluated batches"), torch.cuda.graph(graph):
             self._output = self._function(example)
+        # Casts that were cached during the capture hold no values until the replay.
+        torch.clear_autocast_cache()
+        self._graph = graph
 
-        with self._graphs.side_stream():
-            self._replay = next(iter(warm_up_and_capture(self._graphs, [part], "evaluation is")), None)
+
+def _runs_without_waiting(work: Callable[[], object], what: str) -> bool:
+    """Run `work` on a side stream; whether the host need not wait for the device in it after the first runs."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(WARMUP_RUNS):
+                work()
+            mode = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                work()
+            except RuntimeError as error:
+                log.warning("%s run eagerly, without CUDA graphs: %s", what, str(error).partition("\n")[0])
+                return False
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
+    finally:
+        torch.cuda.current_stream().wait_stream(stream)
+    return True
+
+
+@contextmanager
+def _capture_errors(what: str) -> Iterator[None]:
+    """Turn an error of a capture into a UserError that names the remedy."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        # Ending a broken capture raises another error; the one that caused it says more.
+        cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+        text = str(cause).partition("\n")[0]
+        raise UserError(f"{what} cannot be captured as CUDA graphs: {text}: repeat with --accelerate off") from error

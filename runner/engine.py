@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -74,22 +73,16 @@ def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch
 def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
     """Make the recipe's optimizer for what the method learns, with the groups of `group_parameters`."""
     device, lr = method.clip.device, recipe.lr
-    on_gpu, param_groups = device.type == "cuda", group_parameters(method, recipe)
-    if on_gpu:
-        # Steps captured in a CUDA graph read the rate from the device, where `set_rates` changes it: a tensor for each
-        # group, because torch would share the default one between all of them.
-        param_groups = [{**group, "lr": torch.tensor(lr, device=device)} for group in param_groups]
+    param_groups = group_parameters(method, recipe)
     optimizer_class = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.get(recipe.optimizer, torch.optim.SGD)
-    if not on_gpu:
+    if device.type != "cuda":
         optimizer_class = without_compiler(optimizer_class)
     # `fused`: one kernel for all parameters. ProCAP has hundreds of small ones; a loop over them takes as long as a
     # forward pass.
     # The rate is a start value: `set_rates` sets that of the schedule before every step.
     shared: dict[str, Any] = {"lr": lr, "weight_decay": recipe.weight_decay, "fused": True}
     if recipe.optimizer != "sgd":
-        # torch warns about eager steps of a capturable optimizer; warm-up steps are always eager.
-        warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
-        shared |= {"betas": recipe.betas, "eps": recipe.eps, "capturable": on_gpu}
+        shared |= {"betas": recipe.betas, "eps": recipe.eps}
         return optimizer_class(param_groups, **shared)
     return optimizer_class(param_groups, momentum=recipe.momentum, **shared)
 
@@ -159,10 +152,7 @@ class Engine:
 
     name = "ddp"
 
-    def __init__(
-        self, method: Method, config: RunConfig, group: ProcessGroup | None = None, *, one_message: bool = False
-    ) -> None:
-        """one_message: average all gradients at once after the backward pass, which a CUDA graph can hold."""
+    def __init__(self, method: Method, config: RunConfig, group: ProcessGroup | None = None) -> None:
         self.method = method
         self.objective = Objective(method, config)
         self.optimizer = make_optimizer(method, config.recipe)
@@ -173,10 +163,7 @@ class Engine:
             self.optimizer.register_step_post_hook(partial(_record_overflow, self.skipped))
         self.module: nn.Module = self.objective
         self.group = group or ProcessGroup()
-        self._gradients: Tensor | None = None
-        if self.group.size > 1 and one_message and not method.combines_gradients:
-            self._gradients = _flatten_gradients(learned_parameters(method).values())
-        elif self.group.size > 1 and not method.combines_gradients:
+        if self.group.size > 1 and not method.combines_gradients:
             device = method.clip.device
             # The argument that broadcasts buffers before every step has two names in the supported versions of torch.
             arguments = inspect.signature(nn.parallel.DistributedDataParallel).parameters
@@ -194,15 +181,11 @@ class Engine:
     def set_rates(self, *rates: float) -> None:
         """Set the learning rates of the next steps to those of `Schedule.rates`.
 
-        A single rate is the recipe's; those of other groups keep their ratio to it. A tensor is changed in place,
-        because captured steps read it.
+        A single rate is the recipe's; those of other groups keep their ratio to it.
         """
         for param_group in self.optimizer.param_groups:
             lr = rates[param_group["rate_index"]] if len(rates) > 1 else param_group["relative_rate"] * rates[0]
-            if isinstance(param_group["lr"], Tensor):
-                param_group["lr"].fill_(lr)
-            else:
-                param_group["lr"] = lr
+            param_group["lr"] = lr
 
     def terms(self, batch: Batch) -> Tensor:
         """Compute the loss terms [T] of `batch`, with their autograd graph."""
@@ -210,15 +193,9 @@ class Engine:
 
     def backward(self, terms: Tensor) -> None:
         """Compute the gradients of the sum of `terms` [T], or the method's combination, averaged over the ranks."""
-        if self._gradients is None:
-            self.optimizer.zero_grad(set_to_none=True)
-        else:
-            # In place, because the gradients of the parameters must stay views of this vector.
-            self._gradients.zero_()
+        self.optimizer.zero_grad(set_to_none=True)
         if not self.method.combines_gradients:
             self.scaler.scale(terms.sum()).backward()
-            if self._gradients is not None:
-                self.group.average(self._gradients)
             return
         learned = learned_parameters(self.method)
         gradients = dict(term_gradients(self.objective, self.scaler.scale(terms), self.group))
@@ -228,8 +205,7 @@ class Engine:
     def update(self) -> None:
         """Clip the gradients if the recipe does so, and take an optimizer step.
 
-        fp16 gradients are checked for overflow on the device: the host does not wait, and the check can be captured in
-        a CUDA graph.
+        fp16 gradients are checked for overflow on the device: the host does not wait.
         """
         recipe = self.objective.config.recipe
         if recipe.grad_clip is not None:
@@ -263,19 +239,10 @@ class Engine:
         """Load what `state` returned."""
         self.method.adapt_shapes(state["method"])
         self.method.load_state_dict(state["method"])
-        # Learning rates follow from the step, and `set_rates` writes to the tensors of this optimizer.
+        # Learning rates follow from the step.
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
         self.scaler.load_state_dict(state["scaler"])
-
-
-def _flatten_gradients(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Make the gradients of `parameters` views of one vector, into which the backward pass adds; returns it."""
-    parameters = [*parameters]
-    flat = torch.zeros(sum(parameter.numel() for parameter in parameters), device=parameters[0].device)
-    for parameter, part in zip(parameters, flat.split([parameter.numel() for parameter in parameters]), strict=True):
-        parameter.grad = part.view_as(parameter)
-    return flat
 
 
 def _record_overflow(skipped: Tensor, optimizer: torch.optim.Optimizer, *_: object) -> None:

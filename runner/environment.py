@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError
-from runner.distributed.ranks import Ranks
+from runner.distributed.ranks import Ranks, ranks_from_environment
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +40,8 @@ LIBRARY_DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Otherwise torch prints a page of C++ frames when another process of the run dies.
     "TORCH_CPP_LOG_LEVEL": "ERROR",
+    # Triton 3.9 warns that its default will change, and with it the numbers.
+    "TRITON_DEFAULT_FP_FUSION": "1",
     # The profiler would print further messages.
     "KINETO_LOG_LEVEL": "99",
 }
@@ -116,7 +118,19 @@ def num_decoders(workers: int | None, device: torch.device) -> int:
     if workers is not None:
         return workers
     # On a CPU such threads would take the cores of the model.
-    return min(MOST_DECODERS, available_cores()) if device.type == "cuda" else 0
+    return min(MOST_DECODERS, max(1, available_cores() // count_sharing_runs())) if device.type == "cuda" else 0
+
+
+def count_sharing_runs() -> int:
+    """Count the processes that share this machine's cores: its ranks, or runs that each see only some of its GPUs."""
+    gpus = visible = count_gpus()
+    with suppress(ImportError):
+        import pynvml
+
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            gpus = int(pynvml.nvmlDeviceGetCount())
+    return max(ranks_from_environment().local_size, gpus // max(1, visible))
 
 
 def available_memory() -> int:
@@ -141,12 +155,22 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": None if device is None else str(device),
-        "cpu": {"name": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "cuda": torch.version.cuda if gpu else None,
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         **_code_versions(),
     }
+
+
+@functools.cache
+def cpu_name() -> str:
+    """Return the model of the CPU where the system tells it, else its architecture."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 @functools.cache
@@ -165,10 +189,25 @@ def provenance(facts: dict[str, Any]) -> dict[str, Any]:
     written: UTC, as 2026-01-31T12:00:00Z. program: the version, and the commit if this is a checkout.
     """
     written = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    program, source = importlib.metadata.version("procap-bench"), facts.get("git")
-    if source:
-        program += f" ({source['commit'][:8]}{', changed' if source['dirty'] else ''})"
-    return {"written": written, "program": program, "environment": facts}
+    return {"written": written, "program": program_version(), "environment": facts}
+
+
+def program_version() -> str:
+    """Return the version of this program, and the commit if this is a checkout: `0.1.0 (ec68cbb6, changed)`."""
+    source = _code_versions()["git"]
+    commit = f" ({source['commit'][:8]}{', changed' if source['dirty'] else ''})" if source else ""
+    return importlib.metadata.version("procap-bench") + commit
+
+
+def gpu_driver() -> str:
+    """Return the version of NVIDIA's driver; empty where there is none."""
+    with suppress(ImportError):
+        import pynvml
+
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            return str(pynvml.nvmlSystemGetDriverVersion())
+    return ""
 
 
 def source_state(folder: Path | None = None) -> dict[str, Any] | None:

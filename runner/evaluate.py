@@ -20,7 +20,6 @@ from runner.acceleration import Acceleration
 from runner.calibration import ImagePredictions, measure_calibration
 from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
 from runner.config import EvalSettings, Precision, RunConfig, RuntimeConfig, Target
-from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
 from runner.engine import autocast
 from runner.environment import environment, num_decoders, provenance, resolve_device, set_deterministic
@@ -263,8 +262,7 @@ def prepare_inference(
         warn_of_names(trained.method, space)
         classifier = trained_classifier(trained.method, config, space, settings.samples)
     acceleration = Acceleration.parse(runtime.accelerate, device)
-    graphs = CudaGraphs(device) if acceleration.graphs else None
-    inference = Inference(trained.clip, classifier, images, graphs, on_device=acceleration.images)
+    inference = Inference(trained.clip, classifier, images, graphs=acceleration.graphs, on_device=acceleration.images)
     with meter.phase("warm-up", rated=False), autocast(precision, device):
         # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
         # is enough: two full batches could cost as much as the evaluation.
@@ -304,7 +302,7 @@ def collect_predictions(
             return signum, None
     meter.settle()
     if not collector.are_finite(group):
-        raise UserError(
-            f"{config.path} gives logits on {target} that are not finite: train with {config.stability_hint}"
-        )
+        lower = f"evaluate in {config.precision}" if precision != config.precision else ""
+        hint = lower or f"train with {config.stability_hint}"
+        raise UserError(f"{config.path} gives logits on {target} that are not finite: {hint}")
     return 0, collector.gather(group)

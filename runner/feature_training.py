@@ -5,11 +5,14 @@ Shapes: N training images, V views of each, M images, B images of a batch, E joi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from procap.methods.features import FeatureBank, FeatureMethod
@@ -19,13 +22,16 @@ from runner.engine import autocast, learned_parameters
 from runner.environment import num_decoders
 from runner.schedule import Schedule
 from runner.setup import Setup, make_eval_transform, train_augment
+from runner.stop_signals import Interrupted, StopRequest
 from shards.image_selection import VAL_SHOTS, draw_positions, select_target_images
 from shards.loader import DecodedImages, TrainStream, prepare_batches
 from shards.reader import ImageList, open_dataset
 from shards.transforms import TrainAugment
 
-Prepare = Callable[[int, Tensor], object]
-"""Write the pixels of an image, by its index in a list, to a tensor [3, S, S]."""
+Loaders = Callable[[Sequence[int]], Generator[tuple[int, Callable[[], Image]]]]
+"""Yield indices with functions that decode their images."""
+Prepare = Callable[[int, Image, Tensor], object]
+"""Write the pixels of an image, which has this index in a list, to a tensor [3, S, S]."""
 
 
 class FeatureStream(TrainStream):
@@ -44,11 +50,14 @@ class FeatureStream(TrainStream):
             yield self._features[batch, view], self.labels[batch]
 
 
-def learn_from_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) -> Setup:
-    """Encode the samples and call `fit`; the new setup has an engine if the method takes steps."""
+def learn_from_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup, stop: StopRequest) -> Setup:
+    """Encode the samples and call `fit`; the new setup has an engine if the method takes steps.
+
+    Raises Interrupted on all ranks if one of them gets a signal while images are encoded.
+    """
     method, config = setup.method, setup.card.config
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
-    method.bank = encode_samples(setup, runtime, group)
+    method.bank = encode_samples(setup, runtime, group, stop)
     method.fit(method.bank)
     if not learned_parameters(method):
         return setup
@@ -57,23 +66,26 @@ def learn_from_features(setup: Setup, runtime: RuntimeConfig, group: ProcessGrou
     return replace(setup, engine=setup.make_engine(), schedule=Schedule(config.recipe, stream, method))
 
 
-def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup) -> FeatureBank:
+def encode_samples(setup: Setup, runtime: RuntimeConfig, group: ProcessGroup, stop: StopRequest) -> FeatureBank:
     """Encode the views of the training images, and the images that the method chooses by, with the frozen tower."""
     method, config = setup.method, setup.card.config
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
     train, device = setup.fewshot.train, method.clip.device
     # Raises its errors before minutes are spent on the views.
     val, test = choosing_images(setup, runtime)
-    encode = partial(encode_images, setup, num_decoders(runtime.workers, device), group)
+    encode = partial(encode_images, setup, num_decoders(runtime.workers, device), group, stop)
     augment, transform = train_augment(config.recipe, method.clip), make_eval_transform(method.clip)
     stream, decoded = TrainStream(train, config.recipe.batch_size, augment, config.seed), DecodedImages(train)
 
     def encode_view(view: int) -> Tensor:
-        # View v is what the image looks like in epoch v of a training on images.
-        return encode(len(train), lambda i, out: augment(decoded[i], stream.augment_generator(view, i), out))
+        def prepare(i: int, image: Image, out: Tensor) -> None:
+            # View v is what the image looks like in epoch v of a training on images.
+            augment(decoded.keep(i, image), stream.augment_generator(view, i), out)
+
+        return encode(len(train), decoded.loaders, prepare)
 
     def encode_plain(images: ImageList) -> tuple[Tensor, Tensor]:
-        features = encode(len(images), lambda i, out: transform(images.image(i), out))
+        features = encode(len(images), images.loaders, lambda i, image, out: transform(image, out))
         return features, torch.from_numpy(images.labels).to(device)
 
     num_views = getattr(method.options, "views", 0) or config.recipe.epochs
@@ -87,7 +99,7 @@ def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[ImageList, Im
     assert setup.fewshot is not None
     config, val = setup.card.config, setup.fewshot.val
     if config.chosen_on_test:
-        shards = open_dataset(runtime.data, config.dataset)
+        shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache)
         test = select_target_images(shards, config.classes).images
         # ImageNet has no val split: the public code searches its test images.
         has_val = "val" in shards.manifest.splits
@@ -101,15 +113,34 @@ def choosing_images(setup: Setup, runtime: RuntimeConfig) -> tuple[ImageList, Im
 
 
 @torch.no_grad()
-def encode_images(setup: Setup, workers: int, group: ProcessGroup, count: int, prepare: Prepare) -> Tensor:
+def encode_images(
+    setup: Setup,
+    workers: int,
+    group: ProcessGroup,
+    stop: StopRequest,
+    count: int,
+    loaders: Loaders,
+    prepare: Prepare,
+) -> Tensor:
     """Encode `count` images to features [M, E], float32, on every rank; each rank encodes its share of them."""
     clip, config = setup.method.clip, setup.card.config
     size, batch_size = clip.geometry.image_size, config.recipe.test_batch_size
     features = torch.zeros(count, clip.geometry.embed_dim, device=clip.device)
     indices = range(group.rank, count, group.size)
-    batches = [list(indices[first : first + batch_size]) for first in range(0, len(indices), batch_size)]
-    for batch, pixels in prepare_batches(batches, prepare, (3, size, size), workers):
-        with autocast(config.precision, clip.device):
-            features[batch] = clip.encode_image(pixels.to(clip.device)).float()
-    # Every row is zero on all ranks but the one that has encoded it.
-    return group.gather(features[None]).sum(dim=0)
+
+    def prepare_loaded(item: tuple[int, Callable[[], Image]], out: Tensor) -> None:
+        i, load = item
+        prepare(i, load(), out)
+
+    with closing(loaders(indices)) as images:
+        # As many batches on all ranks, of which the last can be empty: after each they agree whether to stop.
+        batches = ([*islice(images, batch_size)] for _ in range(0, -(-count // group.size), batch_size))
+        for batch, pixels in prepare_batches(batches, prepare_loaded, (3, size, size), workers):
+            if batch:
+                with autocast(config.precision, clip.device):
+                    features[[i for i, _ in batch]] = clip.encode_image(pixels.to(clip.device)).float()
+            if signum := group.exchange_flags(signum=stop.signum).signum:
+                group.barrier()
+                raise Interrupted(signum, f"stopped {config.path} while it encoded images; it starts over when repeated")
+    group.merge_rows(features)
+    return features

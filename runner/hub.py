@@ -12,11 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procap.errors import UsageError, UserError
-from procap.methods import method_class
+from procap.hub import hub_file
+from procap.methods import method_class, title_and_colour
 from runner.config import FrozenModel, RunConfig, RuntimeConfig, Target
 from runner.remote_results import RemoteResults, synchronized_run
 from runner.results import EvalResult, TrainResult, read_document, write_bytes, write_json
@@ -74,7 +76,7 @@ def model_card(shared: SharedRun, results: list[EvalResult], repository: str) ->
     from huggingface_hub import ModelCardData
 
     config, method = shared.config, method_class(shared.config.method)
-    title = f"{method.title or config.method} on {config.dataset}"
+    title = f"{title_and_colour(config.method)[0]} on {config.dataset}"
     measured = []
     for result in results:
         target = Target.parse_unchecked(result.target)
@@ -129,15 +131,14 @@ def fetch_run(location: str, runtime: RuntimeConfig) -> RunConfig:
 
     Raises UserError for files that do not belong together, and if the results hold another training of the run.
     """
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants
 
     repository, _, revision = location.removeprefix(HUB).partition("@")
     if repository.count("/") != 1:
         raise UsageError(f"{location} is not {HUB}NAMESPACE/NAME")
-    with translate_errors(location):
-        files = [hf_hub_download(repository, name, revision=revision or None) for name in (CONFIG_FILE, WEIGHTS_FILE)]
-    shared = read_document(Path(files[0]), SharedRun, f"{location} is not a run of this program")
-    weights = read_regular(Path(files[1]))
+    fetch = partial(hub_file, repository, revision=revision or None, offline=constants.HF_HUB_OFFLINE)
+    shared = read_document(fetch(CONFIG_FILE), SharedRun, f"{location} is not a run of this program")
+    weights = read_regular(fetch(WEIGHTS_FILE))
     assert shared is not None
     training = shared.training
     hashes = shared.config.hash, hashlib.sha256(weights).hexdigest()

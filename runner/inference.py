@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from procap.classifier import Classifier
 from procap.clip import CLIP
 from runner.calibration import ImagePredictions
-from runner.cuda_graphs import CudaGraphs, GraphedFunction
+from runner.cuda_graphs import GraphedFunction
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.results import PerClass
@@ -41,17 +41,17 @@ class Inference:
         clip: CLIP,
         classifier: Classifier,
         images: ImageList,
-        graphs: CudaGraphs | None = None,
         *,
+        graphs: bool = False,
         on_device: bool = False,
     ) -> None:
-        """graphs: captures of the forward pass, which a GPU replays; None computes it eagerly.
+        """graphs: capture the forward pass as a CUDA graph and replay it.
 
         on_device: resize images on the device if it is a GPU; a CPU is slower at that than Pillow.
         """
         self.clip, self.images = clip, images
         self._on_device = on_device and clip.device.type == "cuda"
-        self._logits: Forward = GraphedFunction(classifier, graphs) if graphs else classifier
+        self._logits: Forward = GraphedFunction(classifier) if graphs else classifier
 
     def warm_up(self, images: int) -> None:
         """Run batches of `images` blank images before rates are measured."""

@@ -24,6 +24,8 @@ from procap.methods.features import FeatureMethod
 from procap.methods.method import Method
 from procap.plan import NO_CHANGE
 from procap.text import LabelSpace
+from runner import capture_tape
+from runner.capture_tape import CaptureError, CaptureTape
 from runner.checkpoint import read_checkpoint
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
@@ -38,6 +40,7 @@ from runner.planning import plan_run
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.setup import Setup, label_space, make_eval_transform, make_method, set_up
+from runner.stop_signals import StopRequest
 from runner.train import train
 from runner.workbench import Workbench
 from shards.image_selection import select_class_labels
@@ -77,8 +80,8 @@ class CheckCase:
         """
         # A tenth of the rate, because differences by rounding grow in a training that diverges on this backbone.
         lr = method_class(name).recipe().lr / 10
-        overrides = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
-        return cls(plan_run(method=name, shots=SHOTS, overrides=overrides, data=runtime.data, **chosen), runtime)
+        shared = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
+        return cls(plan_run(method=name, shots=SHOTS, shared=shared, data=runtime.data, **chosen), runtime)
 
     @cached_property
     def shards(self) -> ShardSet:
@@ -98,17 +101,26 @@ class CheckCase:
         group, device = ProcessGroup(), resolve_device(self.runtime.device)
         teacher = load_teacher(self.config, self.runtime, group)
         setup = set_up(self.config, self.runtime, device, group, self.workbench, teacher=teacher)
-        return learn_from_features(setup, self.runtime, group) if isinstance(setup.method, FeatureMethod) else setup
+        return (
+            learn_from_features(setup, self.runtime, group, StopRequest())
+            if isinstance(setup.method, FeatureMethod)
+            else setup
+        )
+
+    def batch(self, setup: Setup) -> Batch:
+        """Make the first batch of the training."""
+        assert setup.schedule is not None
+        images, labels = next(to_device(setup.schedule.batches(0), setup.method.clip.device))
+        images, labels = setup.method.extend_batch(images, labels, generator(self.config.seed, "extend", 0))
+        noise = setup.method.draw(generator(self.config.seed, "noise", 0))
+        return Batch(images, labels, tuple(each.to(images.device) for each in noise))
 
     def step(self, setup: Setup) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute loss terms and gradients of the first step; there are none if the training has no steps."""
         method, learned = setup.method, learned_parameters(setup.method)
         if setup.engine is None or setup.schedule is None:
             return {}, {}
-        images, labels = next(to_device(setup.schedule.batches(0), method.clip.device))
-        images, labels = method.extend_batch(images, labels, generator(self.config.seed, "extend", 0))
-        noise = method.draw(generator(self.config.seed, "noise", 0))
-        terms = setup.engine.terms(Batch(images, labels, tuple(each.to(images.device) for each in noise)))
+        terms = setup.engine.terms(self.batch(setup))
         named = dict(zip(setup.engine.objective.names, terms, strict=True))
         for name, term in named.items():
             _require(bool(torch.isfinite(term)), f"loss term {name} is not finite")
@@ -174,6 +186,26 @@ def check_gradients(case: CheckCase) -> str:
     shared = [name for name, parameter in setup.method.named_parameters() if parameter.data_ptr() in frozen]
     _require(not shared, f"{', '.join(shared)} are CLIP's own: learn copies of them, see Plan.weights")
     return ""
+
+
+def check_capture(case: CheckCase) -> str:
+    """Say whether a GPU can replay the method's steps as CUDA graphs; it runs others eagerly, which is slower."""
+    setup = case.set_up()
+    if setup.engine is None:
+        return ""
+    if setup.method.combines_gradients:
+        return "steps run eagerly: combine_gradients() takes several backward passes"
+    batch = case.batch(setup)
+    # What is computed once, such as the layout of prompts, may wait for the device.
+    setup.engine.backward(setup.engine.terms(batch))
+    try:
+        with CaptureTape() as tape:
+            setup.engine.backward(setup.engine.terms(batch))
+    except CaptureError as error:
+        watching = (str(Path(torch.__file__).parent), capture_tape.__file__)
+        frames = [x for x in traceback.extract_tb(error.__traceback__) if not x.filename.startswith(watching)]
+        return f"a GPU runs steps eagerly: {error} in {frames[-1].filename}, line {frames[-1].lineno}"
+    return f"steps of {tape.operations} operations can be CUDA graphs"
 
 
 def check_determinism(case: CheckCase) -> str:
@@ -269,6 +301,7 @@ CHECKS: Mapping[str, Callable[[CheckCase], str]] = {
     "shapes": check_shapes,
     "inference": check_inference,
     "gradients": check_gradients,
+    "capture": check_capture,
     "determinism": check_determinism,
     "resume": check_resume,
     "reloaded": check_reloaded,

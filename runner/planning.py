@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from procap.errors import UsageError, explain_invalid, unknown_name
-from procap.recipe import Recipe
+from procap.recipe import Recipe, format_value
 from runner.config import RunConfig, Target
 from shards.default_paths import data_root
 from shards.image_selection import CLASS_CHOICES, parse_classes
@@ -31,13 +31,15 @@ def plan_run(
     recipe: str = "published",
     task: str | None = None,
     overrides: Mapping[str, Any] | None = None,
+    shared: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
     data: Path | None = None,
 ) -> RunConfig:
     """Resolve names, defaults and recipes into a `RunConfig`. Raises UsageError.
 
     classes: by default "base", or "all" of a data set of test images alone, which has no halves.
-    recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields.
+    recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields,
+        which the training must read. shared: changes of the recipes of several methods, some of which may read them.
     task: selects the published recipe and options; None: "few-shot" on all classes, else "base-to-novel".
     options: fields of the method; the others get the values published for `task` (recipe "published"), else defaults.
     data: folder of packed sets that are not in the catalogue; None: `$PROCAP_DATA`, else the cache.
@@ -52,9 +54,9 @@ def plan_run(
     classes = parse_classes(classes or ("all" if resolved_dataset.test_only else "base"))
     fields = {"dataset": resolved_dataset.name, "classes": classes, "shots": shots, "seed": seed}
     fields |= {"method": method, "precision": precision}
-    overrides = dict(overrides or {})
-    # Checks `overrides` with placeholders for the rest, before the import of the method, which takes seconds.
-    _make_config(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, **overrides}), fields)
+    changes = {**(shared or {}), **(overrides or {})}
+    # Checks `changes` with placeholders for the rest, before the import of the method, which takes seconds.
+    _make_config(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, **changes}), fields)
     cls = method_class(method)
     from procap.methods.method import TASKS
 
@@ -67,18 +69,45 @@ def plan_run(
     )
     # A method that is not trained stays so in the recipe of a different one.
     if published_recipe.epochs == 0:
-        overrides["epochs"] = 0
-    if "epochs" in overrides:
+        changes["epochs"] = 0
+    if "epochs" in changes:
         # Without `iterations` epochs are passes over the images, as a user who gives their number expects.
-        overrides = {"iterations": None, **overrides}
-    resolved = _make_recipe({**named_recipe.model_dump(), **overrides})
+        changes = {"iterations": None, **changes}
+    resolved = _make_recipe({**named_recipe.model_dump(), **changes})
     if published_recipe.epochs and not resolved.epochs:
         raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
     published_options = cls.task_options(task, shots, resolved_dataset.name) if recipe == "published" else {}
-    filled = method_options(method, {**published_options, **(options or {})}).model_dump(mode="json")
+    filled = method_options(method, {**published_options, **(options or {})})
+    of_method = cls.unread_fields(filled) | (set() if resolved.epochs else {*resolved.unread()})
+    unread = {name: getattr(named_recipe, name) for name in (*resolved.unread(), *of_method)}
+    resolved = resolved.model_copy(update=unread)
     recipe_name = "custom" if resolved != named_recipe and published_recipe.epochs > 0 else recipe
-    fields |= {"options": filled, "recipe_name": recipe_name, **_resolve_backbone(cls, method, backbone, pretrained)}
-    return _make_config(resolved, fields)
+    # Equal trainings are one run: under any recipe a method has its own values of what it does not read.
+    resolved = resolved.model_copy(update={name: getattr(published_recipe, name) for name in of_method})
+    fields |= {"options": filled.model_dump(mode="json"), "recipe_name": recipe_name}
+    config = _make_config(resolved, fields | _resolve_backbone(cls, method, backbone, pretrained))
+    check_read([config], overrides or {})
+    return config
+
+
+def check_read(configs: Sequence[RunConfig], changes: Mapping[str, Any]) -> None:
+    """Raise UsageError for a changed recipe field that none of the trainings reads."""
+    for name, value in changes.items():
+        changed = getattr(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, name: value}), name)
+        unread = [config for config in configs if getattr(config.recipe, name) != changed and name in _unread(config)]
+        if unread and len(unread) == len(configs):
+            conditions = dict.fromkeys(filter(None, (_unread(config)[name] for config in unread)))
+            hint = f"give {' or '.join(conditions)} as well, or leave it out" if conditions else "leave it out"
+            methods = ", ".join(dict.fromkeys(config.method for config in unread))
+            raise UsageError(f"{name} = {format_value(value)} is not read by {methods} in this recipe: {hint}")
+
+
+def _unread(config: RunConfig) -> dict[str, str]:
+    """Name the recipe fields that a training does not read; empty or the condition under which it would."""
+    from procap.methods import method_class, method_options
+
+    options = method_options(config.method, config.options)
+    return config.recipe.unread() | dict.fromkeys(method_class(config.method).unread_fields(options), "")
 
 
 def _resolve_backbone(cls: type[Method], method: str, backbone: str, pretrained: str | None) -> dict[str, Any]:

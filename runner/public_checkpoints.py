@@ -82,7 +82,7 @@ def load_public_run(config: RunConfig, runtime: RuntimeConfig, file: Path) -> tu
     method, card = build(config, shards, clip, select_class_labels(shards, config.classes))
     try:
         load_public_state(method, content.tensors)
-        check_finite(method.state_dict(), "in the file")
+        check_finite(method.state_dict(), "in the file, whose training has diverged: import another one")
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
     return content, method, card

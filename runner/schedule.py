@@ -15,9 +15,9 @@ from shards.loader import TrainStream
 
 def peak_rates(method: Method, recipe: Recipe) -> dict[str, float]:
     """Return the peak learning rate of each parameter: that of its tower, times its factor from `lr_scales`."""
-    scales, vision = method.lr_scales(), recipe.vision_lr or recipe.lr
+    scales, rates = method.lr_scales(), {method.vision_weights: recipe.vision_lr or recipe.lr}
     names = [name for name, _ in method.named_parameters()]
-    return {name: scales.get(name, 1.0) * (vision if name.startswith("vision.") else recipe.lr) for name in names}
+    return {name: scales.get(name, 1.0) * rates.get(name.partition(".")[0], recipe.lr) for name in names}
 
 
 def distinct_peak_rates(method: Method, recipe: Recipe) -> list[float]:
@@ -59,9 +59,7 @@ class Schedule:
     def _warm_steps(self) -> int:
         """Return the number of steps of the warm-up per step."""
         recipe = self.recipe
-        if recipe.schedule != "warmup-step" or recipe.warmup == "none":
-            return 0
-        return self.first_step(min(recipe.warmup_epochs, recipe.epochs))
+        return 0 if recipe.warmup == "none" else self.first_step(min(recipe.warmup_epochs, recipe.epochs))
 
     def images(self, step: int) -> int:
         """Return the number of images of the global batch of `step`."""

@@ -21,7 +21,7 @@ from procap.methods.method import Method
 from procap.methods.plugins import PlugInSource
 from procap.recipe import Recipe
 from procap.text import LabelSpace
-from runner.acceleration import Acceleration
+from runner.acceleration import Acceleration, note_once
 from runner.checkpoint import CheckpointCard, InitialRun
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
@@ -33,7 +33,7 @@ from runner.workbench import Workbench
 from shards.device.images import augments_on_device
 from shards.device.stream import DeviceTrainStream
 from shards.image_selection import FewShot, check_classes, load_few_shot, select_class_labels
-from shards.loader import TrainStream
+from shards.loader import WINDOW_BYTES, TrainStream
 from shards.manifest import Manifest
 from shards.names import first_few, join_first
 from shards.reader import ImageList, ShardSet, open_dataset
@@ -80,17 +80,19 @@ def set_up(
     initial: the run whose learned tensors the training starts from. teacher: the run that the method learns from.
     """
     acceleration = Acceleration.parse(runtime.accelerate, device)
-    if group.size > 1 and not acceleration.ranks:
+    if group.size > 1:
         # A CUDA graph cannot hold DDP's messages.
         acceleration = replace(acceleration, graphs=False)
-    # Few-shot samples lie anywhere in the shards, so only training on all images reads them from start to end.
-    shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache and not config.shots)
+        if device.type == "cuda":
+            note_once("several GPUs train each run together; one run per GPU, as `procap bench` starts them, is faster")
+    shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache)
     stream = engine = schedule = None
     files: dict[str, str] = {}
     # Missing shards are reported before minutes are spent on a backbone.
-    fewshot = load_training_images(config, shards, group.size)
-    clip = workbench.load_backbone(config, device, acceleration)
     learns_from_features = issubclass(method_class(config.method), FeatureMethod)
+    # Features of all images are on every process, so that their batches are not dealt out.
+    fewshot = load_training_images(config, shards, 1 if learns_from_features else group.size)
+    clip = workbench.load_backbone(config, device, acceleration)
     if fewshot and not learns_from_features:
         augment = train_augment(config.recipe, clip, method_class(config.method).views)
         workers = num_decoders(runtime.workers, device)
@@ -108,16 +110,18 @@ def set_up(
             group.check_same(f"the code of {config.method}", str(source))
         group.check_same(f"the content of {config.dataset}", card.manifest_digest)
         group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
-    make = partial(make_engine, method, config, runtime, group, one_message=acceleration.ranks)
+    make = partial(make_engine, method, config, runtime, group)
     if stream:
         schedule = Schedule(config.recipe, stream, method)
         method.training_images = stream
         method.teacher_classifier = teacher.classifier(method.space) if teacher else None
+    if fewshot:
         # Before digests are computed, because its errors name the option or file that is missing.
         method.prepare_training()
         files = method.file_digests(method.options, method.space.dataset)
         for option, digest in files.items():
             group.check_same(f"the file of option {option}", digest)
+    if stream:
         if initial:
             initial.load_into(method)
             files = {**files, "init": initial.sha256}
@@ -206,12 +210,10 @@ def check_class_sizes(fewshot: FewShot, batch: int) -> None:
             )
 
 
-def make_engine(
-    method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup, *, one_message: bool
-) -> Engine:
+def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> Engine:
     """Make the engine that `runtime` names, DDP or DeepSpeed; the caller closes it."""
     if runtime.engine == "ddp":
-        return Engine(method, config, group, one_message=one_message)
+        return Engine(method, config, group)
     from runner.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(method, config, group, runtime.zero_stage or 1)
@@ -248,6 +250,7 @@ def train_stream(
     batch = config.recipe.batch_size
     options: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "drop_last": config.recipe.drop_last}
     options["one_class"] = config.recipe.batches == "class"
+    options["window_bytes"] = None if config.shots else WINDOW_BYTES
     if acceleration.images and augments_on_device(augment):
         return DeviceTrainStream(images, batch, augment, config.seed, workers, device=device, **options)
     return TrainStream(images, batch, augment, config.seed, workers, **options)

@@ -1,4 +1,4 @@
-"""Take a training step (loss terms, gradients, update), eagerly or captured as CUDA graphs and replayed.
+"""Take a training step (loss terms, gradients, update), eagerly or with replays of CUDA graphs.
 
 A step never makes the host wait for the device; loss terms reach the host through `AsyncLosses`.
 
@@ -8,116 +8,74 @@ Shapes: T loss terms.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from runner.cuda_graphs import CudaGraphs, Part, warm_up_and_capture
-from runner.engine import Batch, Engine, make_scaler
+from runner.cuda_graphs import capture_objective
+from runner.engine import Batch, Engine, Objective
 from runner.meters import Meter
-
-PHASES = ("forward", "backward", "optimizer")
 
 MAX_PENDING_STEPS = 32
 """How many steps the host may run ahead of the device."""
 
 
 class TrainStep:
-    """The three parts of a step on an engine: forward, backward, update."""
+    """The three parts of a step on an engine: forward, backward, update.
 
-    def __init__(self, engine: Engine, meter: Meter, graphs: CudaGraphs | None = None) -> None:
-        """graphs: steps after `capture` are replays; without it every step runs eagerly."""
+    The first two are replays after `capture`; the optimizer always runs eagerly.
+    """
+
+    def __init__(self, engine: Engine, meter: Meter, *, graphs: bool = False) -> None:
+        """graphs: whether the step is to be captured; one whose method combines gradients of several passes cannot."""
         self.engine, self.meter = engine, meter
-        self._graphs = graphs
-        self._replays: list[Part] = []
-        self._fixed: Batch | None = None
-        self._terms: Tensor | None = None
+        self._wants_graphs = graphs and not engine.method.combines_gradients
+        self._example: Batch | None = None
+        self._graphed: nn.Module | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """The loss terms, in order, once a step has run."""
-        return self.engine.objective.names
+        # A replay runs no Python: the names are those of the warm-up.
+        return self._graphed.names if isinstance(self._graphed, Objective) else self.engine.objective.names
 
     @property
     def needs_capture(self) -> bool:
-        """Whether CUDA graphs are wanted and `capture` has not been called."""
-        return self._graphs is not None and self._fixed is None
+        """Whether CUDA graphs are used and `capture` has not been called."""
+        return self._wants_graphs and self._example is None
 
     @property
-    def _parts(self) -> tuple[Part, ...]:
-        # Not stored in an attribute: bound methods would form a reference cycle, which keeps the graphs and their
-        # memory until the next garbage collection.
-        return self._forward, lambda: self.engine.backward(self._weighted), self._update
+    def is_captured(self) -> bool:
+        """Whether `capture` was called and succeeded."""
+        return self._graphed is not None
 
     def capture(self, batch: Batch) -> None:
         """Warm up and capture, with `batch` as an example; weights and optimizer do not change."""
-        assert self._graphs is not None
         # A copy, whose memory all replays read: that of `batch` is freed and used again.
-        self._batch = self._fixed = batch.copy()
-        with self._graphs.side_stream(), _unchanged(self.engine):
-            self._replays = warm_up_and_capture(self._graphs, self._parts, "steps are")
-            if not self._replays:
-                # The scaler may be in the middle of a step.
-                engine = self.engine
-                engine.scaler = make_scaler(engine.objective.config, engine.method.clip.device)
+        self._example = batch.copy()
+        # An objective of this step: that of the engine stays eager, for short batches and for measurements.
+        objective = Objective(self.engine.method, self.engine.objective.config)
+        self._graphed = capture_objective(objective, self._example.tensors)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Take a step on `batch`; returns [T + 2], which the next step overwrites.
+        """Take a step on `batch`.
 
-        These are the weighted terms, their sum, and 1 if the step was skipped because of an overflow at fp16, else 0.
+        Returns [T + 2]: the weighted terms, their sum, and 1 if the step was skipped because of an overflow at fp16,
+        else 0.
         """
-        with self._graphs.side_stream() if self._graphs else nullcontext():
-            parts: Sequence[Part] = self._parts
-            # A replay reads the memory of the captured batch; a last batch of a different size runs eagerly.
-            if self._replays and self._fixed is not None and self._fixed.takes(batch):
-                for fixed, tensor in zip(self._fixed.tensors, batch.tensors, strict=True):
-                    fixed.copy_(tensor)
-                self._batch, parts = self._fixed, self._replays
+        with self.meter.phase("forward"):
+            # A last batch of a different size runs eagerly.
+            if self._graphed is not None and self._example is not None and self._example.takes(batch):
+                terms = self._graphed(*batch.tensors)
             else:
-                self._batch = batch
-            for name, part in zip(PHASES, parts, strict=True):
-                with self.meter.phase(name):
-                    part()
-        assert self._terms is not None
-        return self._terms
-
-    def _forward(self) -> None:
-        self._weighted = self.engine.terms(self._batch)
-        weighted = torch.cat([self._weighted, self._weighted.sum()[None], self.engine.skipped[None]]).detach()
-        if self._terms is None:
-            self._terms = torch.empty_like(weighted)
-        # Into the same memory in all steps, because a replay writes where the captured step wrote.
-        self._terms.copy_(weighted)
-
-    def _update(self) -> None:
-        self.engine.update()
-        assert self._terms is not None
-        # In the forward pass it was still that of the step before.
-        self._terms[-1].copy_(self.engine.skipped)
-
-
-@contextmanager
-def _unchanged(engine: Engine) -> Iterator[None]:
-    """Restore weights, optimizer and scaler in place after the block; optimizer state created in it is zeroed."""
-    method, optimizer, scale = engine.method, engine.optimizer, engine.scaler.state_dict()
-    weights = [parameter.detach().clone() for parameter in method.parameters()]
-    slots = {id(slot): slot.clone() for slot in _slots(optimizer)}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, before in zip(method.parameters(), weights, strict=True):
-                parameter.copy_(before)
-            for slot in _slots(optimizer):
-                # Optimizers create their state in their first step, here a warm-up; it begins with zeros.
-                slot.copy_(slots[id(slot)]) if id(slot) in slots else slot.zero_()
-        engine.scaler.load_state_dict(scale)
-
-
-def _slots(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [slot for state in optimizer.state.values() for slot in state.values() if isinstance(slot, Tensor)]
+                terms = self.engine.terms(batch)
+        with self.meter.phase("backward"):
+            self.engine.backward(terms)
+        with self.meter.phase("optimizer"):
+            self.engine.update()
+        terms = terms.detach()
+        return torch.cat([terms, terms.sum()[None], self.engine.skipped[None]])
 
 
 class AsyncLosses:

@@ -16,7 +16,6 @@ from procap.methods.features import FeatureMethod
 from procap.teacher import release_teacher
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
 from runner.config import RunConfig, RuntimeConfig
-from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
 from runner.earlier_runs import first_stage, load_teacher, read_initial_run
 from runner.engine import Batch, term_gradients
@@ -43,7 +42,7 @@ from shards.transfer import to_device, upload
 WARMUP_STEPS = 5
 PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
 UNTIMED_PHASES = ("load", "compile", "tracking", "validation", "statistics")
-"""Phases that are not part of the training's seconds; only runs with callbacks have the last one."""
+"""Phases that are not part of the training's seconds; only runs with callbacks have `validation`."""
 MEASURE_STEPS = 50
 """Gradient norms of loss terms are measured after an epoch, and no more often than once in this many steps."""
 MAX_REPEATS = 40
@@ -146,7 +145,7 @@ def _train(
         setup = set_up(config, runtime, device, group, workbench, initial, load_teacher(config, runtime, group))
     if isinstance(setup.method, FeatureMethod):
         with meter.phase("features", rated=False):
-            setup = learn_from_features(setup, runtime, group)
+            setup = learn_from_features(setup, runtime, group, stop)
     first, facts = group.ranks.is_first, environment(device) | {"accelerations": asdict(setup.acceleration)}
     if force and first:
         # Only now: the run that is there stays if the set-up fails.
@@ -173,7 +172,7 @@ def _train(
             training.average.apply()
     if isinstance(setup.method, FeatureMethod):
         setup.method.finish(setup.method.bank)
-    check_finite(setup.method.state_dict(), f"after step {state.step}")
+    check_finite(setup.method.state_dict(), f"after step {state.step}: try {config.stability_hint}")
     meter.settle()
     result = group.call_on_first(lambda: _write_result(folder, setup, state, meter, facts, group.size))
     if validator is not None:
@@ -227,9 +226,8 @@ class TrainLoop:
         self.method, self.schedule = training.setup.method, training.setup.schedule
         self.group = training.group
         device = self.method.clip.device
-        use_graphs = training.setup.acceleration.graphs and runtime.engine == "ddp"
-        self.graphs = CudaGraphs(device) if use_graphs else None
-        self.step = TrainStep(training.engine, self.meter, self.graphs)
+        self.graphs = training.setup.acceleration.graphs and runtime.engine == "ddp"
+        self.step = TrainStep(training.engine, self.meter, graphs=self.graphs)
         self.losses = AsyncLosses(device)
         # A measurement takes about two steps: at most 5 % of the training, apart from that after the last epoch.
         epochs = self.config.recipe.epochs
@@ -240,7 +238,7 @@ class TrainLoop:
         rate = self.schedule.rates(self.schedule.first_step(epoch), epoch)[0]
         if self.method.begin_epoch(epoch, rate, self.config.recipe):
             # A CUDA graph replays the work of the epochs before.
-            self.step = TrainStep(self.training.engine, self.meter, self.graphs)
+            self.step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
         batches = self.schedule.batches(epoch, start_step=self.state.step_in_epoch)
         on_device = isinstance(self.schedule.stream, DeviceTrainStream)
         moved = batches if on_device else to_device(batches, self.method.clip.device)
@@ -266,7 +264,7 @@ class TrainLoop:
             self._count_losses(wait=True)
             self.training.begin_stage(stage)
             # A CUDA graph replays the work of one stage.
-            self.step = TrainStep(self.training.engine, self.meter, self.graphs)
+            self.step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
         rates = self.schedule.rates(number, epoch)
         self.training.engine.set_rates(*rates)
         images, labels = self.method.extend_batch(images, labels, generator(self.config.seed, "extend", number))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 
 import torch
 
@@ -36,13 +35,16 @@ class Workbench:
         if device.type == "cuda":
             # cuDNN's default for convolutions is TF32 (ten bits of mantissa), but --precision alone chooses it.
             torch.backends.cudnn.allow_tf32 = False
+            if device.index is not None:
+                # Triton launches its kernels on the current device.
+                torch.cuda.set_device(device)
         if config.weights_digest and self.digest(config) != config.weights_digest:
             raise UserError(f"the weights {config.pretrained or config.backbone} changed after this run was planned")
         # Compiled blocks cannot be undone: forget the key, so that the backbone is loaded again.
         if self._is_compiled and not acceleration.compile:
             self._key = None
         clip = self._load(config).to(device)
-        replace(acceleration, compile=acceleration.compile and not self._is_compiled).prepare(clip)
+        acceleration.prepare(clip)
         self._is_compiled = acceleration.compile
         return clip
 

@@ -18,12 +18,18 @@ SIGNATURE = re.compile(
 """Matches query parameters of the signed URLs of S3, Google Cloud Storage and Azure, and of common APIs."""
 
 
-def mask(text: str) -> str:
-    """Replace credentials by `***`: users of URLs, signatures of signed URLs, values of secret environment variables.
+def mask_urls(text: str) -> str:
+    """Remove users from URLs, and replace signatures of signed URLs by `***`."""
+    return SIGNATURE.sub(rf"\g<1>={MASK}", USER.sub("", text))
 
-    A variable is secret if its name ends like one (`HF_TOKEN`, `AWS_SECRET_ACCESS_KEY`), unless its value is a path.
+
+def mask(text: str) -> str:
+    """Replace credentials in a message: those of URLs, and values of secret environment variables by `***`.
+
+    Results have names that may equal such a value: they get `mask_urls` alone. A variable is secret if its name ends
+    like one (`HF_TOKEN`, `AWS_SECRET_ACCESS_KEY`), unless its value is a path.
     """
     for name, value in os.environ.items():
         if len(value) >= MIN_LENGTH and value in text and SECRET_VARIABLE.search(name) and not value.startswith("/"):
             text = text.replace(value, MASK)
-    return SIGNATURE.sub(rf"\g<1>={MASK}", USER.sub("", text))
+    return mask_urls(text)

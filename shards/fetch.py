@@ -10,7 +10,7 @@ the catalogue; `shards.raw` compares what is unpacked from it with the published
 from __future__ import annotations
 
 import hashlib
-import logging
+import json
 import os
 import re
 import shutil
@@ -24,8 +24,8 @@ from pathlib import Path
 from procap.errors import NotFound, Unreachable, UserError
 from shards.catalogue import Archive, Dataset
 from shards.raw.published import imagenet_wnids, raw_layout
-from shards.remote import file_size, resume_download, translate_errors
-from shards.urls import redact
+from shards.remote import file_size, read_blocks, resume_download, translate_errors
+from shards.urls import join, redact
 
 HUB_REPOSITORY = "zhengli97/prompt_learning_dataset"
 """A repository with a zip for each data set: its folder as CoOp has it, with the split file."""
@@ -38,6 +38,8 @@ IMAGENET_ACCESS = (
     "and: procap data pack imagenet --raw FOLDER"
 )
 WORK_FOLDER = ".fetch"
+LIST_BYTES = 2**24
+"""Most bytes of a list of files: servers can send without end."""
 ATTEMPTS = 5
 """How often a command opens a connection that ends."""
 
@@ -59,18 +61,19 @@ def list_hub(
     repository: str = HUB_REPOSITORY, folder: str | None = None, repo_type: str = "model"
 ) -> dict[str, Archive]:
     """List the files of a Hub repository by name; the Hub is that of `$HF_ENDPOINT`."""
-    from huggingface_hub import HfApi, hf_hub_url
-    from huggingface_hub.hf_api import RepoFile
+    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
 
-    # Without a network the Hub's client logs each of its retries; the last error says the same.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     files: dict[str, Archive] = {}
-    with translate_errors(f"hf://{repository}"):
-        for entry in HfApi().list_repo_tree(repository, folder, repo_type=repo_type):
+    # Not by the Hub's client, which tries six times and reads without end.
+    url = join(constants.ENDPOINT, "/".join(filter(None, (f"api/{repo_type}s", repository, "tree/main", folder))))
+    with translate_errors(url):
+        for entry in json.loads(b"".join(read_blocks(url, LIST_BYTES, headers=build_hf_headers()))):
             # Archives are stored in LFS, which states their SHA-256; small files such as the README are not.
-            if isinstance(entry, RepoFile) and entry.lfs:
-                url = hf_hub_url(repository, entry.path, repo_type=repo_type)
-                files[entry.path] = Archive(url, Path(entry.path).name, size=entry.size, sha256=entry.lfs.sha256)
+            if lfs := entry.get("lfs"):
+                file = hf_hub_url(repository, entry["path"], repo_type=repo_type)
+                name = Path(entry["path"]).name
+                files[entry["path"]] = Archive(file, name, size=entry["size"], sha256=lfs["oid"])
     return files
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from procap.errors import UsageError
+from shards.files import read_regular
 from shards.images import ImageError, decode
 from shards.loader import prepare_batches
 from shards.raw.folders import IMAGE_EXTENSIONS, NOTES, is_image_name, walk_files
@@ -77,9 +78,7 @@ def load_batches(
     def prepare(image: EncodedImage, out: Tensor) -> None:
         name, data = image
         try:
-            # Images of shards were turned when they were packed.
-            pixels = decode(data) if isinstance(data, bytes) else decode(data.read_bytes(), upright=True)
-            transform(pixels, out)
+            transform(decode(data if isinstance(data, bytes) else read_regular(data), upright=True), out)
         except ImageError as error:
             broken[name] = f"cannot be read: {error}"
         except OSError as error:

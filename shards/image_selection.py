@@ -130,11 +130,12 @@ def check_classes(shards: ShardSet, classes: str) -> None:
 def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all") -> FewShot:
     """Select the images a run trains on, drawn by CoOp's rule; `shots` 0 takes all of train and val.
 
-    A class with fewer images than `shots` gives all it has, as in CoOp.
+    A class with fewer images than `shots` gives all it has, as in CoOp. Few images lie anywhere in the shards, so only
+    all of them can be streamed.
     """
     check_shots(shards, shots, classes)
-    train = shards.open_images("train")
-    val = shards.open_images("val") if "val" in shards.manifest.splits else train.subset([])
+    train = shards.open_images("train", sequential=not shots)
+    val = shards.open_images("val", sequential=not shots) if "val" in shards.manifest.splits else train.subset([])
     in_train, in_val = draw_positions(train.labels, val.labels, shots, seed)
     # CoOp takes the halves of the labels among its drawn training images.
     labels = select_labels(train.labels[in_train], classes)

@@ -1,50 +1,82 @@
-"""Decode images to RGB pixels, the same everywhere: by content and not by file name, without external programs.
+"""Decode images to RGB pixels, the same for files, members of tars and images of Python; by content, not by file name.
 
 JPEG (and the first image of an MPO), PNG, GIF, WebP, BMP and TIFF are read; everything else is refused. What comes out
 is what CoOp's `Image.open(file).convert("RGB")` gives: transparency is dropped, colour profiles are ignored, and the
 EXIF orientation unless asked for; an animation is its first frame, a CMYK JPEG is read as Adobe writes it (inverted).
-There are two differences. 16-bit grey, which Pillow clips at 255, keeps its high byte, as Pillow does for 16-bit
-colour. 32-bit and floating-point pixels, which it clips too, have no known range and are refused.
+There are two differences. Values of 16 bits, which Pillow clips or of which it keeps the high byte, are scaled from the
+bits that the image uses: 8, 10, 12, 14 or 16. 32-bit and floating-point pixels, which it clips too, have no known range
+and are refused.
 """
 
 from __future__ import annotations
 
+import ctypes
 import io
-from contextlib import suppress
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image
+from PIL.ImageFile import ImageFile
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
 
 JPEG_START = b"\xff\xd8\xff"
+TIFF_STARTS = (b"II*\0", b"MM\0*")
 
 # More than any camera of the published sets took; 300 MB of RGB when decoded.
 PIXEL_LIMIT = 100_000_000
 # The test transform enlarges the shorter side to the image size of the backbone, at most this for CLIP's own.
 LARGEST_SIDE = 336
 
+TURNS: dict[object, Image.Transpose] = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns an image upright, by its EXIF orientation."""
+
+SWAPPED = {"16B": "16L", "16L": "16B", "16N": "16B"}
+"""The byte order by which Pillow, which keeps the first byte of 16-bit colour, reads the second; N: little-endian."""
+
+Picture = Image.Image | NDArray[np.generic] | str | os.PathLike[str]
+"""What Python users have of an image: of Pillow, an array [H, W] or [H, W, 3 or 4], or the path of a file."""
+
+# Pillow and libtiff print what they notice in metadata and damaged files without naming a file; what cannot be decoded
+# is an `ImageError`, which callers report with its name.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+with suppress(AttributeError, OSError):
+    _libtiff = ctypes.CDLL(Image.core.__file__)
+    _libtiff.TIFFSetErrorHandler(None)
+    _libtiff.TIFFSetWarningHandler(None)
+
 
 class ImageError(ValueError):
     """Bytes that are not a readable image; the message says why in a few words."""
 
 
-def decode(data: bytes, *, upright: bool = False) -> Image.Image:
-    """Decode an image to RGB, with `upright` turned as its EXIF orientation says. Raises ImageError; thread-safe."""
+@contextmanager
+def _explained(data: bytes) -> Iterator[None]:
+    """Raise ImageError for what goes wrong in decoding `data`."""
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-        _check_size(*image.size)
-        if upright:
-            ImageOps.exif_transpose(image, in_place=True)
-        return _to_rgb(image)
+        yield
     except ImageError:
         raise
     except Image.DecompressionBombError:
         raise ImageError(f"it has more than {PIXEL_LIMIT // 1_000_000} million pixels") from None
     except Image.UnidentifiedImageError:
         reason = f"it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image, or cut short" if data else "it is empty"
+        if data.startswith(TIFF_STARTS) and len(data) > 8:
+            reason = "it is cut short, or a TIFF with bands or numbers that are not read: save it as RGB with 8 bits"
         raise ImageError(reason) from None
     # Parsers of untrusted bytes raise errors of nearly any class.
     except Exception as error:
@@ -53,30 +85,52 @@ def decode(data: bytes, *, upright: bool = False) -> Image.Image:
         raise ImageError("it is cut short" if is_short else f"it is damaged ({text})") from error
 
 
-def decode_pixels(data: bytes) -> NDArray[np.uint8]:
+def decode(data: bytes, *, upright: bool = False) -> Image.Image:
+    """Decode an image to RGB, with `upright` turned as its EXIF orientation says. Raises ImageError; thread-safe."""
+    with _explained(data):
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        _check_size(*image.size)
+        second_bytes = _second_bytes(image, data)
+        image.load()
+        if second_bytes is not None:
+            # Of grey with transparency, which has become RGBA, all three colours get the same second bytes.
+            first_bytes = np.asarray(image)[..., :3].astype(np.uint16)
+            rgb = Image.fromarray(_scale(first_bytes * np.uint16(256) + second_bytes))
+        else:
+            rgb = _to_rgb(image)
+        return _turn(rgb, image) if upright else rgb
+
+
+def convert(picture: Picture) -> Image.Image:
+    """Convert an image of Python to the upright RGB image that `decode` gives for its file.
+
+    Raises ImageError for what is no image, OSError for a file that cannot be read.
+    """
+    if isinstance(picture, str | os.PathLike):
+        return decode(Path(picture).read_bytes(), upright=True)
+    with _explained(b"picture"):
+        image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
+        if isinstance(image, ImageFile) and image.fp and image.tile and image.format in FORMATS and not image.tell():
+            # Not loaded yet: its file has what Pillow would drop.
+            position = image.fp.tell()
+            image.fp.seek(0)
+            data = image.fp.read()
+            image.fp.seek(position)
+            return decode(data, upright=True)
+        return _turn(_to_rgb(image), image)
+
+
+def decode_pixels(data: bytes, *, upright: bool = False) -> NDArray[np.uint8]:
     """Decode an image to the pixels [H, W, 3] of `decode`, without an image of Pillow where that is faster."""
     if data.startswith(JPEG_START):
         # libjpeg-turbo refuses damage of every kind here, of which Pillow tolerates some or names the reason.
         with suppress(ValueError):
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
             _check_size(width, height)
-            if colours in ("YCbCr", "Gray"):
+            if colours in ("YCbCr", "Gray") and not (upright and _find_turn(Image.open(io.BytesIO(data)))):
                 # By default with the accurate DCT and upsampling, as Pillow does: equal pixels, which a test compares.
                 return simplejpeg.decode_jpeg(data)
-    return np.array(decode(data))
-
-
-def turn_upright(data: bytes) -> bytes:
-    """Return an image file with the EXIF orientation applied to its pixels; the same bytes if there is none."""
-    # Parsers of untrusted bytes raise errors of nearly any class, and `decode` reports a file that is broken.
-    with suppress(Exception):
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-        if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
-            buffer, file_format = io.BytesIO(), "JPEG" if image.format == "MPO" else image.format
-            # A JPEG is encoded a second time here: full colour resolution keeps the loss small.
-            decode(data, upright=True).save(buffer, file_format, quality=95, subsampling=0)
-            return buffer.getvalue()
-    return data
+    return np.array(decode(data, upright=upright))
 
 
 def shorter_side(size: tuple[int, int], side: int) -> tuple[int, int]:
@@ -93,15 +147,56 @@ def _check_size(width: int, height: int) -> None:
         raise ImageError(f"it has {width:,} x {height:,} pixels; the limit is {limit}")
 
 
+def _find_turn(image: Image.Image) -> Image.Transpose | None:
+    """Find what turns an image upright as its EXIF orientation says, if anything does."""
+    # Parsers of untrusted bytes raise errors of nearly any class. An orientation that cannot be read is none.
+    with suppress(Exception):
+        return TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    return None
+
+
+def _turn(rgb: Image.Image, image: Image.Image) -> Image.Image:
+    turn = _find_turn(image)
+    return rgb if turn is None else rgb.transpose(turn)
+
+
+def _second_bytes(image: ImageFile, data: bytes) -> NDArray[np.uint8] | None:
+    """Read the second bytes [H, W, 3], grey [H, W, 1], of 16-bit colour or grey with transparency; else None.
+
+    Of these Pillow keeps the first byte alone. The second is read as if it were the first.
+    """
+    # PNG names a layout such as RGB;16B, TIFF gives more arguments behind it.
+    arguments = [[tile.args] if isinstance(tile.args, str) else [*(tile.args or ())] for tile in image.tile]
+    bands, _, order = str(arguments[0][0] if arguments and arguments[0] else "").partition(";")
+    if bands not in ("RGB", "RGBA", "LA") or order not in SWAPPED:
+        return None
+    layout = "RGBA" if bands == "LA" else f"{bands};{SWAPPED[order]}"
+    again = Image.open(io.BytesIO(data), formats=FORMATS)
+    again.tile = [
+        tile._replace(args=(layout, *more) if more else layout)
+        for tile, (_, *more) in zip(again.tile, arguments, strict=True)
+    ]
+    pixels = np.asarray(again)
+    return pixels[..., 1:2] if bands == "LA" else pixels[..., :3]
+
+
+def _scale(values: NDArray[np.uint16]) -> NDArray[np.uint8]:
+    """Scale values of 16 bits to 8, from the bits in use: 8, 10, 12, 14 or 16, the depths of cameras and scanners."""
+    bits = next(bits for bits in (8, 10, 12, 14, 16) if values.max() < 2**bits)
+    return (values >> (bits - 8)).astype(np.uint8)
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
     image.load()
     if image.mode in ("I", "F"):
         raise ImageError("its pixels are 32-bit or floating-point numbers of unknown range, save it with 8 bits")
     if image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+        return Image.fromarray(_scale(np.asarray(image).astype(np.uint16))).convert("RGB")
     # Drop a palette's transparency like any other alpha channel; otherwise Pillow warns about it on stderr.
-    image.info.pop("transparency", None)
+    transparency = image.info.pop("transparency", None)
     pixels = image if image.mode == "RGB" else image.convert("RGB")
+    if transparency is not None:
+        image.info["transparency"] = transparency
     # Return a plain image: the reader's image holds the encoded file, which a cache of images would keep alive.
     plain = image._new(pixels.im)
     plain.info.clear()

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -26,8 +27,10 @@ from shards.reader import ImageList
 from shards.rng import generator, stream_seed
 from shards.transforms import EvalTransform, TrainAugment
 
-# Main memory for decoded training images, and the batches that threads prepare while an earlier one is used.
+# Main memory for decoded training images, the encoded images that a training on all images mixes with each other, and
+# the batches that threads prepare while an earlier one is used.
 CACHE_BYTES = 2**30
+WINDOW_BYTES = 2**32
 BATCHES_AHEAD = 2
 
 T = TypeVar("T")
@@ -43,17 +46,20 @@ class DecodedImages:
         self._lock = threading.Lock()
 
     def __getitem__(self, i: int) -> Image:
-        image = self.read(i)
-        self.keep(i, image)
-        return image
-
-    def read(self, i: int) -> Image:
-        """Read image `i` without keeping it."""
         image = self._decoded.get(i)
-        return self.images.image(i) if image is None else image
+        return self.keep(i, self.images.image(i) if image is None else image)
 
-    def keep(self, i: int, image: Image) -> None:
-        """Keep a decoded image if there is room."""
+    def loaders(self, order: Sequence[int]) -> Generator[tuple[int, Callable[[], Image]]]:
+        """Yield each index of `order`, all different, with a function that returns its image without keeping it."""
+        # Now: what is kept from here on is among them.
+        absent = [i for i in order if i not in self._decoded]
+        are_absent = set(absent)
+        with closing(self.images.loaders(absent)) as loaders:
+            for i in order:
+                yield next(loaders) if i in are_absent else (i, partial(self._decoded.__getitem__, i))
+
+    def keep(self, i: int, image: Image) -> Image:
+        """Keep a decoded image if there is room, and return it."""
         # Pillow stores an RGB pixel in four bytes.
         size = 4 * image.width * image.height
         with self._lock:
@@ -61,6 +67,7 @@ class DecodedImages:
             if i not in self._decoded and size <= self._room:
                 self._room -= size
                 self._decoded[i] = image
+        return image
 
 
 class TrainStream:
@@ -70,6 +77,7 @@ class TrainStream:
     on, so that their union is the batch of a single process. The last incomplete batch is dropped only when there is a
     complete one (Dassl's rule), so an epoch has max(1, N // batch_size) steps; without `drop_last` it is kept.
     one_class: all images of a batch have the same label; what remains of a class is left out of the epoch.
+    window_bytes: see `shard_order`; None mixes all images.
     """
 
     def __init__(
@@ -85,13 +93,14 @@ class TrainStream:
         cache_bytes: int = CACHE_BYTES,
         drop_last: bool = True,
         one_class: bool = False,
+        window_bytes: int | None = None,
     ) -> None:
         if not len(images):
             raise UsageError("there are no training images of these classes")
         self.images, self.batch_size, self.augment, self.drop_last = images, batch_size, augment, drop_last
         self.seed, self.workers, self.rank, self.world_size = seed, workers, rank, world_size
         self.labels = torch.from_numpy(images.labels)
-        self.one_class = one_class
+        self.one_class, self.window_bytes = one_class, window_bytes
         self._decoded = DecodedImages(images, cache_bytes)
 
     @property
@@ -108,7 +117,7 @@ class TrainStream:
             draw = random.Random(stream_seed(self.seed, "order", epoch))
             return one_class_order(self.images.labels.tolist(), self.batch_size, draw)
         # The same permutation on every rank, which takes its part of each batch.
-        return torch.randperm(len(self.images), generator=generator(self.seed, "order", epoch)).tolist()
+        return shard_order(self.images, self.window_bytes, generator(self.seed, "order", epoch))
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield (this process's images [B / W, 3, S, S] float32, labels [B] int64 of the global batch) of every step.
@@ -117,15 +126,18 @@ class TrainStream:
         which changes no later batch.
         """
 
-        def prepare(i: int, out: Tensor) -> None:
-            self.augment(self._decoded[i], self.augment_generator(epoch, i), out)
+        def prepare(item: tuple[int, Callable[[], Image]], out: Tensor) -> None:
+            i, load = item
+            self.augment(self._decoded.keep(i, load()), self.augment_generator(epoch, i), out)
 
         batches = [*self.batches(epoch, start_step)]
         shares = [self.share(batch) for batch in batches]
-        prepared = prepare_batches(shares, prepare, self.augment.shape, self.workers)
-        for (_, images), batch in zip(prepared, batches, strict=True):
-            # All ranks compute the loss of the gathered batch, so they need all of its labels.
-            yield images, self.labels[batch]
+        with closing(self._decoded.loaders([i for share in shares for i in share])) as loaders:
+            loaded = ([next(loaders) for _ in share] for share in shares)
+            prepared = prepare_batches(loaded, prepare, self.augment.shape, self.workers)
+            for (_, images), batch in zip(prepared, batches, strict=True):
+                # All ranks compute the loss of the gathered batch, so they need all of its labels.
+                yield images, self.labels[batch]
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[list[int]]:
         """Yield the indices [B] of the images of every global batch from `start_step` on."""
@@ -146,6 +158,22 @@ class TrainStream:
         """Return the generator for the augmentation of image `i` in `epoch`."""
         # Named by the image, so that its view does not depend on the thread, the rank or the step that prepares it.
         return generator(self.seed, "augment", epoch, i)
+
+
+def shard_order(images: ImageList, window_bytes: int | None, draws: torch.Generator) -> list[int]:
+    """Order images at random, so that a reader of whole shards holds at most `window_bytes` of them at a time.
+
+    More images are mixed as by a shuffle buffer behind shuffled shards: an image comes within a window after the place
+    of its shard. A streamed split needs that order; a stored one takes the same, so that both give equal trainings.
+    """
+    count, size = len(images), int(images.rows["size"].sum(dtype=np.int64))
+    if window_bytes is None or size <= window_bytes:
+        return torch.randperm(count, generator=draws).tolist()
+    shards = torch.from_numpy(images.rows["shard"].astype(np.int64))
+    by_shard = torch.randperm(int(shards.max()) + 1, generator=draws)[shards].argsort(stable=True)
+    window = count * window_bytes / size
+    times = torch.arange(count) + window * torch.rand(count, generator=draws, dtype=torch.float64)
+    return by_shard[times.argsort(stable=True)].tolist()
 
 
 def one_class_order(labels: Sequence[int], batch_size: int, draw: random.Random) -> list[int]:

@@ -17,6 +17,8 @@ from shards.names import NAME, unfit_texts
 
 FILE = "manifest.json"
 MIRROR_FILE = "mirror.json"
+UPRIGHT = "EXIF orientation applied"
+"""Part of the source of data sets whose images are turned upright when they are decoded, as those of CoOp are not."""
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -77,6 +79,11 @@ class Manifest(BaseModel):
     def counts(self) -> dict[str, int]:
         """Images of each split."""
         return {name: split.count for name, split in self.splits.items()}
+
+    @property
+    def upright(self) -> bool:
+        """Whether images are turned as their EXIF orientation says."""
+        return UPRIGHT in self.source
 
     @property
     def images(self) -> int:

@@ -1,6 +1,6 @@
 """Pack a data set into WebDataset shards: the clip-benchmark layout plus an index per split and, last, a manifest.
 
-<data root>/<data set>/  classnames.txt  zeroshot_classification_templates.txt  croissant.json  manifest.json
+<data root>/<data set>/  classnames.txt  zeroshot_classification_templates.txt  manifest.json
                          <split>/  nshards.txt  index.npy  paths.txt  0.tar  1.tar ...
 
 The numbers of the images alone decide which shard holds them, before any image is read. So every worker can start
@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 
 from procap.errors import UserError
-from shards import croissant
 from shards.builtin_sources import builtin_source
 from shards.check import (
     PART,
@@ -210,7 +209,6 @@ def _write(
     )
     for file, text in convention_texts(manifest).items():
         write_file(folder / file, text)
-    write_file(folder / croissant.FILE, croissant.croissant_json(manifest))
     write_file(folder / FILE, manifest.to_json())
     return manifest
 

@@ -8,11 +8,12 @@ names it. Shapes: N images of a split.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,6 @@ from shards.urls import join
 if TYPE_CHECKING:
     import webdataset
     from PIL.Image import Image
-
-Decoded = TypeVar("Decoded")
 
 
 @dataclass(frozen=True)
@@ -115,13 +114,25 @@ class ImageList:
         return [self._files.paths[position] for position in self.positions.tolist()]
 
     def read(self, i: int) -> bytes:
-        """Read the encoded bytes of image `i`."""
+        """Read the encoded bytes of image `i`, of a streamed split with its whole shard."""
+        if self._files.remote:
+            return next(self.stream([i]))
         row = self.rows[i]
         return self._files.read(int(self.positions[i]), int(row["shard"]), int(row["offset"]), int(row["size"]))
 
     def stream(self, order: Sequence[int]) -> Generator[bytes]:
         """Yield the encoded bytes of the images `order`, each at most once, from shards that are read as a whole."""
         return stream_images(self._files.located_shards(), self.rows, self.positions, order)
+
+    def loaders(self, order: Iterable[int]) -> Generator[tuple[int, Callable[[], Image]]]:
+        """Yield each index of `order` with a function that decodes its image; a streamed split is read as `stream`."""
+        if not self._files.remote:
+            yield from ((i, partial(self.image, i)) for i in order)
+            return
+        indices = [*order]
+        with closing(self.stream(indices)) as encoded:
+            for i, data in zip(indices, encoded, strict=True):
+                yield i, partial(self.decode, i, data)
 
     def image(self, i: int) -> Image:
         """Read and decode image `i` to RGB; raises UserError naming shard, member and path if it is undecodable."""
@@ -132,19 +143,23 @@ class ImageList:
         # Imported here: most commands read lists alone, without Pillow and simplejpeg.
         from shards.images import decode
 
-        return self._decoded(decode, i, data)
+        with self._named(i):
+            return decode(data, upright=self._files.manifest.upright)
 
     def decode_pixels(self, i: int, data: bytes) -> NDArray[np.uint8]:
         """Decode the bytes of image `i` to pixels [H, W, 3]; raises as `image` does."""
         from shards.images import decode_pixels
 
-        return self._decoded(decode_pixels, i, data)
+        with self._named(i):
+            return decode_pixels(data, upright=self._files.manifest.upright)
 
-    def _decoded(self, decode: Callable[[bytes], Decoded], i: int, data: bytes) -> Decoded:
+    @contextmanager
+    def _named(self, i: int) -> Iterator[None]:
+        """Raise UserError that names image `i` if it is undecodable."""
         from shards.images import ImageError
 
         try:
-            return decode(data)
+            yield
         except ImageError as error:
             files, position = self._files, int(self.positions[i])
             shard = files.folder / files.shards[int(self.rows[i]["shard"])].file
@@ -198,7 +213,7 @@ class ShardSet:
     def open_images(self, name: str, *, sequential: bool = False) -> ImageList:
         """List the images of a split whose shards have the manifest's sizes; those of a mirror are downloaded first.
 
-        sequential: images are only read by `ImageList.stream`, so that shards of a URL need not be stored.
+        sequential: images are read by `ImageList.stream` or `loaders`, so that shards of a URL need not be stored.
         """
         images = self.list_images(name, remote=sequential and self.stream)
         if not (sequential and self.stream):
@@ -211,7 +226,13 @@ class ShardSet:
         return make_pipeline(self.open_images(name, sequential=True)._files.located_shards(), distribute=True)
 
     def check_sizes(self, name: str) -> None:
-        """Raise UserError for a shard of a split that is missing or has a different size."""
+        """Raise UserError for a shard of a split that is missing or has a different size.
+
+        Does nothing for a mirror, whose shards are fetched and verified when images are opened.
+        """
+        self._check_name(name)
+        if is_mirror(self.folder.parent):
+            return
         for shard in self.manifest.splits[name].shards:
             if problem := shard_problem(self.folder, shard):
                 raise UserError(f"'{self.name}' {name}: {problem}; {repack_hint(self.folder)}")

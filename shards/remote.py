@@ -10,17 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from procap.errors import NotFound, Unreachable, UsageError, UserError
 from shards.files import file_lock, file_sha256, replace_at_end
 from shards.urls import canonical, is_url, local_path, redact, scheme
 
+T = TypeVar("T")
+
 WEB = ("http", "https")
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "az", "oss", "memory")
 """Stores without folders; elsewhere the folder of a file is made before the file."""
-SOCKET_SECONDS = 30.0
-"""Time without a byte after which a web server counts as unreachable."""
+CONNECT_SECONDS, SOCKET_SECONDS = 8.0, 30.0
+"""Times without an answer, and without a byte of it, after which a web server counts as unreachable."""
+ATTEMPTS = 3
+"""How often an answer is asked for that ends early."""
+CUT = ("ClientPayloadError", "FlexibleChecksumError", "IncompleteReadError", "ResponseStreamingError")
+"""Names of the drivers' errors for an answer that is not whole."""
 BLOCK = 2**23
 
 
@@ -35,7 +41,7 @@ def filesystem(location: str) -> tuple[Any, str]:
         import aiohttp
 
         # aiohttp's default would end every download after five minutes.
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=SOCKET_SECONDS, sock_read=SOCKET_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SOCKET_SECONDS)
         # A server that compresses would send sizes and ranges that are not those of the file.
         headers = {"User-Agent": "procap", "Accept-Encoding": "identity"}
         # By default aiohttp reads neither the proxy variables nor ~/.netrc.
@@ -53,9 +59,21 @@ def filesystem(location: str) -> tuple[Any, str]:
     return files, path_there.rstrip("/")
 
 
+class CutAnswer(Unreachable):
+    """An answer that ended early, or whose bytes are not those that its sender names."""
+
+
+def repeat_cut(read: Callable[[], T]) -> T:
+    """Call `read` up to `ATTEMPTS` times, until its answer is whole."""
+    for _ in range(ATTEMPTS - 1):
+        with suppress(CutAnswer):
+            return read()
+    return read()
+
+
 def read_file(location: str, limit: int | None = None) -> bytes:
     """Read a whole file of at most `limit` bytes; errors as `read_blocks`."""
-    return b"".join(read_blocks(location, limit))
+    return repeat_cut(lambda: b"".join(read_blocks(location, limit)))
 
 
 def read_blocks(
@@ -107,10 +125,14 @@ def download(location: str, target: Path, *, sha256: str | None = None, limit: i
         if _is_valid(target, sha256):
             return
         with replace_at_end(target) as temporary:
-            with temporary.open("wb") as out:
-                out.writelines(read_blocks(location, limit))
-            if not _is_valid(temporary, sha256):
-                raise UserError(f"{redact(location)} is not the expected file: its SHA-256 is not {sha256}")
+
+            def write() -> None:
+                with temporary.open("wb") as out:
+                    out.writelines(read_blocks(location, limit))
+                if not _is_valid(temporary, sha256):
+                    raise CutAnswer(f"{redact(location)} is not the expected file: its SHA-256 is not {sha256}")
+
+            repeat_cut(write)
 
 
 def _is_valid(file: Path, sha256: str | None) -> bool:
@@ -149,17 +171,21 @@ def list_files(root: str) -> list[str]:
 
 def read_files(root: str, names: Iterable[str]) -> dict[str, bytes]:
     """Read many small files below a folder at once; those that do not exist are left out."""
-    contents = {}
+    contents: dict[str, bytes] = {}
     with translate_errors(root):
         files, folder = filesystem(root)
         paths = {f"{folder}/{name}": name for name in names}
-        # One `cat` of all paths, which the drivers of object stores read concurrently.
-        answers = files.cat(list(paths), on_error="return") if paths else {}
-        for path, content in answers.items():
-            if isinstance(content, bytes):
-                contents[paths[path]] = content
-            elif not isinstance(content, FileNotFoundError):
-                raise content
+
+        def read() -> None:
+            # One `cat` of all paths, which the drivers of object stores read concurrently.
+            answers = files.cat(list(paths), on_error="return") if paths else {}
+            contents.update((paths.pop(path), answer) for path, answer in answers.items() if isinstance(answer, bytes))
+            for answer in answers.values():
+                if not isinstance(answer, bytes | FileNotFoundError):
+                    with translate_errors(root):
+                        raise answer
+
+        repeat_cut(read)
     return contents
 
 
@@ -203,7 +229,9 @@ def translate_errors(location: str) -> Iterator[None]:
         reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
         if scheme(location) in WEB:
             # The text of aiohttp's errors repeats the URL with its secrets.
-            reason = f"the server answers {status}" if status else type(error).__name__
+            system = getattr(error, "strerror", None)
+            reason = f"the server answers {status}" if status else system or type(error).__name__
         if isinstance(error, PermissionError) or status in (401, 403, 407):
             raise NotFound(f"{name} is not open to this machine ({reason}); check the credentials") from error
-        raise Unreachable(f"{name} cannot be reached ({reason}); try again later") from error
+        failure = CutAnswer if type(error).__name__ in CUT else Unreachable
+        raise failure(f"{name} cannot be reached ({reason}); try again later") from error

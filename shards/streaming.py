@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from procap.errors import UserError
 from shards.manifest import Shard
 from shards.pools import prefetch, thread_pool
-from shards.remote import read_file
+from shards.remote import CutAnswer, read_file, repeat_cut
 from shards.tar import IMAGES
 from shards.urls import redact
 
@@ -102,9 +102,13 @@ def _open_verified(expected: dict[str, Shard], source: Iterator[dict[str, Any]])
     for item in source:
         url = item["url"]
         shard = expected[url]
-        content = read_file(url, shard.size)
-        if len(content) != shard.size:
-            raise UserError(f"{redact(url)} cannot be used: it has {len(content)} bytes instead of {shard.size}")
-        if hashlib.sha256(content).hexdigest() != shard.sha256:
-            raise UserError(f"{redact(url)} cannot be used: SHA-256 differs from the manifest")
-        yield {"url": url, "stream": io.BytesIO(content)}
+        yield {"url": url, "stream": io.BytesIO(repeat_cut(partial(_read_verified, url, shard)))}
+
+
+def _read_verified(url: str, shard: Shard) -> bytes:
+    content = read_file(url, shard.size)
+    if len(content) != shard.size:
+        raise CutAnswer(f"{redact(url)} cannot be used: it has {len(content)} bytes instead of {shard.size}")
+    if hashlib.sha256(content).hexdigest() != shard.sha256:
+        raise CutAnswer(f"{redact(url)} cannot be used: SHA-256 differs from the manifest")
+    return content

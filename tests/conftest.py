@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from emulated_graphs import emulated_graphs  # noqa: F401 - a fixture
 
 if TYPE_CHECKING:
     from procap.clip import CLIP

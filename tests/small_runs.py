@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,27 +63,3 @@ def only_run(results: Path) -> RunFolder:
 
     [config] = results.rglob("config.json")
     return RunFolder(config.parent)
-
-
-class ReplayByRunning:
-    """Replace CUDA graphs: replay a part by running it once more."""
-
-    def __init__(self, refuses: int | None = None) -> None:
-        """refuses: the number of the part that cannot be recorded."""
-        self.recorded = self.replayed = 0
-        self._refuses = refuses
-
-    @contextmanager
-    def side_stream(self):
-        yield
-
-    def capture(self, part):
-        if self.recorded == self._refuses:
-            raise RuntimeError("operation not permitted when stream is capturing\nmore")
-        self.recorded += 1
-
-        def replay() -> None:
-            self.replayed += 1
-            part()
-
-        return replay

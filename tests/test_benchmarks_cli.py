@@ -144,7 +144,7 @@ def test_a_broken_shard_is_named(capsys, tmp_path, shards):
 
 @pytest.mark.parametrize(("error", "code", "message"), [
     (RuntimeError("first\nsecond"), 1, "internal error: RuntimeError: first second (run with -v for the traceback)",),
-    (KeyboardInterrupt(), 130, "stopped; repeat the command to resume"),
+    (KeyboardInterrupt(), 130, "stopped; what was finished is kept"),
     (Interrupted(signal.SIGTERM, "stopped at step 3"), 143, "SIGTERM: stopped at step 3"),
 ])  # fmt: skip
 def test_an_unexpected_error_or_a_signal_is_one_line_with_its_code(capsys, monkeypatch, error, code, message):
@@ -249,10 +249,15 @@ def test_flags_are_read_from_a_file_and_written_to_one(capsys, tmp_path, shards)
     for words in (["--config", file, "--epochs", "3", "--data", shards], ["--config", saved]):
         assert run(capsys, "train", *words, "--dry-run")[:2] == (0, plan)
     file.write_text("profile: mini\nquick: true\nmethods: coop\nlauncher: local\n")
+    code, _, err = run(capsys, "bench", "few-shot", "--config", file, "--save-config", saved, "--dry-run")
+    assert code == 2 and "the file has different content; delete it or name another one" in err
+    saved.unlink()
     assert run(capsys, "bench", "few-shot", "--config", file, "--save-config", saved, "--dry-run")[0] == 0
     assert saved.read_text().splitlines() == ["methods: coop", "profile: mini", "quick: true"]
-    run(capsys, "train", "--methods", "coop", "--init", "1a2b", "--save-config", saved)
-    assert saved.read_text() == "methods: coop\ninit: 1a2b\n"
+    saved.unlink()
+    tracking = "--tracking", "http://bob:secret@127.0.0.1:1"
+    run(capsys, "train", "--methods", "coop", "--init", "1a2b", "--save-config", saved, *tracking)
+    assert saved.read_text() == "methods: coop\ntracking: http://127.0.0.1:1\ninit: 1a2b\n"
     file.write_text("epoch: 3\n")
     assert "unknown key of" in (error := run(capsys, "train", "--config", file)[2]) and "mean epochs" in error
 

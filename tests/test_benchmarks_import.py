@@ -4,9 +4,12 @@ import csv
 import hashlib
 import io
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,6 +18,7 @@ from tiny_geometry import SHORT_OPTIONS
 
 from benchmarks import results
 from benchmarks.cli import main
+from procap.errors import UsageError
 from procap.methods import METHODS, method_class
 from runner.config import Target
 from runner.predict import ImageClassifier
@@ -109,11 +113,13 @@ def test_wrong_imports_are_one_line_each_and_write_nothing(capsys, flags, tmp_pa
         torch.save(content, tmp_path / name)
         return str(tmp_path / name)
 
-    good = save("good", state_dict=learned(), epoch=1)
-    assert "nowhere is refused: no readable checkpoint" in fail("nowhere")
+    good = save("good", state_dict={f"module.{name}": tensor for name, tensor in learned().items()}, epoch=1)
+    assert "nowhere is refused: it is not there" in fail("nowhere")
     assert "prompt_learner.ctx is [4, 64], expected [2, 64]" in fail(save("long", state_dict=learned(4), epoch=1))
     broken = learned() | {"prompt_learner.ctx": torch.full((2, 64), float("nan"))}
-    assert "context is not finite in the file" in fail(save("broken", state_dict=broken, epoch=1))
+    assert fail(save("broken", state_dict=broken, epoch=1)).endswith(
+        "context is not finite in the file, whose training has diverged: import another one"
+    )
     assert "write {dataset} and {seed} into its path" in fail(good, "--seeds", "1,2")
     assert "unknown task 'few-shots': did you mean few-shot" in fail(good, "--task", "few-shots")
     assert not list(Path("results").rglob("*.json"))
@@ -139,7 +145,7 @@ def test_each_run_takes_its_own_file(capsys, flags, tmp_path):
 
 
 def test_a_method_without_public_code_is_not_exported(capsys, flags):
-    zeroshot = [word for word in flags if word not in ("--option", "depth=2")]
+    zeroshot = [word for word in flags if word not in ("--option", "depth=2", "--epochs", "1")]
     zeroshot[1] = "zeroshot"
     assert main(["train", *zeroshot]) == 0
     capsys.readouterr()
@@ -187,7 +193,7 @@ def test_images_of_a_folder_get_the_labels_that_the_evaluation_counted(run, phot
 def test_shards_single_files_and_python_give_the_same_probabilities(run, photos, few_digits, capsys, tmp_path):
     files = sorted(photos.glob("0*.png"))[:3]
     classify = ImageClassifier.load(run.path)
-    expected = classify([Image.open(file) for file in files])
+    expected = classify([Image.open(files[0]), np.asarray(Image.open(files[1])), files[2]])
     torch.testing.assert_close(expected.sum(dim=1), torch.ones(3))
     rows = predict(capsys, run.path, *files, "--top", 2)
     for row, probabilities in zip(rows, expected, strict=True):
@@ -217,6 +223,74 @@ def test_a_run_is_selected_by_the_start_of_its_hash_or_by_flags(run, photos, few
     for words in (["fffffff0", photos], ["--methods", "coop", photos]):
         assert main(["predict", *map(str, (*words, *results))]) == 2
         assert "no run fits; see `procap ls runs" in capsys.readouterr().err
+
+
+def test_an_image_of_python_that_cannot_be_read_is_named(run, photos, tmp_path):
+    classify = ImageClassifier.load(run.path)
+    readable = Image.open(sorted(photos.glob("0*.png"))[0])
+    for picture, message in [
+        (Image.new("F", (9, 9)), r"images\[1\] cannot be read: its pixels are 32-bit or floating-point numbers"),
+        (np.zeros((9, 9, 7), np.uint8), r"images\[1\] cannot be read: it is damaged"),
+        (tmp_path / "missing.png", "missing.png cannot be read: No such file"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            classify([readable, picture])
+
+
+def test_rows_are_kept_on_a_stop_and_names_need_no_utf_8(run, photos, tmp_path, capsys, monkeypatch):
+    folder, out = tmp_path / "mixed", tmp_path / "out.csv"
+    shutil.copytree(photos, folder)
+    out.write_text("old")
+    first = sorted(folder.glob("0*.png"))[0]
+    first.rename(os.fsdecode(os.fsencode(folder) + b"/0000caf\xe9.png"))
+    predict_all = ImageClassifier.predict
+
+    def interrupted(self, images, *more):
+        for number, prediction in enumerate(predict_all(self, images, *more)):
+            assert out.read_text().count("\n") == (number + 1 if number else 0)
+            if number == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield prediction
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ImageClassifier, "predict", interrupted)
+        assert main(["predict", str(run.path), str(folder), "--out", str(out)]) == 130
+    assert f"SIGINT: stopped after 4 images in {out}; repeated, it starts over" in capsys.readouterr().err
+    rows = list(csv.DictReader(out.open(encoding="utf-8")))
+    assert len(rows) == 4 and rows[0]["path"].endswith("0000caf\\udce9.png")
+    assert main(["predict", str(run.path), str(folder)]) == 0
+    assert "0000caf\\udce9.png" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_written_is_named_before_the_work(run, photos, capsys, monkeypatch):
+    monkeypatch.setattr(ImageClassifier, "__init__", None)
+    assert main(["predict", str(run.path), str(photos), "--out", "/proc/p.csv"]) == 1
+    assert "--out /proc/p.csv cannot be written (No such file or directory): name another" in capsys.readouterr().err
+
+
+def test_a_tilde_is_expanded_in_the_paths_of_images(run, photos, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(photos))
+    name = sorted(photos.glob("0*.png"))[0].name
+    [row] = predict(capsys, run.path, f"~/{name}")
+    assert row["path"] == str(photos / name)
+
+
+def test_the_best_of_several_runs_is_that_with_the_highest_validation_accuracy(few_digits, photos, capsys):
+    flags = ["--methods", "probe,ncm", "--datasets", "digits", "--shots", "1", "--data", str(few_digits)]
+    selected = ["predict", *flags[:4], str(photos), "--data", str(few_digits)]
+    assert main(["train", *flags, "--tracking", "off"]) == 0
+    assert main(selected) == 2
+    assert "name one, or take the best on validation images with --best" in capsys.readouterr().err
+    assert main([*selected, "--best"]) == 0
+    target, runs = Target("digits", "base", "val"), find_runs(Path("results"))
+    accuracy = {run: run.read_evaluation(target).accuracy for run in runs}
+    best = max(accuracy, key=lambda run: accuracy[run])
+    expected = f"best of 2 runs on validation images, {accuracy[best]:.2f} %: {best.path.relative_to('results')}"
+    assert expected in capsys.readouterr().err
+    assert not list(Path("results").rglob("eval/*-test.json"))
+    assert main(["train", *flags, "--classes", "all", "--tracking", "off"]) == 0
+    assert main([*selected, "--best"]) == 2
+    assert "not all classes of digits, base classes of digits: add --classes" in capsys.readouterr().err
 
 
 def test_other_class_names_can_be_chosen(run, photos, capsys):

@@ -62,6 +62,10 @@ class Alone(OwnTokens):
 class Shaped(OwnTokens):
     def loss(self, images, labels, noise):
         return {"ce": super().loss(images, labels, noise)["ce"].expand(len(labels))}
+class Reading(OwnTokens):
+    def loss(self, images, labels, noise):
+        terms = super().loss(images, labels, noise)
+        return terms if terms["ce"].item() > 0 else {}
 class Unaware(OwnTokens):
     def classifier(self):
         return super().classifier()
@@ -73,7 +77,7 @@ for kind in OwnTokens.__subclasses__():
     kind.title = kind.__name__
 """
 KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Behind", "Covering", "Failing", "Alone",
-         "Shaped", "Unaware", "Endless")  # fmt: skip
+         "Shaped", "Reading", "Unaware", "Endless")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +100,7 @@ def check(written, monkeypatch, capsys, few_digits, short_checkpoint):
         where = ["--dataset", "digits", "--data", str(few_digits), "--backbone", str(backbone), "--json"]
         code = main(["check", "method", name, "--only", only, *where])
         out, err = capsys.readouterr()
-        assert f"{name}: {len(only.split(','))} of 7 checks ran, " in err
+        assert f"{name}: {len(only.split(','))} of 8 checks ran, " in err
         return code, {one["name"]: one for one in json.loads(out.splitlines()[-1])["checks"]}
 
     yield run
@@ -105,7 +109,7 @@ def check(written, monkeypatch, capsys, few_digits, short_checkpoint):
 
 
 def test_a_new_method_passes_the_checks_of_one_process(check):
-    names = "shapes,inference,gradients,determinism,resume,reloaded"
+    names = "shapes,inference,gradients,capture,determinism,resume,reloaded"
     code, found = check("own-tokens", names)
     assert (code, [*found]) == (0, names.split(",")) and all(one["passed"] for one in found.values())
     assert found["resume"]["note"].startswith("loss ")
@@ -130,6 +134,17 @@ def test_a_mistake_is_found_by_its_check(check, name, failing, note):
     assert code == 1 and not any(one["passed"] for one in found.values()) and note in [*found.values()][-1]["note"]
     # An error of the method has a traceback for `-v`, a check that found something has none.
     assert ("Traceback" in [*found.values()][-1]["trace"]) == (name in ("failing", "unaware"))
+
+
+def test_an_operation_that_stops_a_cuda_graph_is_named_with_its_line(check):
+    """It costs speed alone, so the check passes."""
+    code, found = check("reading", "capture")
+    note = found["capture"]["note"]
+    assert code == 0 and note.startswith(
+        "a GPU runs steps eagerly: the host waits for the result of aten._local_scalar"
+    )
+    assert "mistakes.py, line " in note
+    assert "can be CUDA graphs" in check("own-tokens", "capture")[1]["capture"]["note"]
 
 
 @pytest.mark.slow

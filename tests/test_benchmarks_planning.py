@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import run
 
 from benchmarks.cli import main
 from benchmarks.cli.flags import SuiteFlags
@@ -18,6 +19,7 @@ from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.planning import SuitePlan, merge_runs
 from procap.errors import UsageError
 from procap.methods import METHODS
+from procap.recipe import READ_UNDER
 from runner.config import RuntimeConfig
 from shards.catalogue import CATALOGUE
 
@@ -235,3 +237,32 @@ def test_the_example_suites_are_planned(file, runs, capsys):
     assert main(["bench", str(path), "--profile", "mini", "--dry-run", "--json"]) == 0
     planned = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
     assert len(planned) == runs and all(entry["state"] == "new" for entry in planned)
+
+
+@pytest.mark.parametrize(("methods", "field", "code"), [
+    ("probe,coop", "lr=0.5", 0), ("zeroshot,probe", "lr=0.5", 2), ("coop,maple", "vision_lr=0.5", 2),
+    ("coop,skipt", "vision_lr=0.5", 0), ("coop,maple", "eps=1e-3", 2),
+])  # fmt: skip
+def test_a_recipe_field_is_refused_where_none_of_the_methods_reads_it(methods, field, code, capsys):
+    for command in ("train", "sweep"):
+        words = command, "--methods", methods, "--datasets", "digits", "--recipe-field", field, "--dry-run"
+        ended, _, err = run(capsys, *words)
+        assert ended == code and ("is not read by" in err) == bool(code), err
+
+
+def test_a_sweep_over_a_field_that_its_method_does_not_read_is_refused(capsys):
+    words = "sweep", "--methods", "probe", "--datasets", "digits", "--param", "lr=0.1,0.5", "--dry-run"
+    code, _, err = run(capsys, *words)
+    assert code == 2 and "lr = 0.1 is not read by probe in this recipe" in err
+
+
+def test_the_docs_say_which_field_is_read_under_which_other_one():
+    text = Path(__file__).parents[1].joinpath("docs/training.md").read_text()
+    sentence = " ".join(text.split()).partition("methods reads is refused: ")[2].partition(". ")[0]
+    said = {}
+    for part in sentence.replace("`", "").split("; "):
+        names, _, condition = part.partition(" under ")
+        said |= dict.fromkeys(names.replace(" is read", "").split(", "), condition)
+    assert {name: words for name, words in said.items() if words} == {
+        name: f"{field}={' or '.join(values)}" for name, (field, values) in READ_UNDER.items()
+    }

@@ -2,6 +2,8 @@
 
 import json
 import os
+import platform
+import re
 import sys
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,6 +22,7 @@ from benchmarks.runtime.settings import METHOD_OPTIONS, Settings, make_settings
 from benchmarks.suites import load_suite
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
+from runner.environment import cpu_name, environment
 from runner.results import write_json
 
 CPU = torch.device("cpu")
@@ -80,6 +83,13 @@ def test_a_report_is_written(report, runtime):
     folder = Path(report["folder"])
     assert folder.is_relative_to(runtime.results / "runtime")
     assert json.loads((folder / "runtime.json").read_text())["rows"] == report["rows"]
+
+
+def test_the_name_of_a_cpu_is_its_model_and_without_one_its_architecture(monkeypatch):
+    models = re.findall("model name.*: (.*)", Path("/proc/cpuinfo").read_text()) or [platform.processor()]
+    assert environment()["cpu"]["name"] == (models[0] or platform.machine())
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "processor: 0")
+    assert cpu_name.__wrapped__() in (platform.processor(), platform.machine())
 
 
 class MeasuringBegan(Exception):

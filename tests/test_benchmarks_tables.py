@@ -21,7 +21,7 @@ from report_pages import Page, begin, put_entry, tables
 from toy_shards import toy_source
 
 from benchmarks.cli import main
-from benchmarks.console.output import safe_output, show_json
+from benchmarks.console.output import note, safe_output, show_json
 from benchmarks.experiment.titles import title_method
 from benchmarks.plots.style import draw_styled
 from benchmarks.report.report import write_report
@@ -33,6 +33,7 @@ from benchmarks.tables.runs import run_tables
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 from runner.calibration import ImagePredictions, measure_calibration
+from runner.failures import describe_failure
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from shards.pack import pack_source
@@ -356,11 +357,18 @@ def test_the_report_has_the_measures_and_the_diagram(done, tmp_path):
     assert (page.parent / "figures" / "reliability.png").is_file()
 
 
-def test_a_line_of_json_has_the_words_of_classes_and_masks_credentials_in_its_texts(monkeypatch, capsys):
-    monkeypatch.setenv("LAB_API_TOKEN", "abc-123-secret")
-    texts = {"class": "torch bearer relay", "note": "https://me:pw@host/x", "value": 'abc-123-secret", "x'}
+def test_results_have_their_names_and_no_users_of_urls_and_messages_have_no_secret_values(monkeypatch, capsys):
+    monkeypatch.setenv("MY_KEY", "base-to-novel")
+    texts = {"class": "torch bearer relay", "note": "https://me:pw@host/x", "name": "base-to-novel"}
     with safe_output():
         show_json([texts, 1, None])
-    [line] = capsys.readouterr().out.splitlines()
-    masked = {"class": "torch bearer relay", "note": "https://host/x", "value": '***", "x'}
-    assert json.loads(line) == [masked, 1, None]
+        note("cannot read base-to-novel at https://me:pw@host/x")
+    [line], [message] = (text.splitlines() for text in capsys.readouterr())
+    assert json.loads(line) == [{**texts, "note": "https://host/x"}, 1, None]
+    assert message == "cannot read *** at https://host/x"
+    assert describe_failure(UserError("no access with base-to-novel")) == "no access with ***"
+
+
+def test_the_names_of_suites_do_not_depend_on_the_shell(monkeypatch, capsys):
+    monkeypatch.setenv("MY_KEY", "base-to-novel")
+    assert json.loads(run(capsys, "ls", "suites", "--json")[1].splitlines()[-1])[0]["name"] == "base-to-novel"

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"procap": 0, "shards": 1, "runner": 2, "cluster": 3, "benchmarks": 4}
 INSIDE = {
     "console": 0, "experiment": 1, "results": 2, "tables": 3, "plots": 4, "suites": 5, "runtime": 6, "qualitative": 6,
-    "sweeps": 6, "report": 7, "cli": 8,
+    "sweeps": 6, "device_check": 7, "report": 7, "cli": 8,
 }  # fmt: skip
 """The layers of `benchmarks/`; packages of one layer do not import each other."""
 HEAVY = {"ray", "mlflow", "deepspeed", "matplotlib", "optuna", "sklearn", "scipy", "pandas"}

@@ -32,7 +32,6 @@ class Pool:
 
 @pytest.mark.parametrize("name", mark_slow(METHODS))
 def test_step_and_classifier_keep_to_the_device(name, clip, tiny_space, short_checkpoint, monkeypatch):
-    monkeypatch.setenv("PROCAP_FUSED", "off")
     # Tensor subclasses do not support inference mode.
     monkeypatch.setattr(torch, "inference_mode", lambda on=True: torch.no_grad() if on else contextlib.nullcontext())
     options = {**SHORT_OPTIONS.get(name, {}), **OPTIONS.get(name, {})}

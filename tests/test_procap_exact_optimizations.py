@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_runs import mark_slow, seeded
-from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS
+from tiny_geometry import SHORT_OPTIONS
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -20,14 +20,13 @@ from torch.utils.flop_counter import flop_registry
 from procap import attention, errors, methods, packing, reference, towers
 from procap.clip import CLIP
 from procap.geometry import Geometry
-from procap.kernels.frozen_casts import FrozenCasts
 from procap.plan import BLOCKS, INPUT, Plan, TokenOp
 from procap.text import LabelSpace
 
 TOLERANCE = 1e-4
 """Relative to the largest entry, in float32: the order of sums differs, nothing else."""
 
-CHOICES = ("optimized", "plain", "chunked", "padded")
+CHOICES = ("optimized", "plain", "chunked", "grouped")
 
 GEOMETRIES = {
     "quickgelu": Geometry(24, 8, 96, 3, 3, 64, 4, 2, 77, 49408, 40, quick_gelu=True),
@@ -44,14 +43,10 @@ def models() -> dict[str, CLIP]:
 
 @contextmanager
 def chosen(clip, choice):
-    """`clip` with all optimizations, without any, with chunks of a few prompts, or with small groups of padded keys."""
+    """`clip` with all optimizations, without any, with chunks of a few prompts, or with small groups of rows."""
     rows = 16 if choice == "chunked" else towers.CHUNK_ROWS
-    multiple, group = (16, 8) if choice == "padded" else (1, packing.GROUP_ROWS)
-    with (
-        patch.object(clip.text, "chunk_rows", rows),
-        patch.object(clip.text, "key_multiple", multiple),
-        patch.object(packing, "GROUP_ROWS", group),
-    ):
+    group = 8 if choice == "grouped" else packing.GROUP_ROWS
+    with patch.object(clip.text, "chunk_rows", rows), patch.object(packing, "GROUP_ROWS", group):
         yield clip.without_optimizations() if choice == "plain" else clip
 
 
@@ -465,23 +460,3 @@ def test_prompts_beyond_the_context_are_refused_under_every_choice(models):
             assert model.encode_text(ids, fits).shape == (2, 16)
             with pytest.raises(errors.UserError, match="a prompt needs 33 tokens, CLIP reads 32"):
                 model.encode_text(ids, too_long)
-
-
-@pytest.mark.parametrize("name", ["procap", "skipt", "cliplora", "mma"])
-def test_casts_of_frozen_weights_that_are_made_once_change_no_bit(tiny_space, name):
-    """Also where a method reads, replaces or adds to the weights of the towers."""
-    results = []
-    for casts in (False, True):
-        clip = CLIP.random(SHORT_GEOMETRY, seed=4)
-        before = {each: weight.clone() for each, weight in clip.state_dict().items()}
-        method = methods.build_method(name, clip, tiny_space, SHORT_OPTIONS.get(name, {}), seeded(1))
-        if casts:
-            clip.weights_in_use = FrozenCasts(clip).applied
-        images, labels = torch.randn(2, 3, *[SHORT_GEOMETRY.image_size] * 2, generator=seeded(2)), torch.tensor([0, 1])
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = sum(method.loss(images, labels, method.draw(seeded(3))).values())
-            logits = method.classifier()(images)
-        learned = [parameter for parameter in method.parameters() if parameter.requires_grad]
-        results.append([loss, logits, *torch.autograd.grad(loss, learned, materialize_grads=True)])
-        assert all(torch.equal(weight, before[each]) for each, weight in clip.state_dict().items())
-    assert all(torch.equal(plain, kept) for plain, kept in zip(*results, strict=True))

@@ -1,5 +1,6 @@
 """Methods that learn from frozen image features equal their public code; figures in tests/public_code/."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -8,12 +9,14 @@ import public_code
 import pytest
 import torch
 from public_code import CLASSNAMES, LABELS, draws, figures_of, images, near, near_condensed, small_clip, take_steps
+from small_runs import perturb, pictures, seeded
+from tiny_geometry import SHORT_OPTIONS
 
 from procap import recipe, text
 from procap.classifier import unit
 from procap.errors import UserError
-from procap.methods import build_method, method_class
-from procap.methods.features import FeatureBank
+from procap.methods import METHODS, build_method, method_class
+from procap.methods.features import FeatureBank, FeatureMethod
 from procap.methods.lppp import step_sizes
 from procap.methods.tipadapter import ALPHAS, BETAS, search_values
 from runner.engine import Batch, Engine
@@ -231,3 +234,44 @@ def test_prompts_of_a_class_of_imagenet_are_as_many_as_in_the_public_code():
     space = text.LabelSpace(CLASSNAMES, dataset="imagenet")
     for name, count in {"taskres": 8, "tipadapter": 7, "lppp": 7, "clipadapter": 1}.items():
         assert len(build_method(name, small_clip(), space, {}, torch.Generator()).templates(space)) == count
+
+
+PAIR = ("red circle", "blue square", "red circle", "green ring", "yellow star", "white cross", "black disc")
+"""Classes of which two have one name, as two pairs of ImageNet have."""
+
+
+def swapped(method, name, tensor):
+    """A learned tensor with what belongs to the classes 0 and 2 swapped."""
+    order = torch.tensor([2, 1, 0, 3, 4, 5, 6])
+    if name == "key_labels":
+        return order[tensor]
+    return tensor[order] if tensor.dim() and len(tensor) == len(PAIR) else tensor
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_two_classes_of_one_name_keep_what_each_of_them_has_learned(name, short_clip):
+    space, options = text.LabelSpace(PAIR), SHORT_OPTIONS.get(name, {})
+    method = build_method(name, short_clip, space, options, seeded())
+    if isinstance(method, FeatureMethod):
+        labels = torch.arange(7).repeat_interleave(2)
+        method.fit(bank_of(torch.randn(14, 48, generator=seeded(3)), labels=labels))
+    perturb(method)
+    twin = copy.deepcopy(method)
+    tensors = {key: swapped(method, key, tensor) for key, tensor in method.state_dict().items()}
+    twin.load_state_dict(tensors)
+    with torch.no_grad():
+        logits, crossed = (each.classifier()(pictures()) for each in (method, twin))
+    torch.testing.assert_close(crossed, logits[:, [2, 1, 0, 3, 4, 5, 6]], atol=1e-5, rtol=1e-5)
+    learns_classes = any(not torch.equal(tensors[key], tensor) for key, tensor in method.state_dict().items())
+    assert learns_classes == (not torch.allclose(logits[:, 0], logits[:, 2], atol=1e-4))
+
+
+def test_a_name_that_two_classes_share_is_found_in_order_or_counts_as_new(short_clip):
+    method = build_method("taskres", short_clip, text.LabelSpace(PAIR), {}, seeded())
+    both, single = text.LabelSpace(("green ring", *PAIR[:3])), text.LabelSpace(("red circle", "blue square"))
+    assert method.known(both).tolist() == [3, 0, 1, 2]
+    with pytest.warns(UserWarning, match="'red circle' is the name of 2 of the classes trained on and 1 of those here"):
+        assert method.known(single).tolist() == [-1, 1]
+    probe = build_method("probe", short_clip, text.LabelSpace(PAIR), {}, seeded())
+    with pytest.warns(UserWarning), pytest.raises(UserError, match=r"no rule for classes that .* such as 'red circle'"):
+        probe.classifier(single)

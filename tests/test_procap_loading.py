@@ -1,6 +1,7 @@
 """Loading a CLIP: every format gives its weights with the right activation, and nothing in a file is ever run."""
 
 import functools
+import gzip
 import json
 import os
 import pickle
@@ -25,7 +26,7 @@ from procap.methods import build_method
 from procap.text import LabelSpace
 from procap.weights import architectures
 from procap.weights.architectures import canonical_name
-from procap.weights.files import VOCABULARY
+from procap.weights.files import VOCABULARY, read_tensors
 from procap.weights.loading import EMBEDDED, load_clip, weights_digest
 from runner.setup import warn_of_names
 
@@ -67,6 +68,10 @@ def torchscript_archive(clip: CLIP, path: Path) -> None:
     torch.jit.trace_module(model, {"encode_image": images}, check_trace=False).save(str(path))
 
 
+class Scheduler:
+    """A live object, such as public trainers save beside the weights."""
+
+
 FORMATS = {
     "custom-text.safetensors": lambda clip, path: save_file(clip.state_dict(), path),
     "open-clip.pt": lambda clip, path: torch.save(openai_names(clip), path),
@@ -75,6 +80,9 @@ FORMATS = {
     "half.pt": lambda clip, path: torch.save({k: v.half() for k, v in openai_names(clip).items()}, path),
     "openai.pt": lambda clip, path: torch.save(
         openai_names(clip) | {k: torch.tensor(v) for k, v in BOOKKEEPING.items()}, path
+    ),
+    "before-1.6.pt": lambda clip, path: torch.save(
+        {"state_dict": openai_names(clip), "scheduler": Scheduler()}, path, _use_new_zipfile_serialization=False
     ),
     "torchscript.pt": torchscript_archive,
 }
@@ -114,18 +122,50 @@ def test_openais_files_need_quickgelu_under_any_name(tiny_clip, written, file):
     assert loaded.geometry == tiny_clip.geometry and loaded.geometry.quick_gelu
 
 
-def test_the_name_decides_the_activation_of_a_plain_state_dict(written):
-    path = written("open-clip.pt")
-    assert not load_clip("tiny-vit", str(path)).geometry.quick_gelu
+def put_config(folder: Path, quick_gelu: bool, **images: object) -> None:
+    config = {"model_cfg": {"quick_gelu": quick_gelu}, "preprocess_cfg": images}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("file", ["open-clip.pt", "distributed.bin", "half.pt", "custom-text.safetensors"])
+def test_the_activation_of_a_bare_file_has_to_be_told_if_its_architecture_has_two(written, tmp_path, file):
+    path = tmp_path / file
+    shutil.copy(written(file), path)
+    message = r"activation \(GELU or QuickGELU\).* open_clip_config.json beside it.* --backbone tiny-vit-quickgelu"
+    with pytest.raises(UsageError, match=message):
+        load_clip("tiny-vit", str(path))
     assert load_clip("tiny-vit-quickgelu", str(path)).geometry.quick_gelu
     with pytest.raises(UsageError, match="name the architecture"):
         load_clip(str(path))
+    for is_quick in (False, True):
+        put_config(tmp_path, is_quick)
+        assert load_clip("tiny-vit", str(path)).geometry.quick_gelu is is_quick
 
 
-def test_open_clips_own_loader_agrees(written):
-    path = written("open-clip.pt")
+def test_a_file_with_the_configuration_of_its_tag_beside_it_is_prepared_for_as_the_tag_says(written, tmp_path):
+    path = Path(shutil.copy(written("half.pt"), tmp_path))
+    put_config(
+        tmp_path, True, mean=[0.5, 0.4, 0.3], std=[0.2, 0.2, 0.1], resize_mode="squash", interpolation="bilinear"
+    )
+    loaded = load_clip("tiny-vit", str(path))
+    assert (tuple(loaded.image_mean), loaded.interpolation, loaded.squash) == ((0.5, 0.4, 0.3), "bilinear", True)
+    (tmp_path / "open_clip_config.json").write_text("{")
+    with pytest.raises(UserError, match=r"open_clip_config\.json is no configuration of open_clip"):
+        load_clip("tiny-vit", str(path))
+
+
+def test_the_preparation_of_a_bare_file_has_to_be_told_if_its_tags_differ_in_it(monkeypatch, written):
+    tags = {"one": {"url": "", "mean": (0.5,) * 3}, "two": {"url": "", "mean": (0.4,) * 3}}
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny-vit-quickgelu", tags)
+    with pytest.raises(UsageError, match="does not tell its mean, deviation and resize mode"):
+        load_clip("tiny-vit-quickgelu", str(written("half.pt")))
+
+
+def test_open_clips_own_loader_agrees(written, tmp_path):
+    path = Path(shutil.copy(written("open-clip.pt"), tmp_path))
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     for name in ("tiny-vit", "tiny-vit-quickgelu"):
+        put_config(tmp_path, name != "tiny-vit")
         theirs = open_clip.create_model(name, pretrained=str(path)).train()
         ours = load_clip(name, str(path)).without_optimizations()
         assert torch.equal(ours.encode_image(images), theirs.encode_image(images).detach())
@@ -177,6 +217,7 @@ def code_in_torchscript(path: Path, marker: Path) -> None:
     [
         lambda path, marker: path.write_bytes(pickle.dumps({"visual.proj": Bomb(marker)}, protocol=2)),
         lambda path, marker: torch.save({"visual.proj": Bomb(marker)}, path),
+        lambda path, marker: torch.save({"p": Bomb(marker)}, path, _use_new_zipfile_serialization=False),
         code_in_torchscript,
     ],
 )
@@ -194,25 +235,46 @@ def cut(path: Path, file: str, clip: CLIP) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def damage(path: Path, file: str, clip: CLIP) -> None:
+    FORMATS[file](clip, path)
+    data = path.read_bytes()
+    path.write_bytes(data[:40] + b"?" * 100 + data[140:])
+
+
+def put_zip(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("read me.txt", "text")
+
+
 BROKEN: dict[str, tuple[Callable[[Path, CLIP], object], str]] = {
     "folder": (lambda path, clip: path.mkdir(), "no weights file at"),
     "missing.pt": (lambda path, clip: None, "no weights file at"),
-    "empty.pt": (lambda path, clip: path.write_bytes(b""), "no readable checkpoint"),
-    "text.pt": (lambda path, clip: path.write_text("not a checkpoint\n"), "no readable checkpoint"),
-    "cut.pt": (lambda path, clip: cut(path, "open-clip.pt", clip), "cut short"),
-    "cut.safetensors": (lambda path, clip: cut(path, "custom-text.safetensors", clip), "cut short"),
+    "empty.pt": (lambda path, clip: path.write_bytes(b""), "it is empty"),
+    "text.pt": (lambda path, clip: path.write_text("not a checkpoint\n"), "it is in no format of weights"),
+    "cut.pt": (lambda path, clip: cut(path, "open-clip.pt", clip), "it is cut short"),
+    "cut-before-1.6.pt": (lambda path, clip: cut(path, "before-1.6.pt", clip), "it is cut short"),
+    "cut.safetensors": (lambda path, clip: cut(path, "custom-text.safetensors", clip), "it is cut short"),
+    "damaged.pt": (lambda path, clip: damage(path, "open-clip.pt", clip), "it is damaged"),
+    "pointer.pt": (
+        lambda path, clip: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        "a pointer of Git LFS to the file: fetch that with `git lfs pull`"),
+    "page.pt": (lambda path, clip: path.write_text("\n<!doctype html><html>"), "a web page: download the file itself"),
+    "pickle.pt": (lambda path, clip: path.write_bytes(pickle.dumps([1])), "a pickle, which can run code"),
+    "packed.pt": (lambda path, clip: path.write_bytes(gzip.compress(b"x")), "compressed by gzip: unpack it"),
+    "archive.pt": (lambda path, clip: put_zip(path), "a ZIP archive without a file of torch.save: unpack it"),
+    "large.safetensors": (lambda path, clip: os.truncate(path.touch() or path, 30 * 10**9), "it has 30 GB; the limit"),
     "list.pt": (lambda path, clip: torch.save([torch.zeros(2)], path), "holds no state dict"),
     "transformers.pt": (
         lambda path, clip: torch.save({"vision_model.embeddings.class_embedding": torch.zeros(2)}, path),
-        "does not fit tiny-vit: it lacks"),
+        "does not fit tiny-vit-quickgelu: it lacks"),
     "prompts-only.pt": (
         lambda path, clip: torch.save({"context": torch.zeros(4, 64)}, path), "has unknown context"),
     "one-missing.pt": (
         lambda path, clip: torch.save({k: v for k, v in openai_names(clip).items() if k != "ln_final.bias"}, path),
-        r"does not fit tiny-vit: it lacks text\.ln_final\.bias"),
+        r"does not fit tiny-vit-quickgelu: it lacks text\.ln_final\.bias"),
     "one-extra.pt": (
         lambda path, clip: torch.save(openai_names(clip) | {"adapter.weight": torch.zeros(2)}, path),
-        r"does not fit tiny-vit: it has unknown adapter\.weight"),
+        r"does not fit tiny-vit-quickgelu: it has unknown adapter\.weight"),
 }  # fmt: skip
 
 
@@ -221,8 +283,15 @@ def test_a_file_that_is_no_clip_is_refused_in_one_line_by_name(tiny_clip, tmp_pa
     path, (write, message) = tmp_path / name, BROKEN[name]
     write(path, tiny_clip)
     with pytest.raises(UserError, match=message) as caught:
-        load_clip("tiny-vit", str(path))
+        load_clip("tiny-vit-quickgelu", str(path))
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(UserError, match="is refused: it is no regular file"):
+            read_tensors(path)
 
 
 @pytest.mark.parametrize(("name", "pretrained", "message"), [

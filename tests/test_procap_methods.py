@@ -13,7 +13,15 @@ from tiny_geometry import IMAGE_METHODS, SHORT_GEOMETRY, SHORT_OPTIONS
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.geometry import Geometry
-from procap.methods import METHODS, build_method, describe_method, method_class, method_options, method_source
+from procap.methods import (
+    METHODS,
+    build_method,
+    describe_method,
+    method_class,
+    method_options,
+    method_source,
+    title_and_colour,
+)
 from procap.methods.zeroshot import ENSEMBLE
 from procap.text import LabelSpace
 
@@ -275,8 +283,7 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
         with pytest.raises(UsageError, match=message):
             method_class(name)
     assert describe_method("theirs")["summary"] == "their own method"
-    monkeypatch.setattr(method_class("theirs"), "transductive", True)
-    assert describe_method("theirs")["selection"] == "last step, transductive"
+    assert describe_method("theirs")["selection"] == "last step"
     assert describe_method("quiet")["recipe"] == "the method's own"
 
 
@@ -284,6 +291,7 @@ def test_methods_are_described_as_their_classes_say_without_importing_torch():
     for name in METHODS:
         cls = method_class(name)
         texts = describe_method(name)
+        assert title_and_colour(name)[0] == vars(cls)["title"]
         assert texts["summary"] == cls.summary and texts["selection"].startswith(cls.selection)
         assert cls.recipe.__doc__.startswith(f"Return {texts['recipe']}")
     program = "import sys; from benchmarks.cli import main; main(['ls', 'methods']); assert 'torch' not in sys.modules"

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -175,7 +176,7 @@ def test_zero_output_projections_leave_the_tokens_and_learn(interpreter):
 
 def test_a_level_on_the_cpu_is_eager_and_needs_no_triton(monkeypatch):
     monkeypatch.setitem(sys.modules, "procap.kernels.launch", None)
-    a, b = (results(run, *level(**SMALL)) for run in (fused.refine_level, fused.eager_level))
+    a, b = (results(run, *level(**SMALL)) for run in (partial(fused.refine_level, fused=True), fused.eager_level))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -183,55 +184,17 @@ class OnGpu(torch.Tensor):
     is_cuda = True
 
 
-def test_shapes_and_the_users_setting_decide_and_nothing_is_timed(monkeypatch):
+def test_shapes_decide_and_nothing_is_timed():
     """The rule reads shapes, types and devices alone, so tensors that claim to be on a GPU are enough."""
     pytest.importorskip("triton")
-    monkeypatch.delenv("PROCAP_FUSED", raising=False)
 
     def on_gpu(tokens):
         v, t, *modules = level(**{**SMALL, "tokens": tokens})
         return v.detach().as_subclass(OnGpu), t.detach().as_subclass(OnGpu), *modules
 
     few, many = on_gpu(4), on_gpu(fused.MAX_TOKENS + 1)
-    assert fused.uses_kernels(*few) and not fused.uses_kernels(*many)
-    assert not fused.uses_kernels(*level(**SMALL))
-    monkeypatch.setenv("PROCAP_FUSED", "off")
-    assert not fused.uses_kernels(*few)
-
-
-@pytest.mark.slow
-def test_the_study_counts_the_bytes_and_times_eager_without_a_gpu(tmp_path):
-    from tools.gpu.__main__ import main
-
-    words = ["a", "--device", "cpu", "--quick", "--stages", "refinement"]
-    words += ["--out", str(tmp_path), "--work", str(tmp_path / "work")]
-    assert main([*words, "--seconds", "0"]) == 75, "no part was started, all are left"
-    assert main(words) == 0
-    record = (tmp_path / "a.json").read_text()
-    assert main(words) == 0 and (tmp_path / "a.json").read_text() == record, "nothing is measured twice"
-    parts = json.loads((tmp_path / "a.json").read_text())["stages"]["refinement"]
-    assert list(parts) == ["bf16", "fp32"] and "| fp32 | eager |" in (tmp_path / "report.md").read_text()
-    for found in parts.values():
-        # 2,975,040 parameters of cross-attention in nine levels of mini, and W_p, of four bytes.
-        assert found["level_bytes"] == 4 * (2_975_040 // 9 + 8_256)
-        assert found["step_bytes"] == 3 * found["forward_bytes"] == 27 * found["level_bytes"]
-        [eager] = found["forms"]
-        assert eager["form"] == "eager" and eager["difference"] == 0 and 0 < eager["forward_us"] < eager["step_us"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["a", "b", "c"])
-def test_a_command_of_the_study_runs_through_with_mini_on_a_cpu(command, tmp_path):
-    from tools.gpu.__main__ import main
-
-    words = ["--device", "cpu", "--quick", "--out", str(tmp_path), "--work", str(tmp_path / "work")]
-    assert main([command, *words]) == 0
-    stages = json.loads((tmp_path / f"{command}.json").read_text())["stages"]
-    if command == "a":
-        assert "step of ProCAP / MaPLe" in (tmp_path / "report.md").read_text()
-    if command == "b":
-        repeated = [facts for part, facts in stages["runs"].items() if part.startswith("repeated")]
-        assert all(facts["second_is_equal"] and facts["killed_is_equal"] for facts in repeated) and len(repeated) == 2
+    assert fused.has_kernels(*few) and not fused.has_kernels(*many)
+    assert not fused.has_kernels(*level(**SMALL))
 
 
 COMPILE = """

@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from procap.errors import UsageError, UserError
-from procap.recipe import Recipe
-from runner import acceleration, checkpoint
+from procap.methods import METHODS
+from procap.recipe import READ_UNDER, Recipe
+from runner import checkpoint
 from runner.config import EvalSettings, RunConfig, Target
 from runner.environment import library_defaults, resolve_device, source_state
 from runner.planning import plan_run
@@ -34,6 +36,8 @@ FIXED = RunConfig(method="coop", options=OPTIONS, recipe=RECIPE, dataset="shapes
 def test_identity_of_a_fixed_run_never_changes():
     # Results on people's disks are found by this number.
     assert FIXED.hash == "7dbd3b5e" and FIXED.path == "base/shapes/coop/mini/16shot/seed1-7dbd3b5e"
+    parts = {"classes": "base", "dataset": "shapes", "method": "coop", "backbone": "mini", "shots": "16shot"}
+    assert RunConfig.parse_path(f"/other/{FIXED.path}") == {**parts, "seed": "seed1-7dbd3b5e"}
 
 
 @pytest.mark.parametrize("change", [
@@ -58,6 +62,62 @@ def test_everything_that_changes_weights_changes_the_identity(change):
 @pytest.mark.parametrize("change", [{"test_batch_size": 7}, {"betas": (0.5, 0.5)}])
 def test_what_sgd_training_never_reads_is_no_part_of_the_identity(change):
     assert FIXED.model_copy(update={"recipe": RECIPE.model_copy(update=change)}).hash == FIXED.hash
+
+
+UNREAD = {
+    "momentum": ({"optimizer": "adamw"}, 0.5), "betas": ({"optimizer": "sgd"}, (0.5, 0.5)),
+    "eps": ({"optimizer": "sgd"}, 1e-3), "min_lr": ({"schedule": "epoch"}, 1e-3),
+    "warmup_epochs": ({"warmup": "none"}, 3), "warmup_lr": ({"warmup": "none", "schedule": "step"}, 1e-3),
+    "crop_scale": ({"augmentation": "randaugment"}, (0.5, 1.0)), "flip": ({"augmentation": "randaugment"}, False),
+    "colour_jitter": ({"augmentation": "randaugment"}, 0.5), "rotation": ({"augmentation": "randaugment"}, 5.0),
+}  # fmt: skip
+"""A recipe in which a training does not read the field, and a value of it."""
+
+
+def test_every_field_that_depends_on_another_one_is_in_the_cases_below():
+    assert UNREAD.keys() == READ_UNDER.keys()
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_field_that_its_recipe_does_not_read_is_refused_and_is_no_part_of_the_identity(name):
+    recipe, value = UNREAD[name]
+    with pytest.raises(UsageError, match=f"{name} = .* is not read by coop in this recipe: give {READ_UNDER[name][0]}"):
+        plan_run(method="coop", dataset="shapes", overrides={**recipe, name: value})
+    plain = plan_run(method="coop", dataset="shapes", overrides=recipe)
+    changed = plain.recipe.model_copy(update={name: value})
+    assert plain.model_copy(update={"recipe": changed}).hash == plain.hash
+
+
+@pytest.mark.parametrize("warmup", ["constant", "linear"])
+def test_a_schedule_per_step_with_a_warm_up_is_no_run_from_before_it_had_one(warmup):
+    steps = RECIPE.model_copy(update={"schedule": "step", "warmup": warmup})
+    schemas = [FIXED.model_copy(update={"recipe": recipe}).identity()["schema"] for recipe in (steps, RECIPE)]
+    assert schemas == [3, 2]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_trained_at_a_rate_of_its_vision_tower_or_refuses_it(name):
+    plan = partial(plan_run, method=name, dataset="shapes")
+    if name in ("skipt", "2sfs", "cliplora"):
+        assert plan(overrides={"vision_lr": 0.5}).hash != plan().hash
+    else:
+        with pytest.raises(UsageError, match=f"vision_lr = 0.5 is not read by {name} in this recipe: leave it out"):
+            plan(overrides={"vision_lr": 0.5})
+
+
+@pytest.mark.parametrize(("method", "name", "value"), [
+    ("probe", "lr", 0.5), ("ncm", "epochs", 3), ("lppp", "epochs", 3), ("tipadapter", "batch_size", 8),
+    ("tipadapter", "epochs", 3), ("taskres", "batches", "class"), ("zeroshot", "lr", 0.5), ("zeroshot", "epochs", 2),
+    ("probe", "flip", False),
+])  # fmt: skip
+def test_a_method_refuses_what_its_training_does_not_read(method, name, value):
+    with pytest.raises(UsageError, match=f"{name} = .* is not read by {method} in this recipe: leave it out"):
+        plan_run(method=method, dataset="shapes", overrides={name: value})
+
+
+def test_a_closed_form_is_one_run_under_all_recipes():
+    published, control = (plan_run(method="probe", dataset="shapes", recipe=name) for name in ("published", "procap"))
+    assert published.path == control.path
 
 
 @pytest.mark.parametrize(("fields", "words"), [
@@ -335,12 +395,3 @@ def test_a_state_of_another_engine_is_refused(tmp_path):
     checkpoint.StateFiles(tmp_path, IDENTITY | {"engine": "ddp"}).save(checkpoint.TrainState(step=1), {})
     with pytest.raises(UserError, match=r"its engine is ddp, here it is deepspeed; start over with --force"):
         checkpoint.StateFiles(tmp_path, IDENTITY | {"engine": "deepspeed"}).newest()
-
-
-def test_automatic_accelerations_of_a_gpu_need_a_compiler(monkeypatch, tmp_path):
-    """Without one the figures of a GPU would silently be those of code that is not compiled."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    assert acceleration.Acceleration.parse("auto", torch.device("cpu")) == acceleration.Acceleration()
-    with pytest.raises(UsageError, match="--accelerate compile needs a C compiler"):
-        acceleration.Acceleration.parse("auto", torch.device("cuda"))

@@ -384,7 +384,7 @@ def test_several_processes_train_and_count_as_one(data, short_checkpoint, teache
         compare(config, alone.results, results, 2e-5)
 
 
-def gradients(name: str, classes: int, group: ProcessGroup, one_message: bool = False) -> list[torch.Tensor]:
+def gradients(name: str, classes: int, group: ProcessGroup) -> list[torch.Tensor]:
     """Terms, gradients and the weights after two steps, of a batch of 8 dealt out to the ranks of `group`."""
     clip = CLIP.random(SHORT_GEOMETRY, seed=0, name="tiny")
     space = LabelSpace(tuple("red " * (i % 4) + f"cat {i}" for i in range(classes)))
@@ -402,7 +402,7 @@ def gradients(name: str, classes: int, group: ProcessGroup, one_message: bool = 
         # A method with two stages trains each of them for a step.
         if step < len(method.stage_starts(2)):
             method.begin_stage(step)
-            engine = Engine(method, config, group, one_message=one_message)
+            engine = Engine(method, config, group)
         views = (method.views,) * (method.views > 1)
         images = torch.randn(8, *views, 3, 32, 32, generator=torch.Generator().manual_seed(step))
         noise = method.draw(torch.Generator().manual_seed(10 + step))
@@ -416,9 +416,8 @@ def gradients(name: str, classes: int, group: ProcessGroup, one_message: bool = 
 
 def write_gradients(folder: str) -> None:
     with init_process_group(ranks_from_environment(), CPU) as group:
-        for name, classes, end in product(GRADIENTS, CLASSES, ("", "-one")):
-            tensors = gradients(name, classes, group, one_message=bool(end))
-            torch.save(tensors, Path(folder) / f"{name}-{classes}-{group.rank}{end}.pt")
+        for name, classes in product(GRADIENTS, CLASSES):
+            torch.save(gradients(name, classes, group), Path(folder) / f"{name}-{classes}-{group.rank}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -435,14 +434,6 @@ def test_every_process_has_the_gradients_of_the_global_batch(name, of_two_ranks)
     """With classes encoded by all ranks and with classes divided among them, 33 by 2."""
     for classes in CLASSES:
         check_gradients(name, classes, of_two_ranks)
-
-
-@pytest.mark.parametrize("name", GRADIENTS)
-def test_gradients_in_one_message_are_bit_for_bit_those_of_ddp(name, of_two_ranks):
-    for classes in CLASSES:
-        files = (of_two_ranks / f"{name}-{classes}-0{end}.pt" for end in ("", "-one"))
-        by_ddp, at_once = (torch.load(file, weights_only=True) for file in files)
-        assert len(by_ddp) > 4 and all(map(torch.equal, by_ddp, at_once))
 
 
 def check_gradients(name, classes, of_two_ranks):

@@ -1,5 +1,7 @@
 """Trainings on frozen features, through files: resuming, reloading, targets, and what they may read."""
 
+import os
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import Field
 from rank_processes import run_ranks
 from safetensors.torch import load_file
 from small_runs import make_runtime
@@ -16,11 +19,15 @@ from torch.nn.functional import normalize
 
 from benchmarks.experiment.profiles import MINI
 from benchmarks.suites import SUITES, load_suite
-from procap.errors import UserError
+from procap.clip import CLIP
+from procap.errors import UsageError, UserError
 from procap.methods import METHOD_GROUPS, METHODS
 from procap.methods.features import FeatureBank
+from procap.methods.probe import NearestMean
 from runner.config import RunConfig, Target
 from runner.distributed.collectives import ProcessGroup
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate, load_trained
 from runner.feature_training import FeatureStream, choosing_images
 from runner.image_features import image_features
@@ -28,8 +35,10 @@ from runner.planning import can_classify, plan_run
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.setup import set_up, train_augment
+from runner.stop_signals import Interrupted
 from runner.train import train
 from runner.workbench import Workbench
+from shards.files import file_sha256
 from shards.image_selection import load_few_shot
 from shards.reader import open_dataset
 
@@ -89,8 +98,8 @@ def train_blind(data: str, results: str, checkpoint: str, methods: dict[str, dic
 
     sys.addaudithook(refuse)
     for method, options in methods.items():
-        overrides = {"epochs": 1, "batch_size": 5}
-        config = plan(checkpoint, method, shots=1, options=options, overrides=overrides)
+        short = {"epochs": 1, "batch_size": 5}
+        config = plan(checkpoint, method, shots=1, options=options, shared=short)
         result = train(config, make_runtime(data, results))
         assert isinstance(result, TrainResult), method
 
@@ -125,6 +134,69 @@ def test_image_features_of_a_packed_set_give_the_counts_of_the_nearest_mean(few_
     predicted = (normalize(test.features) @ normalize(means).t()).argmax(dim=1)
     assert test.classnames == ("zero", "one", "two", "three", "four") and len(test.paths) == evaluated.total
     assert int((predicted == test.labels).sum()) == evaluated.correct
+
+
+class Weighted(NearestMean):
+    """A method on features that reads a file in its training."""
+
+    required_option = "weights"
+
+    class Options(NearestMean.Options):
+        weights: str = Field("", description="file of weights")
+
+    @classmethod
+    def file_digests(cls, options, dataset):
+        return {"weights": file_sha256(Path(options.weights))}
+
+    def prepare_training(self):
+        super().prepare_training()
+        self.weights = float(Path(self.options.weights).read_text())
+
+
+def test_a_method_on_features_prepares_its_training_and_records_its_files(
+    few_digits, short_checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(METHODS, "weighted", f"{__name__}:Weighted")
+    runtime, file = make_runtime(few_digits, tmp_path / "results"), tmp_path / "weights.txt"
+    with pytest.raises(UsageError, match=r"Weighted needs --option weights=\.\.\., which"):
+        train(plan(short_checkpoint, "weighted"), runtime)
+    config = plan(short_checkpoint, "weighted", options={"weights": str(file)})
+    with pytest.raises(FileNotFoundError):
+        train(config, runtime)
+    file.write_text("0.5")
+    assert train(config, runtime).files == {"weights": file_sha256(file)}
+    file.write_text("0.6")
+    with pytest.raises(UserError, match="was trained on another content of weights"):
+        train(config, runtime)
+
+
+def stop_while_encoding(data: str, results: str, checkpoint: str, stopped_rank: int) -> None:
+    """Send this process a signal at its second batch, if it is the rank to be stopped; returns on Interrupted."""
+    calls, encode = [], CLIP.encode_image
+    rank = int(os.environ.get("RANK", "0"))
+
+    def encode_and_stop(self, images, *more):
+        calls.append(len(images))
+        if len(calls) == 2 and rank == stopped_rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return encode(self, images, *more)
+
+    CLIP.encode_image = encode_and_stop
+    # Of 10 images on two processes each has three batches.
+    config = plan(checkpoint, "ncm", overrides={"test_batch_size": 2})
+    with init_process_group(ranks_from_environment(), torch.device("cpu")) as group:
+        with pytest.raises(Interrupted, match="SIGTERM: stopped base/digits/ncm") as caught:
+            train(config, make_runtime(data, results), group=group)
+        assert caught.value.exit_code == 143 and calls == [2, 2]
+    print("stopped")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_signal_stops_the_encoding_of_images_on_all_ranks(size, few_digits, short_checkpoint, tmp_path):
+    arguments = str(few_digits), str(tmp_path), str(short_checkpoint), size - 1
+    for ended in run_ranks(size, stop_while_encoding, *arguments):
+        assert (ended.code, ended.out) == (0, "stopped\n"), ended.err
+    assert not list(tmp_path.rglob("train.json"))
 
 
 def test_epochs_use_the_views_of_a_bank_in_turn(few_digits, short_checkpoint, short_clip):

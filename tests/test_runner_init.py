@@ -1,12 +1,19 @@
 """Trainings that start from a finished run."""
 
+import hashlib
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
 from small_runs import make_runtime
 
+from benchmarks.suites.planning import read_state
+from cluster.run import RunSpec
 from procap import teacher
 from procap.errors import UserError
+from procap.weights import loading
 from procap.weights.loading import load_clip
 from runner.config import Target
 from runner.earlier_runs import check_same_images, first_stage, start_from
@@ -83,11 +90,23 @@ def test_runs_with_one_teacher_load_it_once(runtime, short_checkpoint, monkeypat
     loaded = []
     monkeypatch.setattr(teacher, "load_clip", lambda *names: loaded.append(names) or load_clip(*names))
     fields = {"options": {"teacher": f"{short_checkpoint}"}, "backbone": str(short_checkpoint), "overrides": SHORT}
-    for seed in (1, 2):
-        train(plan_run(method="kdpl", **fields, **FIELDS, seed=seed), runtime)
+    for config in (plan_run(method="kdpl", **fields, **FIELDS, seed=seed) for seed in (1, 2)):
+        train(config, runtime)
     assert loaded == [(str(short_checkpoint), None)] and teacher.keep_clip.cache_info().currsize == 1
     train(plan_run(method="coop", **fields | {"options": {}}, **FIELDS, seed=3), runtime)
     assert not teacher.keep_clip.cache_info().currsize, "the memory of later runs does not include the teacher"
+
+
+def test_a_look_at_a_finished_run_hashes_the_file_of_its_teacher_without_loading_it(
+    runtime, short_checkpoint, monkeypatch, tmp_path
+):
+    large = Path(shutil.copy(short_checkpoint, tmp_path / "large.safetensors"))
+    fields = {"options": {"teacher": str(large)}, "backbone": str(short_checkpoint), "overrides": SHORT}
+    config = plan_run(method="kdpl", **fields, **FIELDS)
+    assert train(config, runtime).files == {"teacher": hashlib.sha256(large.read_bytes()).hexdigest()}
+    monkeypatch.delattr(loading, "load_clip")
+    loading.file_digest.cache_clear()
+    assert read_state(RunSpec(config=config, targets=()), runtime).is_done
 
 
 def test_kdpl_learns_from_the_predictions_of_a_finished_run(coop, runtime, short_checkpoint):

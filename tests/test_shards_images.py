@@ -1,9 +1,10 @@
-"""Decoding: the pixels CoOp would see from every kind of file, and a reason in words for what is no whole image."""
+"""Decoding: the pixels CoOp would see from every kind of file, the same all ways in, and a reason for what is none."""
 
 import io
 import struct
 import subprocess
 import sys
+import tarfile
 import warnings
 import zlib
 from pathlib import Path
@@ -12,9 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from own_images import put
+from PIL import Image, ImageOps
 
-from shards.images import ImageError, decode, decode_pixels
+from shards.image_files import find_images, load_batches
+from shards.images import ImageError, convert, decode, decode_pixels
+from shards.pack import pack_source
+from shards.raw.user_dataset import user_source
+from shards.reader import open_dataset
 
 
 @pytest.fixture(autouse=True)
@@ -134,10 +140,130 @@ def test_16_bit_grey_keeps_its_high_byte(kind):
     assert got[0, :, 0].tolist() == [0, 0, 0, 1, 1, 127, 128, 255] and (got == got[..., :1]).all()
 
 
+@pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
+def test_16_bit_values_are_scaled_from_the_bits_in_use(bits):
+    deep = np.array([[0, 2 ** (bits - 1), 2**bits - 1]], np.uint16)
+    assert pixels(encoded(Image.fromarray(deep), "PNG"))[0, :, 0].tolist() == [0, 128, 255]
+
+
 @pytest.mark.parametrize("numbers", [np.float32, np.int32])
-def test_pixels_of_unknown_range_are_refused(numbers):
-    with pytest.raises(ImageError, match="unknown range, save it with 8 bits"):
-        decode(encoded(Image.fromarray(np.ones((4, 4), numbers)), "TIFF"))
+def test_pixels_of_unknown_range_are_refused_from_files_and_python(numbers):
+    image = Image.fromarray(np.ones((4, 4), numbers))
+    for read, picture in ((decode, encoded(image, "TIFF")), (convert, image), (convert, np.asarray(image))):
+        with pytest.raises(ImageError, match="unknown range, save it with 8 bits"):
+            read(picture)
+
+
+def png_of_16_bits(values: np.ndarray) -> bytes:
+    """A PNG of values [H, W, bands] below 2^16."""
+    height, width, bands = values.shape
+    colour = {2: 4, 3: 2, 4: 6}[bands]
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, colour, 0, 0, 0))
+    lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in values)
+    return b"\x89PNG\r\n\x1a\n" + header + png_chunk(b"IDAT", zlib.compress(lines)) + png_chunk(b"IEND", b"")
+
+
+def tiff_of_16_bits(values: np.ndarray, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    pytest.importorskip("tifffile").imwrite(buffer, values, photometric="rgb", **options)
+    return buffer.getvalue()
+
+
+TWELVE = np.random.default_rng(3).integers(0, 4096, (64, 64, 4)).astype(np.uint16)
+TWELVE[0, 0] = 4095
+SQUARE = photo(64, 64)
+SQUARES = {
+    **{f"{name} turned": encoded(SQUARE, name, exif=EXIF) for name in ("JPEG", "PNG", "WEBP")},
+    "grey JPEG": encoded(SQUARE.convert("L"), "JPEG"),
+    "CMYK JPEG turned": encoded(SQUARE.convert("CMYK"), "JPEG", exif=EXIF),
+    "PNG with alpha": encoded(photo(64, 64, 2).convert("RGBA"), "PNG"),
+    "palette PNG, one transparent": encoded(SQUARE.quantize(64), "PNG", transparency=3),
+    "animated GIF": encoded(SQUARE, "GIF", save_all=True, append_images=[photo(64, 64, 1)]),
+    "animated PNG": encoded(SQUARE, "PNG", save_all=True, append_images=[photo(64, 64, 1)]),
+    "animated WEBP": encoded(SQUARE, "WEBP", save_all=True, append_images=[photo(64, 64, 1)]),
+    "TIFF of two pages": encoded(SQUARE, "TIFF", save_all=True, append_images=[photo(64, 64, 1)]),
+}
+DEEP = {
+    "grey PNG": (encoded(Image.fromarray(TWELVE[..., 0]), "PNG"), [0, 0, 0]),
+    "grey TIFF": (encoded(Image.fromarray(TWELVE[..., 0]), "TIFF"), [0, 0, 0]),
+    "grey PNG with alpha": (png_of_16_bits(TWELVE[..., :2]), [0, 0, 0]),
+    "RGB PNG": (png_of_16_bits(TWELVE[..., :3]), [0, 1, 2]),
+    "RGB PNG with alpha": (png_of_16_bits(TWELVE), [0, 1, 2]),
+    "RGB TIFF": (tiff_of_16_bits(TWELVE[..., :3]), [0, 1, 2]),
+    "packed RGB TIFF": (tiff_of_16_bits(TWELVE[..., :3], compression="zlib"), [0, 1, 2]),
+}
+EXPECTED = {
+    **{name: np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+       for name, data in SQUARES.items()},
+    **{f"12 bits: {name}": (TWELVE[..., bands] // 16).astype(np.uint8) for name, (_, bands) in DEEP.items()},
+}  # fmt: skip
+DATA = SQUARES | {f"12 bits: {name}": data for name, (data, _) in DEEP.items()}
+
+
+class PixelsOnly:
+    """In place of the test transform: the pixels [3, 64, 64]."""
+
+    image_size = 64
+
+    def __call__(self, image, out):
+        out.numpy()[:] = np.asarray(image).transpose(2, 0, 1)
+
+
+def pixels_in_predict(path: Path) -> np.ndarray:
+    [(_, batch)] = load_batches(find_images([path]), PixelsOnly(), 1, 0)
+    return batch[0].numpy().transpose(1, 2, 0)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """A packed data set of `DATA`, an image to a class, in their order."""
+    root = tmp_path_factory.mktemp("ways")
+    for number, data in enumerate(DATA.values()):
+        file = root / "images" / f"class {number:02d}" / "image.png"
+        put(file)
+        file.write_bytes(data)
+    sheet = root / "ways.yaml"
+    sheet.write_text("name: ways\ntemplate: a photo of a {}.\nfolder: images\nsplit: test\n")
+    pack_source(user_source(sheet), root / "data")
+    return open_dataset(root / "data", "ways").open_images("test")
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_picture_has_the_same_pixels_all_ways_in(name, packed, tmp_path):
+    data, number = DATA[name], [*DATA].index(name)
+    file, tar = tmp_path / "photo.png", tmp_path / "photos.tar"
+    file.write_bytes(data)
+    with tarfile.open(tar, "w") as archive:
+        archive.add(file, "some/photo.png")
+    ways = {
+        "file": pixels_in_predict(file),
+        "tar": pixels_in_predict(tar),
+        "data set": packed.image(number),
+        "data set, for a GPU": packed.decode_pixels(number, packed.read(number)),
+        "path": convert(str(file)),
+        "image": convert(Image.open(file)),
+        "array": convert(EXPECTED[name]),
+    }
+    if "12 bits" not in name or "grey TIFF" in name:
+        loaded = Image.open(file)
+        loaded.load()
+        ways["loaded image"] = convert(loaded)
+    for way, image in ways.items():
+        assert np.array_equal(image, EXPECTED[name]), way
+
+
+def test_libtiff_and_pillow_print_nothing_that_names_no_file():
+    broken = b"Exif\0\0II\x2a\x00\x08\x00\x00\x00\xff\xff" + b"\x1a\x01\x05\x00\xff\xff\xff\xff" * 40
+    cut = bytearray(KINDS["packed TIFF"])
+    cut[20:400] = b"\xff" * 380
+    script = (
+        "import sys; from shards.images import decode\n"
+        "try: decode(sys.stdin.buffer.read(), upright=True)\n"
+        "except ValueError as error: print(error)"
+    )
+    for data, reason in ((encoded(PHOTO, "JPEG", exif=broken), ""), (bytes(cut), "it is damaged")):
+        run = subprocess.run([sys.executable, "-c", script], input=data, capture_output=True, check=True)
+        assert run.stderr == b"" and run.stdout.decode().startswith(reason)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,6 +305,7 @@ def test_garbage_behind_the_image_is_accepted(kind):
     (b"RIFF\x04\x00\x00\x00WEBPVP8 ", "damaged"),
     (b"BMW is a car", "cut short"),
     (b"II\x2a\x00", "cut short"),
+    (tiff_of_16_bits(np.ones((9, 9, 3), np.float32)), "a TIFF with bands or numbers that are not read"),
 ])  # fmt: skip
 def test_what_is_no_image_is_named(data, reason):
     with pytest.raises(ImageError, match=reason) as caught:

@@ -4,6 +4,9 @@ import json
 import subprocess
 import sys
 import threading
+from collections import Counter
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_server import LocalServer
 from rank_processes import run_ranks
-from small_runs import make_runtime
+from small_runs import make_runtime, seeded
 from toy_shards import toy_source
 
 from procap.errors import UserError
@@ -25,7 +28,9 @@ from runner.planning import plan_run
 from runner.train import train
 from shards import pipeline
 from shards.builtin_sources import builtin_source
-from shards.loader import DecodedImages, TrainStream, evaluation_batches
+from shards.catalogue import find
+from shards.device.stream import DeviceTrainStream
+from shards.loader import DecodedImages, TrainStream, evaluation_batches, shard_order
 from shards.mirror import mirror_root
 from shards.pack import pack_source
 from shards.reader import ImageList, open_dataset
@@ -312,10 +317,6 @@ def evaluate_streamed(data: str, results: str, checkpoint: str) -> None:
 
 
 def test_an_evaluation_without_a_cache_equals_the_local_one_on_one_and_two_processes(short_checkpoint, tmp_path):
-    from dataclasses import replace
-
-    from shards.catalogue import find
-
     counts = {"train": 60, "val": 20, "test": 61}
     pack_source(replace(builtin_source(find("digits")), counts=counts), tmp_path / "data", per_shard=20)
     results = tmp_path / "results"
@@ -333,4 +334,64 @@ def test_an_evaluation_without_a_cache_equals_the_local_one_on_one_and_two_proce
             assert [one.calibration for one in found] == [one.calibration for one in expected]
         ended = run_ranks(2, evaluate_streamed, str(mirrored), str(results), str(short_checkpoint))
         assert json.loads(ended[0].out.splitlines()[-1]) == json.loads(json.dumps(wanted))
+    assert not list(mirrored.rglob("*.tar"))
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+@pytest.mark.parametrize(("cache_bytes", "window_bytes"), [(0, 4_000), (3_000, 4_000), (2**30, None)])
+def test_streamed_training_batches_are_those_of_stored_shards_on_any_number_of_processes(
+    server, mirrored, device, cache_bytes, window_bytes
+):
+    stored = open_dataset(server.folder, "toy").open_images("train")
+    streamed = open_dataset(mirrored, "toy", stream=True).open_images("train", sequential=True)
+    plain = TrainAugment(8, MEAN, STD)
+    kind = partial(DeviceTrainStream, device=device, device_bytes=900) if device else TrainStream
+    for rank, world_size in ((0, 1), (0, 2), (1, 2)):
+        share = {"rank": rank, "world_size": world_size, "cache_bytes": cache_bytes, "window_bytes": window_bytes}
+        expected, batches = TrainStream(stored, 4, plain, 1, **share), kind(streamed, 4, plain, 1, 2, **share)
+        for epoch, start in ((0, 0), (1, 3)):
+            assert same(list(batches.epoch(epoch, start)), list(expected.epoch(epoch, start)))
+    assert not list(mirrored.rglob("*.tar"))
+
+
+def most_held(split: ImageList, order: list[int]) -> int:
+    """The most images that a reader of whole shards holds: those of begun shards that were not used yet."""
+    sizes, begun, held, most = Counter(split.rows["shard"].tolist()), set(), 0, 0
+    for shard in split.rows["shard"][order].tolist():
+        held += 0 if shard in begun else sizes[shard]
+        begun.add(shard)
+        most = max(most, held)
+        held -= 1
+    return most
+
+
+def test_a_training_on_all_images_mixes_them_within_a_window(packings):
+    for per_shard, (split, _) in packings.items():
+        size = int(split.rows["size"].sum())
+        assert shard_order(split, None, seeded()) == shard_order(split, size, seeded())
+        for part in (1, 2, 4):
+            order = shard_order(split, size // part, seeded())
+            assert sorted(order) == [*range(len(split))] and order != shard_order(split, size // part, seeded(1))
+            assert most_held(split, order) <= len(split) / part + per_shard
+
+
+@pytest.mark.parametrize("method", ["coop", pytest.param("aapl", marks=pytest.mark.slow), "taskres"])
+def test_a_run_on_all_images_streams_them_and_learns_what_it_learns_from_stored_ones(
+    method, short_checkpoint, tmp_path, monkeypatch
+):
+    counts = {"train": 60, "val": 20, "test": 20}
+    pack_source(replace(builtin_source(find("digits")), counts=counts), tmp_path / "data", per_shard=10)
+    monkeypatch.setattr("runner.setup.WINDOW_BYTES", 3_000)
+    config = plan_run(
+        method=method, dataset="digits", shots=0, backbone=str(short_checkpoint),
+        overrides={"epochs": 2, "batch_size": 4},
+    )  # fmt: skip
+    learned = {}
+    with LocalServer(tmp_path / "data") as server:
+        mirrored = mirror_root(server.url, tmp_path / "cache")
+        for data in (tmp_path / "data", mirrored):
+            place = runtime(str(data), str(tmp_path / data.name), no_cache=True)
+            result = train(config, place)
+            learned[data] = [epoch.terms for epoch in result.epochs], result.checkpoint_sha256
+    assert learned[tmp_path / "data"] == learned[mirrored] and learned[mirrored][0]
     assert not list(mirrored.rglob("*.tar"))

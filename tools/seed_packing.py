@@ -23,6 +23,7 @@ from benchmarks.console.output import show
 from benchmarks.console.parse import parse_integers
 from benchmarks.runtime.measure import summarize, time_interleaved
 from benchmarks.runtime.settings import METHOD_OPTIONS, make_settings, run_config
+from benchmarks.runtime.synthetic import class_names
 from benchmarks.tables.render import markdown_grid
 from procap.clip import CLIP
 from procap.methods import build_method
@@ -34,7 +35,6 @@ from runner.engine import Batch, Engine
 from runner.threads import fitting_threads
 from shards.rng import generator
 from tools.record import describe_machine, describe_run
-from tools.synthetic import class_names
 
 SEEDS, BATCH, STEPS = (1, 2, 3), 4, 3
 

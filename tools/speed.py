@@ -26,12 +26,12 @@ from benchmarks.console.parse import parse_methods
 from benchmarks.experiment.suite import learns_from_features
 from benchmarks.runtime.measure import REPEATS, summarize, time_interleaved
 from benchmarks.runtime.settings import Settings, make_settings, run_config
+from benchmarks.runtime.synthetic import synthetic_case
 from benchmarks.runtime.workload import MODES, Evaluation, Models, ModeName, Preparation, Training, Work, models_by_mode
 from benchmarks.tables.render import markdown_grid
 from procap.weights.loading import load_clip
 from runner.config import RuntimeConfig
 from tools.record import describe_machine, describe_run
-from tools.synthetic import synthetic_case
 
 SIZES = "train:51:4,train:500:4,train:102:32,eval:51:100,eval:1000:100"
 """The sizes of docs/runtime.md."""

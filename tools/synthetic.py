@@ -1,4 +1,4 @@
-"""Make inputs of measurements: single batches of noise, and data sets of JPEGs with the spectrum of photographs.
+"""Make data sets of JPEGs with the spectrum of photographs, for measurements.
 
 `photographs-102` has the size of 16-shot Flowers102: 102 classes, 16 training images each, JPEGs of 500 x 375 pixels.
 """
@@ -9,61 +9,18 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from benchmarks.console.packing import pack_with_progress
-from benchmarks.runtime.settings import METHOD_OPTIONS, SEED
-from procap.clip import CLIP
-from procap.methods import build_method
-from procap.methods.method import Method
-from procap.text import LabelSpace
+from benchmarks.runtime.synthetic import class_names
 from shards.records import ImageRecord, Source
 from shards.resolve import is_packed
-from shards.rng import generator
 
 TRAIN_IMAGES, TEST_IMAGES = 16, 4
-COLOURS = ("white", "pink", "dark red", "pale blue", "golden", "purple", "snow-white", "orange", "black", "spotted")
-ORIGINS = ("garden", "mountain", "swamp", "mexican", "canterbury", "desert", "silver", "alpine", "water", "tree")
-THINGS = ("lily", "rose", "bellflower", "snapdragon", "aster", "poppy", "orchid", "thistle", "primrose", "geranium")
-
-
-def class_names(count: int) -> tuple[str, ...]:
-    """Make distinct names of one to five words, the same ones every time."""
-    names = [thing if not origin else f"{origin} {thing}" for origin, thing in product(("", *ORIGINS), THINGS)]
-    names = names[:1] + names[11::7] + [f"{colour} {name}" for colour, name in product(COLOURS, names)]
-    if count > len(names):
-        names += [f"{name} number {i}" for i, name in enumerate(names * (count // len(names)))]
-    return tuple(dict.fromkeys(names))[:count]
-
-
-def synthetic_case(clip: CLIP, method: str, classes: int, batch: int) -> tuple[Method, Tensor, Tensor]:
-    """Make an untrained method with synthetic class names, and images [B, 3, S, S] and labels [B] on the device."""
-    size = clip.geometry.image_size
-    space = LabelSpace(class_names(classes))
-    built = build_method(method, clip, space, METHOD_OPTIONS.get(method, {}), generator(SEED, "init"))
-    built.training_images = NoiseImages(torch.arange(classes), size)
-    if built.required_option == "teacher":
-        built.teacher_classifier = build_method("zeroshot", clip, space, {}, generator(SEED, "init")).classifier()
-    images = torch.randn(batch, 3, size, size, generator=generator(SEED, "images"))
-    return built, images.to(clip.device), (torch.arange(batch) % classes).to(clip.device)
-
-
-@dataclass(frozen=True)
-class NoiseImages:
-    """One training image of noise per class, for methods that add some to a batch."""
-
-    labels: Tensor
-    size: int
-
-    def image(self, i: int, generator: torch.Generator) -> Tensor:
-        return torch.randn(3, self.size, self.size, generator=generator)
 
 
 def pack_photographs(name: str, root: Path) -> Path:

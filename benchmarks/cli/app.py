@@ -67,6 +67,10 @@ DATA_COMMANDS: Commands = {
     "show": ("benchmarks.cli.data_show:show", "Show the classes and images of a packed data set."),
     "few-shot": ("benchmarks.cli.data_few_shot:few_shot", "List the few-shot training images."),
 }
+CHECK_COMMANDS: Commands = {
+    "method": ("benchmarks.cli.check_method:method", "Run contract tests on a method."),
+    "device": ("benchmarks.cli.check_device:check", "Compare faster paths with the plain one on this device."),
+}
 COMMANDS: Commands = {
     "demo": ("benchmarks.cli.demo:demo", "Run a small benchmark end to end, offline, on a CPU."),
     "ls": ("benchmarks.cli.ls:ls", "List methods, data sets, backbones, suites or runs."),
@@ -78,9 +82,9 @@ COMMANDS: Commands = {
     "sweep": ("benchmarks.cli.sweep:sweep", "Search hyperparameters with Ray Tune."),
     "submit": ("benchmarks.cli.submit:submit", "Run a command on a Ray cluster and follow its log."),
     "new": ({"method": ("benchmarks.cli.new_method:method", "Write a package with a new method.")}, "Add a method."),
-    "check": ({"method": ("benchmarks.cli.check_method:method", "Run contract tests on a method.")}, "Check a method."),
+    "check": (CHECK_COMMANDS, "Check a method, or which accelerations suit this device."),
     "import": ("benchmarks.cli.import_checkpoint:import_checkpoint", "Import public checkpoints as finished runs."),
-    "export": ("benchmarks.cli.export_run:export", "Export trained runs for public code, timm and ONNX."),
+    "export": ("benchmarks.cli.export_run:export", "Export trained runs for public code and ONNX."),
     "push": ("benchmarks.cli.push:push", "Publish a trained run on the Hugging Face Hub."),
     "table": ("benchmarks.cli.table:table", "Print results as tables, with the paper's numbers."),
     "report": ("benchmarks.cli.report:report", "Write one HTML page of runs, suites and sweeps."),
@@ -161,7 +165,7 @@ def _run(arguments: list[str]) -> int:
         sys.stdout.flush()
         # Typer turns an interrupt into this code without a message.
         if code == 130:
-            note("procap: stopped; repeat the command to resume")
+            note("procap: stopped; what was finished is kept")
             return 143 if terminated else 130
         return int(code or 0)
     except BrokenPipeError:

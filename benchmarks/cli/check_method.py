@@ -34,7 +34,8 @@ def method(
     """Check a method and print what passed and what failed; the exit code is 1 if a check failed.
 
     shapes: loss terms and logits have the right shapes. inference: logits depend on what is learned. gradients: every
-    learned tensor gets one, and CLIP gets none. determinism: equal seeds give equal tensors. resume: an interrupted
+    learned tensor gets one, and CLIP gets none. capture: names an operation that keeps a GPU from replaying steps as
+    CUDA graphs. determinism: equal seeds give equal tensors. resume: an interrupted
     training ends with the same bits. reloaded: a method loaded from a checkpoint classifies as the trained one.
     processes: two learn the weights of one. It takes about half a minute on a CPU.
     """

@@ -11,7 +11,8 @@ import typer
 from benchmarks.cli.flags import flag, given_values
 from benchmarks.console.output import is_first_rank, note
 from procap.errors import UsageError, check_names
-from shards.files import read_regular
+from shards.credentials import mask_urls
+from shards.files import read_regular, write_file
 
 
 def read_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -66,10 +67,16 @@ class ConfigFlags:
     save_config: Annotated[Path | None, flag("FILE.yaml", "write the flags to a file for --config")] = None
 
     def save(self, *groups: object, **others: str) -> None:
-        """Write the flags of `groups` that are not the default, and other flags, if --save-config names a file."""
+        """Write the flags of `groups` that are not the default, and other flags, if --save-config names a file.
+
+        Without the users and passwords of URLs. Raises UsageError for an existing file with different content.
+        """
         import yaml
 
-        if self.save_config and is_first_rank():
+        if (file := self.save_config) and is_first_rank():
             values = given_values(*groups) | {name: value for name, value in others.items() if value}
-            self.save_config.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-            note(f"flags written to {self.save_config}")
+            text = mask_urls(yaml.safe_dump(values, sort_keys=False))
+            if file.exists() and file.read_bytes() != text.encode():
+                raise UsageError(f"--save-config {file}: the file has different content; delete it or name another one")
+            write_file(file, text)
+            note(f"flags written to {file}")

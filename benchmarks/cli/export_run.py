@@ -1,4 +1,4 @@
-"""`procap export`: export trained runs for public code, timm and ONNX."""
+"""`procap export`: export trained runs for public code and ONNX."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from runner.environment import library_defaults
 def export(
     output: flags.OutputFlags,
     folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders, see `procap ls runs`")],
-    format: Annotated[Literal["dassl", "safetensors", "timm", "onnx"], typer.Option(help="file format")] = "dassl",
+    format: Annotated[Literal["dassl", "safetensors", "onnx"], typer.Option(help="file format")] = "dassl",
     out: Annotated[Path, flags.flag("FOLDER", "folder of the files, each below the path of its run")] = Path("export"),
     results: flags.Results = "results",
     device: flags.Device = "auto",
 ) -> int:
-    """Export trained runs as checkpoints that public code loads, as timm models or as ONNX graphs.
+    """Export trained runs as checkpoints that public code loads, or as ONNX graphs.
 
-    onnx: model.onnx maps images to logits of the classes that the run learned. timm: the image tower, and a README with
-    the code for logits; for methods that leave the structure of the image tower as it is. dassl: the checkpoint
+    onnx: model.onnx maps images to logits of the classes that the run learned. dassl: the checkpoint
     OUT/RUN/MODEL/model.pth.tar-EPOCHS, with MODEL as the public code names it. Load it there with --model-dir OUT/RUN
     --load-epoch EPOCHS.
     """
@@ -43,8 +42,8 @@ def export(
             from runner.export import export_model
             from runner.public_checkpoints import export_run
 
-            write = export_model if format in ("timm", "onnx") else export_run
-            files[config.path] = write(config, at, out, format)
+            is_graph = format == "onnx"
+            files[config.path] = export_model(config, at, out) if is_graph else export_run(config, at, out, format)
             note(f"exported {config.path}")
             show(str(files[config.path]))
     code = note_failures(len(files), failures.reasons)

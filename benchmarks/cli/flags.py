@@ -125,12 +125,14 @@ class RuntimeFlags(StorageFlags):
     """Flags for folders, devices and speed; none of them changes a result."""
 
     heading: ClassVar[str] = "Execution"
-    no_cache: Annotated[bool, switch("--no-cache", "stream remote shards instead of caching them")] = False
+    no_cache: Annotated[bool, switch("--no-cache", "stream shards of a URL, except for few-shot training")] = False
     workers: Annotated[
         int | None, flag("N", "threads that decode images [default: 0 on a CPU, up to 12 with a GPU]", min=0)
     ] = None
     deterministic: Annotated[bool, switch("--deterministic", "deterministic algorithms of torch and cuBLAS")] = False
-    accelerate: Annotated[str, flag("auto|off|LIST", "on a GPU: compile,graphs,images; auto: all three")] = "auto"
+    accelerate: Annotated[
+        str, flag("auto|off|LIST", "graphs,images,compile,fused; auto: what `procap check device` chose")
+    ] = "auto"
     timeout: Annotated[float, flag("SECONDS", "timeout of collective operations", min=1)] = 300.0
 
 
@@ -279,6 +281,8 @@ def flatten_flag_groups(command: Callable[..., int]) -> Callable[..., int]:
         for name, value in values.items():
             if isinstance(value, Path):
                 values[name] = value.expanduser()
+            elif isinstance(value, list):
+                values[name] = [item.expanduser() if isinstance(item, Path) else item for item in value]
         built = {
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})
             for name, group in groups.items()

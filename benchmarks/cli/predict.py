@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from benchmarks.cli.selection import find_run, find_selected_run, runtime_config
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import csv_text, note, plural, show, show_json
 from benchmarks.console.parse import parse_class_names
-from procap.errors import UsageError
+from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
 from shards.raw.folders import is_image_name, walk_files
 
@@ -42,22 +42,27 @@ def predict(
     out: Annotated[Path | None, flags.flag("FILE", "CSV file [default: stdout]")] = None,
     top: Annotated[int, flags.flag("K", "at most K classes of an image, the most probable first", min=1)] = 1,
     names: Annotated[str, flags.flag("A,B|FILE", "classes to choose from [default: those that the run learned]")] = "",
+    best: Annotated[
+        bool, flags.switch("--best", "of the runs that flags select, that with the highest validation accuracy")
+    ] = False,
     results: flags.Results = "results",
+    data: flags.Data = "",
     device: flags.Device = "auto",
     workers: Annotated[int | None, flags.flag("N", "threads that decode images", min=0)] = None,
 ) -> int:
     """Classify new images with a trained run.
 
     Writes a row for each image: its path, the most probable class, the name of this class in prompts (`label`), and the
-    probability. Images that cannot be read are named at the end.
+    probability. Images that cannot be read are named at the end. Rows are written as they come: a command that is
+    stopped keeps them, and starts over when it is repeated.
     """
     library_defaults(run)
     if out and (out.is_dir() or not out.parent.is_dir()):
         raise UsageError(f"--out {out}: name a file in a folder that exists")
-    runtime = runtime_config(flags.RuntimeFlags(results=results, device=device))
+    runtime = runtime_config(flags.RuntimeFlags(results=results, data=data, device=device))
     if flags.command_line(selection):
         paths = [run, *(paths or ())]
-        config, runtime = find_selected_run(selection, runtime)
+        config, runtime = find_selected_run(selection, runtime, best=best)
     elif paths:
         config, runtime = find_run(run, runtime)
     else:
@@ -72,15 +77,17 @@ def predict(
     def on_error(name: str, reason: str) -> None:
         failed[name] = one_line(reason)
 
+    paths = [path.expanduser() for path in paths]
     images = find_images(paths, on_error)
-    classifier = ImageClassifier(load_trained(config, runtime), parse_class_names(names))
-    classes = classifier.classnames
-    if config.classes != "all" and not names:
-        known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
-        note(f"an image gets one of the {known}; --names gives others, or train with --classes all")
-    predictions = classifier.predict(images, workers, on_error)
-    labels = list(zip(classifier.space.classnames, classes, strict=True))
-    count = _write_predictions(predictions, labels, min(top, len(classes)), out)
+    with RowFile(out) as table:
+        classifier = ImageClassifier(load_trained(config, runtime), parse_class_names(names))
+        classes = classifier.classnames
+        if config.classes != "all" and not names:
+            known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
+            note(f"an image gets one of the {known}; --names gives others, or train with --classes all")
+        predictions = classifier.predict(images, workers, on_error)
+        labels = list(zip(classifier.space.classnames, classes, strict=True))
+        count = _write_predictions(predictions, labels, min(top, len(classes)), table)
     files = [str(path / file) for path in paths if path.is_dir() for file, _ in walk_files(path)]
     if skipped := sum(not is_image_name(file) and file not in failed for file in files):
         note(f"{plural(skipped, 'file')} skipped, no images")
@@ -92,30 +99,77 @@ def predict(
     return 1 if failed else 0
 
 
-def _write_predictions(
-    predictions: Iterator[tuple[str, Tensor]], labels: Sequence[tuple[str, str]], top: int, out: Path | None
-) -> int:
-    """Write a row for each image to the file `out` or stdout, unless there is none; returns their number.
+class RowFile:
+    """Rows of a CSV file, written one by one; without a file, to stdout.
 
-    labels: the name of each class in the data set, and in prompts.
+    A file that is there is replaced by the first row. Bytes of file names that are no UTF-8 are escaped.
+    Raises UserError for a file that cannot be written: when it is made, before the work that would be lost.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self.file, self.rows = file, 0
+        self._is_new = file is not None and not file.exists()
+        with self._named_errors():
+            options: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": "", "buffering": 1}
+            self._stream = file.open("a", **options) if file else None
+
+    def __enter__(self) -> RowFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.file and self._stream:
+            self._stream.close()
+            if self._is_new and not self.rows:
+                self.file.unlink()
+
+    def write(self, row: Sequence[str]) -> None:
+        line = csv_text([row])
+        with self._named_errors():
+            if self._stream is None:
+                show(line[:-1])
+            else:
+                if not self.rows and self._stream.seekable():
+                    self._stream.truncate(0)
+                self._stream.write(line)
+        self.rows += 1
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self.file is None:
+                raise
+            reason = error.strerror or error
+            raise UserError(f"--out {self.file} cannot be written ({reason}): name another file") from error
+
+
+def _write_predictions(
+    predictions: Iterator[tuple[str, Tensor]],
+    labels: Sequence[tuple[str, str]],
+    top: int,
+    table: RowFile,
+) -> int:
+    """Write a row for each image, after the names of the columns, unless there is no image; returns their number.
+
+    labels: the name of each class in the data set, and in prompts. Raises Interrupted for a signal.
     """
     from runner.progress import ProgressDisplay
-    from runner.results import write_bytes
+    from runner.stop_signals import StopRequest
 
-    text, count = io.StringIO(), 0
-    columns = ("class", "label", "probability")
+    out = table.file
+    count, columns = 0, ("class", "label", "probability")
     numbers = ["", *(f"_{rank}" for rank in range(2, top + 1))]
-    text.write(csv_text([["path", *(f"{column}{number}" for number in numbers for column in columns)]]))
-    with ProgressDisplay("predict", 0, unit="images", quiet=out is None, timed=False) as display:
+    with ProgressDisplay("predict", 0, unit="images", quiet=out is None, timed=False) as display, StopRequest() as stop:
         for count, (name, probabilities) in enumerate(predictions, 1):
+            if count == 1:
+                table.write(["path", *(f"{column}{number}" for number in numbers for column in columns)])
             best = zip(*(values.tolist() for values in probabilities.topk(top)), strict=True)
             cells = [cell for value, label in best for cell in (*labels[label], f"{value:.{DIGITS}f}")]
-            text.write(csv_text([(name, *cells)]))
+            table.write((name, *cells))
             display.total = count
             display.update(count)
+            stop.check(f"stopped after {plural(count, 'image')}{f' in {out}' if out else ''}; repeated, it starts over")
     if count and out:
-        write_bytes(out, text.getvalue().encode())
         note(f"{plural(count, 'image')} in {out}")
-    elif count:
-        show(text.getvalue().rstrip("\n"))
     return count

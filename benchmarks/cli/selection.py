@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cli.flags import ChoiceFlags, EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags
-from benchmarks.console.output import plural, quote
+from benchmarks.console.output import note, plural, quote
 from benchmarks.console.parse import (
     dataset_groups,
     parse_assignments,
@@ -30,9 +30,9 @@ from procap.errors import UsageError, check_names, explain_invalid
 from procap.methods import METHOD_GROUPS, method_class, method_paths
 from procap.weights.architectures import canonical_name, named_architecture
 from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
-from runner.planning import can_classify, control_options, plan_run
+from runner.planning import can_classify, check_read, control_options, plan_run
 from runner.remote_results import RemoteResults, results_root
-from runner.run_folders import find_runs, locate_run
+from runner.run_folders import RunFolder, find_runs, locate_run
 from shards.catalogue import find_or_none
 from shards.default_paths import cache_home, data_root
 from shards.image_selection import parse_classes, select_labels
@@ -64,8 +64,8 @@ def selected_runs(
     named_architecture(selection.backbone or "mini", selection.pretrained or None)
     shots = parse_shot_count(selection.shots or "16")
     options = parse_options(recipe_flags.option or (), methods)
-    kept = trainable_methods(selection.methods, methods, options)
-    return [
+    kept, overrides = trainable_methods(selection.methods, methods, options), recipe_overrides(recipe_flags)
+    configs = [
         plan_run(
             method=method,
             dataset=dataset,
@@ -77,7 +77,7 @@ def selected_runs(
             precision=selection.precision or "fp32",
             recipe=recipe_flags.recipe or "published",
             task=task,
-            overrides=recipe_overrides(recipe_flags),
+            shared=overrides,
             options={**control_options(method, recipe_flags.recipe), **options[method]},
             data=data,
         )
@@ -85,6 +85,8 @@ def selected_runs(
         for method in kept
         for seed in (parse_integers(selection.seeds, "--seeds") or [1])
     ]
+    check_read(configs, overrides)
+    return configs
 
 
 def start_runs(configs: Sequence[RunConfig], init: str, runtime: RuntimeConfig) -> list[RunConfig]:
@@ -236,18 +238,48 @@ def find_run(run: Path, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfi
     return config, replace(runtime, results=results, results_url=url)
 
 
-def find_selected_run(selection: SelectionFlags, runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:
-    """Find the only run that the flags select; the rest is as in `find_run`."""
+def find_selected_run(
+    selection: SelectionFlags, runtime: RuntimeConfig, *, best: bool = False
+) -> tuple[RunConfig, RuntimeConfig]:
+    """Find the only run that the flags select, or the best of several; the rest is as in `find_run`."""
     RemoteResults.from_runtime(runtime).pull()
     is_selected = run_filter(selection)
     folders = [(folder.path, folder.read_config()) for folder in find_runs(runtime.results)]
-    return select_run([path for path, config in folders if config and is_selected(config)], runtime)
+    selected = {path: config for path, config in folders if config and is_selected(config)}
+    if best and len(selected) > 1:
+        finished = [config for path, config in selected.items() if RunFolder(path).train_file.exists()]
+        return best_run(finished, runtime), runtime
+    return select_run([*selected], runtime, "name one, or take the best on validation images with --best")
 
 
-def select_run(folders: Sequence[Path], runtime: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:
-    """Return the only run of `folders`. Raises UsageError, which lists them, for none or several."""
+def best_run(configs: Sequence[RunConfig], runtime: RuntimeConfig) -> RunConfig:
+    """Return the run with the highest validation accuracy, after evaluating the runs for which it is missing.
+
+    For `dev-base` it is the harmonic mean over both halves. Raises UsageError for runs that it cannot compare.
+    """
+    from cluster.run import score, validation_targets
+    from runner.evaluate import evaluate
+
+    trained_on = {(config.dataset, config.classes) for config in configs}
+    if len(trained_on) != 1:
+        listed = join_first([f"{classes} classes of {dataset}" for dataset, classes in sorted(trained_on)], 5)
+        raise UsageError(f"--best compares finished runs on the same classes, not {listed or 'none'}: add --classes")
+    [(dataset, classes)] = trained_on
+    if "val" not in resolve_dataset(dataset, runtime.data).counts:
+        raise UsageError(f"--best: {dataset} has no validation images: name a run")
+    targets = [Target.parse_unchecked(target) for target in validation_targets(dataset, classes)]
+    scores = {config: score([evaluate(config, target, runtime).accuracy for target in targets]) for config in configs}
+    best = max(scores, key=lambda config: scores[config])
+    note(f"best of {plural(len(scores), 'run')} on validation images, {scores[best]:.2f} %: {best.path}")
+    return best
+
+
+def select_run(
+    folders: Sequence[Path], runtime: RuntimeConfig, remedy: str = "name one"
+) -> tuple[RunConfig, RuntimeConfig]:
+    """Return the only run of `folders`. Raises UsageError, which lists them with a `remedy`, for none or several."""
     if len(folders) != 1:
         names = [path.relative_to(runtime.results).as_posix() for path in folders]
-        listed = f"{plural(len(names), 'run')} fit: {join_first(names, 5)}; name one" if names else "no run fits"
+        listed = f"{plural(len(names), 'run')} fit: {join_first(names, 5)}; {remedy}" if names else "no run fits"
         raise UsageError(f"{listed}; see `procap ls runs --results {quote(runtime.results_url or runtime.results)}`")
     return find_run(folders[0], runtime)

@@ -21,6 +21,7 @@ from cluster.run import StoragePaths
 from cluster.sweep_record import METRICS, SWEEPS, Configuration, SweepFolder, SweepSettings, examples, make_runs
 from runner.config import RuntimeConfig
 from runner.environment import library_defaults
+from runner.planning import check_read
 from runner.remote_results import RemoteResults
 from runner.run_collection import status_after
 from runner.tracking.exporter import exporter_for
@@ -59,6 +60,7 @@ def sweep(
     tried = folder.load_configurations(settings)
     # Raises for values that runs reject.
     runs = [run for values in examples(settings) for run in make_runs(settings, values, runtime.data)]
+    check_read([run.config for run in runs], settings.overrides)
     check_training_images((run.config for run in runs), runtime.data)
     if not mode.force:
         tried_paths = [path for configuration in tried for path in configuration.runs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import sys
 from typing import Annotated
 from urllib.parse import quote
@@ -14,7 +15,7 @@ import typer
 from benchmarks.cli.flags import OutputFlags, Results, Tracking, command, flag
 from benchmarks.console.output import note, show
 from benchmarks.results.frame import open_results
-from procap.errors import check_names
+from procap.errors import UserError, check_names
 from runner.environment import library_defaults
 from runner.run_collection import read_collections
 from runner.tracking.store import TrackingStore, sync
@@ -44,8 +45,10 @@ def ui(
         check_names("suite", [suite], collections)
         search = f"tags.`{collections[suite]}.{suite}` = 'yes' AND {search}"
     store = TrackingStore.choose(root, tracking or None)
-    sync(store, lambda path, error: note(f"not shown: {path}: {error}"))
     is_server = store.uri.startswith(("http://", "https://"))
+    if not is_server:
+        _check_free(port)
+    sync(store, lambda path, error: note(f"not shown: {path}: {error}"))
     address = store.address.rstrip("/") if is_server else f"http://{HOST}:{port}"
     # On this page MLflow shows accuracy, images/s and seconds of the runs in adjacent rows.
     runs = store.client.search_runs([store.experiment_id], search, max_results=COMPARED)
@@ -67,3 +70,13 @@ def ui(
     arguments += ["--allowed-hosts", f"{HOST}:{port},localhost:{port}", "--cors-allowed-origins", address]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "mlflow", "server", "--workers", "1", *arguments])
+
+
+def _check_free(port: int) -> None:
+    """Raise UserError for a port on which MLflow could not listen: its links would lead to another program."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, port))
+        except OSError as error:
+            raise UserError(f"port {port} of {HOST} cannot be used ({error.strerror}): name another --port") from None

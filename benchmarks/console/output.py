@@ -10,13 +10,13 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from runner.distributed.ranks import is_launched
-from shards.credentials import mask
+from shards.credentials import mask, mask_urls
 from shards.urls import redact
 
 SOME_FAILED = 3
@@ -29,15 +29,15 @@ FORMULA = re.compile(r"[=@]|\+(?![\d.])|-[^\W\d_]|[+-].*[|(!=]")
 
 
 class OutputStream:
-    """Stdout or stderr of a command: masks credentials, and escapes characters that the terminal cannot print."""
+    """Stdout or stderr of a command: `masks` credentials, and escapes characters that the terminal cannot print."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, masks: Callable[[str], str] = mask) -> None:
+        self._stream, self._mask = stream, masks
 
     def write(self, text: str) -> int:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         # An ASCII terminal would raise UnicodeEncodeError for ± and ↑, after all runs are done.
-        self._stream.write(mask(text).encode(encoding, "backslashreplace").decode(encoding))
+        self._stream.write(self._mask(text).encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -49,8 +49,8 @@ def safe_output() -> Iterator[None]:
     """Print through `OutputStream` in the block; nothing where a stream is closed."""
     with (
         open(os.devnull, "w") as nowhere,
-        redirect_stdout(OutputStream(sys.stdout or nowhere)),
-        redirect_stderr(OutputStream(sys.stderr or nowhere)),
+        redirect_stdout(OutputStream(sys.stdout or nowhere, mask_urls)),
+        redirect_stderr(OutputStream(sys.stderr or nowhere, mask)),
     ):
         yield
 

@@ -118,13 +118,13 @@ class SuiteOptions:
         has_own_recipe = method not in METHODS or learns_from_features(method)
         recipe = variant.recipe or self.recipe or ("published" if has_own_recipe else profile.recipe)
         has_views = "views" in method_class(method).Options.model_fields
-        overrides: dict[str, Any] = {}
+        shared: dict[str, Any] = {}
         if recipe == profile.recipe and not learns_from_features(method):
-            overrides = {**profile.overrides, **({"lr": profile.rates[method]} if method in profile.rates else {})}
+            shared = {**profile.overrides, **({"lr": profile.rates[method]} if method in profile.rates else {})}
         if self.quick and not learns_from_features(method):
-            overrides |= profile.quick
+            shared |= profile.quick
+        shared |= self.overrides
         prescribed = {**self.overrides, **variant.overrides}
-        overrides |= prescribed
         planned = partial(
             plan_run,
             method=method,
@@ -148,21 +148,22 @@ class SuiteOptions:
         )
         if not is_trained(method):
             # Without training neither seed nor shots change anything: the run is the same for all of them.
-            return planned(overrides=overrides, seed=1, shots=SHOTS)
+            return planned(shared={**shared, **variant.overrides}, seed=1, shots=SHOTS)
         usual = self.shots[0] if self.shots else SHOTS
         shots = usual if variant.shots is None else variant.shots
         # A first plan, because the number of epochs may be that of the published recipe.
-        config = planned(overrides=overrides, seed=seed, shots=shots)
+        config = planned(shared=shared, overrides=variant.overrides, seed=seed, shots=shots)
         epochs = config.recipe.epochs
         # A change of `epochs` would turn a recipe of iterations into passes over the images.
         if variant.part != 1.0 and config.recipe.iterations:
-            overrides["iterations"] = max(1, round(variant.part * config.recipe.iterations))
+            shared["iterations"] = max(1, round(variant.part * config.recipe.iterations))
         elif variant.part != 1.0:
-            overrides["epochs"] = epochs = max(1, round(variant.part * epochs))
-        if "epochs" in overrides and "warmup_epochs" not in prescribed and epochs <= config.recipe.warmup_epochs:
+            shared["epochs"] = epochs = max(1, round(variant.part * epochs))
+        has_epochs = "epochs" in {**shared, **variant.overrides}
+        if has_epochs and "warmup_epochs" not in prescribed and epochs <= config.recipe.warmup_epochs:
             # With epochs of warm-up only, the learning rate would never reach its full value.
-            overrides["warmup_epochs"] = epochs - 1
-        return planned(overrides=overrides, seed=seed, shots=shots)
+            shared["warmup_epochs"] = epochs - 1
+        return planned(shared=shared, overrides=variant.overrides, seed=seed, shots=shots)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, for `settings` of a collection."""

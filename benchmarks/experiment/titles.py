@@ -2,52 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from procap.methods import METHODS, title_and_colour
 
-TITLES: Mapping[str, str] = {
-    "zeroshot": "CLIP (zero-shot)",
-    "probe": "Linear probe",
-    "ncm": "Nearest mean",
-    "tipadapter": "Tip-Adapter",
-    "tipadapterf": "Tip-Adapter-F",
-    "clipadapter": "CLIP-Adapter",
-    "taskres": "TaskRes",
-    "lppp": "LP++",
-    "coop": "CoOp",
-    "cocoop": "CoCoOp",
-    "kgcoop": "KgCoOp",
-    "vpt": "VPT",
-    "ivlp": "IVLP",
-    "maple": "MaPLe",
-    "promptsrc": "PromptSRC",
-    "coprompt": "CoPrompt",
-    "tcp": "TCP",
-    "prograd": "ProGrad",
-    "bpl": "BPL",
-    "dept": "DePT (CoOp)",
-    "dept-maple": "DePT (MaPLe)",
-    "kdpl": "KDPL (CoOp)",
-    "kdpl-maple": "KDPL (MaPLe)",
-    "dpc": "DPC (CoOp)",
-    "aapl": "AAPL",
-    "rebapl": "ReBaPL",
-    "mma": "MMA",
-    "mmrl": "MMRL",
-    "mmrlpp": "MMRL++",
-    "skipt": "SkipT",
-    "2sfs": "2SFS",
-    "cliplora": "CLIP-LoRA",
-    "mmlop": "MMLoP (after its text)",
-    "procap": "ProCAP",
-}
-"""The built-in methods as tables print them."""
-
 
 def title_method(name: str) -> str:
-    """Return the title of a method in tables and plots; a plug-in whose title is missing or taken has its name."""
-    return TITLES.get(name) or (title if (title := title_and_colour(name)[0]) not in TITLES.values() else name)
+    """Return the title of a method in tables and plots."""
+    return title_and_colour(name)[0]
 
 
 def choose_reference(methods: Iterable[str], chosen: str = "") -> str:

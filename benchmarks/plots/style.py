@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.experiment.titles import TITLES
 from benchmarks.results.metrics import Metric
-from procap.methods import title_and_colour
+from procap.methods import METHODS, title_and_colour
 from runner.results import write_bytes
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ ENDS: Mapping[str, Look] = {"zeroshot": Look("#7f7f7f", "h", DASHES[2]), "procap
 """The looks that stand out."""
 COLOURS = ("#661100", "#e69f00", "#0072b2", "#8c6d31", "#009e73", "#cc79a7", "#882255", "#b8a800", "#44aa99", "#56b4e9",
            "#332288")  # fmt: skip
-"""By place in TITLES modulo their number, which gives the default methods of each suite different ones."""
+"""By place in METHODS modulo their number, which gives the default methods of each suite different ones."""
 
 
 def make_look(number: int) -> Look:
@@ -73,10 +72,10 @@ def make_look(number: int) -> Look:
 
 
 LOOKS: Mapping[str, Look] = {
-    **{name: make_look(number) for number, name in enumerate((name for name in TITLES if name not in ENDS), 1)},
+    **{name: make_look(number) for number, name in enumerate((name for name in METHODS if name not in ENDS), 1)},
     **ENDS,
 }
-"""The look of each built-in method, by its place in TITLES."""
+"""The look of each built-in method, by its place in METHODS."""
 BASE, NOVEL = Look("#0072b2", "^", DASHES[1]), Look("#cc79a7", "v", DASHES[3])
 """Looks of base and novel accuracy in plots that draw them as separate lines."""
 

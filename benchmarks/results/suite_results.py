@@ -183,7 +183,7 @@ class SuiteResults:
         return {title: variants[0] for title, variants in self.group_by_title().items()}
 
     def reference(self, column: str = "") -> str:
-        """Return the title of `group_by_title` that tables and plots highlight; "" for a single method."""
+        """Return the title of `group_by_title` that plots highlight; "" for a single method."""
         titled = {title: variants[0] for title, variants in self.group_by_title(column).items()}
         is_single = len({variant.method for variant in self.variants}) < 2
         return "" if is_single else reference_title(titled, self.options.reference)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from unittest.mock import patch
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -19,8 +17,6 @@ from procap.methods.method import Method
 Item = TypeVar("Item")
 REPEATS = {"cpu": 1, "cuda": 10}
 """How often to run a workload between two synchronizations, by the type of device."""
-FUSED = "PROCAP_FUSED"
-"""Environment variable with which `procap.kernels` disables fused kernels."""
 # Fused attention on a CPU, which torch's own table leaves out.
 CPU_ATTENTION: dict[Any, Callable[..., int]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *rest, **more: sdpa_flop_count(q, k, v),
@@ -126,14 +122,9 @@ def count_flops(work: Callable[[], object], method: Method | None = None) -> flo
         weight.requires_grad_(False)
     counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
     try:
-        with without_fused_kernels(), torch.compiler.set_stance("force_eager"), counter:
+        with torch.compiler.set_stance("force_eager"), counter:
             work()
     finally:
         for weight in trained:
             weight.requires_grad_(True)
     return float(counter.get_total_flops())
-
-
-def without_fused_kernels() -> AbstractContextManager[Any]:
-    """Run ProCAP's cross-attention as plain torch operations."""
-    return patch.dict(os.environ, {FUSED: "off"})

@@ -74,7 +74,7 @@ def run_config(
         pretrained=settings.pretrained,
         precision=precision,
         recipe="procap",
-        overrides={
+        shared={
             "epochs": settings.epochs,
             "batch_size": batch or settings.batch,
             "test_batch_size": batch or settings.test_batch,

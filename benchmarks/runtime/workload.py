@@ -18,12 +18,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from benchmarks.runtime.measure import count_flops, peak_bytes, timed, without_fused_kernels
+from benchmarks.runtime.measure import count_flops, peak_bytes, timed
 from procap.clip import CLIP
 from procap.methods.method import Method
 from runner.acceleration import Acceleration
 from runner.config import RunConfig
-from runner.cuda_graphs import CudaGraphs, GraphedFunction
+from runner.cuda_graphs import GraphedFunction
 from runner.engine import Batch, Engine, autocast
 from runner.meters import Meter
 from runner.step import TrainStep
@@ -53,10 +53,21 @@ class Preparation:
 def models_by_mode(clip: CLIP, accelerations: Acceleration) -> Models:
     """Return `clip` for each mode; if fast mode compiles it, reference mode gets a copy of the weights."""
     plain = copy.deepcopy(clip) if accelerations.compile else clip
-    # Before `prepare`, which sets attributes of `clip`: this shallow copy keeps the old ones.
     reference = plain.without_optimizations()
+    # A shallow copy: `prepare` switches the fused kernels of `clip` alone on.
+    reference.fused_kernels = False
     accelerations.prepare(clip)
     return {"reference": reference, "fast": clip}
+
+
+@contextmanager
+def without_fused_kernels(clip: CLIP) -> Iterator[None]:
+    """Run methods on `clip` as plain torch operations."""
+    fused, clip.fused_kernels = clip.fused_kernels, False
+    try:
+        yield
+    finally:
+        clip.fused_kernels = fused
 
 
 def make_engine(method: Method, config: RunConfig, mode: ModeName) -> Engine:
@@ -66,10 +77,7 @@ def make_engine(method: Method, config: RunConfig, mode: ModeName) -> Engine:
         # Only fused optimizers skip a step of fp16 themselves; for others the scaler reads the flag on the host.
         engine.optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
         for group in engine.optimizer.param_groups:
-            # The rate becomes a number again: a tensor is for captured steps alone.
-            group.update(fused=None, lr=config.recipe.lr)
-            if "capturable" in group:
-                group["capturable"] = False
+            group["fused"] = None
     return engine
 
 
@@ -90,18 +98,14 @@ class _Workload:
         self.device = method.clip.device
         self.preparation: Preparation | None = None
         on = accelerations if mode == "fast" else Acceleration()
-        self._graphs = CudaGraphs(self.device) if on.graphs else None
+        self._graphs = on.graphs
         # On a CPU without compiling, measuring the peak memory is enough warm-up.
         self._warm_ups = 2 if self.device.type == "cuda" or on.compile else 0
 
     @contextmanager
     def _in_mode(self, images: int, work: Work) -> Iterator[None]:
-        if self.mode == "reference":
-            with without_fused_kernels():
-                yield
-        else:
-            with fitting_threads(self.method.clip, images, work):
-                yield
+        with nullcontext() if self.mode == "reference" else fitting_threads(self.method.clip, images, work):
+            yield
 
 
 class Training(_Workload):
@@ -114,7 +118,12 @@ class Training(_Workload):
         # A method with several stages is measured in its first one.
         method.begin_stage(0)
         self.engine = make_engine(method, config, mode)
-        self._step = TrainStep(self.engine, meter or Meter(self.device, 0), self._graphs)
+        self._step = TrainStep(self.engine, meter or Meter(self.device, 0), graphs=self._graphs)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether steps are replays of CUDA graphs."""
+        return self._step.is_captured
 
     def batch(self, images: Tensor, labels: Tensor, number: int) -> Batch:
         """Make a batch of images [B, 3, S, S] and labels [B] on the device, with the noise of step `number`."""
@@ -131,18 +140,18 @@ class Training(_Workload):
             self.method.zero_grad(set_to_none=True)
 
         with timed(self.device) as whole, self._in_mode(len(images), "train"):
-            with nullcontext() if self._graphs is None else self._graphs.side_stream():
-                for _ in range(self._warm_ups):
-                    step()
-                peak = peak_bytes(step, self.device)
+            for _ in range(self._warm_ups):
+                step()
+            peak = peak_bytes(step, self.device)
+            with without_fused_kernels(self.method.clip):
                 flops = count_flops(step)
-            if self._graphs is not None:
+            if self._step.needs_capture:
                 self._step.capture(batch)
         self.preparation = Preparation(whole.seconds, peak, flops)
         return self.preparation
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Take one step; returns its loss terms, their sum and a flag, [T + 2], until the next step overwrites them."""
+        """Take one step; returns its loss terms, their sum and a flag, [T + 2]."""
         with self._in_mode(len(batch.images), "train"):
             return self._step(batch)
 
@@ -156,10 +165,9 @@ class Evaluation(_Workload):
 
     def update_classifier(self) -> None:
         """Compute prompts and class features. A captured graph keeps those computed in `prepare`."""
-        fused = without_fused_kernels() if self.mode == "reference" else nullcontext()
-        with fused, autocast(self.config.precision, self.device):
+        with autocast(self.config.precision, self.device):
             classify = make_logits_function(self.method, self.mode)
-        if self._graphs is None or self._classify is None:
+        if not self._graphs or self._classify is None:
             self._classify = classify
 
     def prepare(self, images: Tensor, rest: int = 0) -> Preparation:
@@ -169,12 +177,13 @@ class Evaluation(_Workload):
             for _ in range(self._warm_ups):
                 self(images)
             peak = peak_bytes(lambda: self(images), self.device)
-            flops = count_flops(lambda: self(images), self.method)
+            with without_fused_kernels(self.method.clip):
+                flops = count_flops(lambda: self(images), self.method)
             # Kernels for the smaller last batch would otherwise be chosen while it is timed.
             if rest and self.device.type == "cuda":
                 self(images[:rest])
-            if self._graphs is not None and self._classify is not None:
-                self._classify = GraphedFunction(self._classify, self._graphs)
+            if self._graphs and self._classify is not None:
+                self._classify = GraphedFunction(self._classify)
                 self(images)
         self.preparation = Preparation(whole.seconds, peak, flops)
         return self.preparation

@@ -48,7 +48,11 @@ def accuracy_on(results: SuiteResults, variant: Variant, dataset: str) -> Metric
 
 def paper_weights() -> tuple[Weights, float]:
     """Return the paper's weights of InfoNCE and KL, and its initial temperature, which are ProCAP's defaults."""
-    return (0.01, 1e-5), 0.07
+    from procap.methods.procap import ProCAPOptions
+
+    names = ("nce_weight", "kl_weight", "nce_temperature")
+    weight, beta, temperature = (ProCAPOptions.model_fields[name].default for name in names)
+    return (weight, beta), temperature
 
 
 def sensitivity_variants(results: SuiteResults) -> tuple[dict[Weights, Variant], dict[float, Variant]]:

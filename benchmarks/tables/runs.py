@@ -6,7 +6,6 @@ Runs that differ in more than data set and seed have separate rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.experiment.published import AVERAGE
@@ -37,12 +36,8 @@ def run_tables(frame: pd.DataFrame, reference: str = "") -> list[Table]:
     """
     frame, left_out = title_runs(frame, reference)
     half = is_half(frame)
-    method = choose_reference(sort_methods(frame.method), reference)
-    titles = [*frame[frame.method == method].title.unique()]
-    highlighted = titles[0] if len(titles) == 1 and frame.method.nunique() > 1 else ""
     tables = [_halves_table(frame[half], left_out)] if half.any() else []
-    tables += [] if half.all() else [_targets_table(frame[~half], left_out)]
-    return [replace(table, reference=highlighted) for table in tables]
+    return tables if half.all() else [*tables, _targets_table(frame[~half], left_out)]
 
 
 def calibration_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]:

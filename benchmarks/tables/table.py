@@ -53,7 +53,7 @@ class Table:
     """A table of rows.
 
     notes: at most four lines, printed below it. details: further ones, in JSON. matrix: it counts true classes by
-    predicted ones; cells of a page are shaded by their share of the row. reference: label of rows that are highlighted.
+    predicted ones; cells of a page are shaded by their share of the row. reference: label of rows that others are compared with.
     """
 
     name: str
@@ -128,9 +128,8 @@ def format_rows(
 ) -> list[list[str]]:
     """Format labels and cells of every row. marked, italics: format strings for marked and for published rows.
 
-    The first of several labels is printed only once for adjacent rows that share it. The label of the reference is
-    marked like the best numbers. Labels of published rows among ours are in italics, except a first label that also
-    applies to our rows.
+    The first of several labels is printed only once for adjacent rows that share it. Labels of published rows among
+    ours are in italics, except a first label that also applies to our rows.
     """
     marks = table.marks()
     shared = {row.labels[0] for row in table.rows if row.source == "ours"}
@@ -140,9 +139,8 @@ def format_rows(
         if row.source == "published" and table.mixed:
             first = int(row.labels[0] in shared)
             labels[first:] = [italics.format(label) for label in labels[first:]]
-        elif table.reference in row.labels and not row.chosen_on_test:
-            index = row.labels.index(table.reference)
-            labels[index] = marked["best"].format(labels[index])
+        elif table.reference in row.labels:
+            labels[row.labels.index(table.reference)] += " (reference)"
         # A single label is kept, as a row without any label could not be read.
         if len(labels) > 1 and row.labels[0] == previous:
             labels[0] = ""

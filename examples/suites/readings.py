@@ -55,7 +55,7 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
 }
 """The values of ProCAP's options that are compared; the one that is the default is compared with the others."""
 RECIPE: Mapping[str, tuple[Any, ...]] = {
-    "schedule": ("epoch", "warmup-step"),
+    "schedule": ("epoch", "step"),
     "warmup_epochs": (3, 0),
     "betas": ((0.9, 0.999), (0.9, 0.98)),
     "weight_decay": (0.03, 0.0),

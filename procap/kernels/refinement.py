@@ -1,17 +1,14 @@
 """One level of ProCAP's cross-attention, both directions: eager, or in fused kernels on a GPU.
 
 The eager implementation is the reference; `tests/test_procap_triton.py` compares the kernels' values and gradients with
-it. The kernels are used for every supported shape on CUDA, so that equal runs compute alike on equal devices;
-PROCAP_FUSED=off keeps everything eager. `train.json` records which was used. Under autocast the kernels stay in
-float32, while eager products are in its narrow type. No second derivative exists.
+it. `--accelerate fused` switches the kernels on for every supported shape; `train.json` records which was used. Under
+autocast the kernels stay in float32, while eager products are in its narrow type. No second derivative exists.
 
 Shapes: P prompt tokens, Dv vision width, Dt text width, I inner width (H heads).
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,25 +21,29 @@ from procap.cross_attention import CrossAttention
 if TYPE_CHECKING:
     from procap.kernels.launch import Direction
 
-MAX_TOKENS = 32
-"""More prompt tokens than this would not fit the kernels' tiles of all keys."""
+MAX_TOKENS = 16
+"""Most prompt tokens: their tiles of all keys take 65,536 bytes of shared memory. 32 tokens would take 131,072, and an
+RTX 4090 has 101,376."""
 
 MAX_WIDTH = 2048
 """Widest row that a program of the kernels holds as one tile."""
 
 
 def refine_level(
-    v: Tensor, t: Tensor, projection: nn.Linear, vision: nn.Module, text: nn.Module
+    v: Tensor, t: Tensor, projection: nn.Linear, vision: nn.Module, text: nn.Module, *, fused: bool
 ) -> tuple[Tensor, Tensor]:
-    """Compute the next level of tokens v [P, Dv] and t [P, Dt]; both directions read the current level."""
+    """Compute the next level of tokens v [P, Dv] and t [P, Dt]; both directions read the current level.
+
+    fused: use the kernels for shapes that they support.
+    """
     to_v, to_t = cast(CrossAttention, vision), cast(CrossAttention, text)
-    level = fused_level if uses_kernels(v, t, projection, to_v, to_t) else eager_level
+    level = fused_level if fused and has_kernels(v, t, projection, to_v, to_t) else eager_level
     return level(v, t, projection, to_v, to_t)
 
 
-def uses_kernels(v: Tensor, t: Tensor, projection: nn.Linear, vision: nn.Module, text: nn.Module) -> bool:
-    """Whether a level runs in kernels: on CUDA, few tokens, widths that fit a tile, float32 or bfloat16."""
-    if not v.is_cuda or os.environ.get("PROCAP_FUSED") == "off" or importlib.util.find_spec("triton") is None:
+def has_kernels(v: Tensor, t: Tensor, projection: nn.Linear, vision: nn.Module, text: nn.Module) -> bool:
+    """Whether the kernels support a level: on CUDA, few tokens, widths that fit a tile, float32 or bfloat16."""
+    if not v.is_cuda:
         return False
     to_v, to_t = cast(CrossAttention, vision), cast(CrossAttention, text)
     if v.dtype not in (torch.float32, torch.bfloat16) or len(v) != len(t) or len(v) > MAX_TOKENS:

@@ -96,7 +96,7 @@ def method_class(name: str) -> type[Method]:
     module, _, attribute = paths[name].partition(":")
     try:
         cls = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         # The import of a plug-in may raise anything.
         if name in METHODS:
             raise
@@ -133,11 +133,17 @@ def describe_change(name: str, recorded: PlugInSource | None) -> str:
 
 
 def title_and_colour(name: str) -> tuple[str, str]:
-    """Return title and colour of a plug-in as tables and plots show them: its own, else its name and no colour."""
+    """Return title and colour of a method as tables and plots show them.
+
+    A plug-in whose title is missing, or that of a built-in method, has its name.
+    """
+    if name in METHODS:
+        return _texts(name)["title"], ""
     if loading_error(name):
         return name, ""
     cls = method_class(name)
-    return cls.title or name, cls.colour if COLOUR.fullmatch(cls.colour) else ""
+    is_taken = any(cls.title == title_and_colour(method)[0] for method in METHODS)
+    return name if is_taken else cls.title or name, cls.colour if COLOUR.fullmatch(cls.colour) else ""
 
 
 def describe_method(name: str) -> dict[str, str]:
@@ -147,19 +153,23 @@ def describe_method(name: str) -> dict[str, str]:
     UsageError for a plug-in that cannot be loaded.
     """
     if name in METHODS:
-        module, _, class_name = METHODS[name].partition(":")
-        texts = _class_texts(module, class_name)
+        texts = dict(_texts(name))
     else:
         cls = method_class(name)
         texts = {"summary": cls.summary or f"no summary: give {method_paths()[name]} one", "selection": cls.selection}
         # Not `inspect.getdoc`, which returns the text of the abstract `Method.recipe` if there is none.
         texts["recipe"] = cls.recipe.__doc__ or "the method's own"
-        texts["selection"] += ", transductive" * cls.transductive
     texts["selection"] = texts["selection"].replace("validation", "validation, 4 images per class")
     texts["recipe"] = texts["recipe"].partition("\n")[0].removeprefix("Return ").removesuffix(".")
     return texts
 
 
+def _texts(name: str) -> dict[str, str]:
+    module, _, class_name = METHODS[name].partition(":")
+    return _class_texts(module, class_name)
+
+
+@cache
 def _class_texts(module: str, class_name: str) -> dict[str, str]:
     """Read string attributes of a class, and the docstring of `recipe`, from its source and that of its bases."""
     tree = _syntax_tree(module)

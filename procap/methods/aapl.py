@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +39,7 @@ class AAPL(CoCoOp):
     """Attributes added to conditional prompts."""
 
     Options = AAPLOptions
+    title: ClassVar[str] = "AAPL"
     summary = "AAPL (Kim et al. 2024): CoCoOp with triplets of augmented images"
     # A public checkpoint holds the whole CLIP under different names.
     public_layout = None  # type: ignore[assignment]

@@ -45,6 +45,7 @@ class BPL(ContextMethod):
     """Bayesian prompt learning."""
 
     Options = BPLOptions
+    title: ClassVar[str] = "BPL"
     summary: ClassVar[str] = "BPL (Derakhshani et al. 2023): predictions averaged over samples of a Gaussian shift"
     public_layout = PublicLayout(
         "prompt_learner",

@@ -40,6 +40,7 @@ class ClipAdapter(FeatureMethod):
     """CLIP-Adapter."""
 
     Options = ClipAdapterOptions
+    title: ClassVar[str] = "CLIP-Adapter"
     summary: ClassVar[str] = "CLIP-Adapter (Gao et al. 2021): a bottleneck on the image features"
     public_layout = PublicLayout("clip_adapter", {"adapter": "adapter.fc.{}"}, module="adapter")
     options: ClipAdapterOptions

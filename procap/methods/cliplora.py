@@ -94,6 +94,8 @@ class CLIPLoRA(Method):
     """Low-rank adaptation of both towers."""
 
     Options = CLIPLoRAOptions
+    vision_weights: ClassVar[str] = "vision"
+    title: ClassVar[str] = "CLIP-LoRA"
     summary: ClassVar[str] = "CLIP-LoRA (Zanella and Ben Ayed 2024): low-rank matrices in the attention of both towers"
     public_layout = PublicLayout("cliplora", {"vision": "visual.{}", "text": "{}"}, dassl=False)
     options: CLIPLoRAOptions

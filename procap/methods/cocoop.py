@@ -37,6 +37,7 @@ class CoCoOp(ContextMethod):
     """Conditional context optimization."""
 
     Options: ClassVar[type[MethodOptions]] = ContextOptions
+    title: ClassVar[str] = "CoCoOp"
     summary: ClassVar[str] = "CoCoOp (Zhou et al. 2022): context shifted for each image, text never cached"
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES | META_NET_NAMES, module="prompt_learner")
     depends_on_image = True

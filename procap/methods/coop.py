@@ -80,6 +80,7 @@ class CoOp(ContextMethod):
     """Context optimization."""
 
     Options = ContextOptions
+    title: ClassVar[str] = "CoOp"
     summary: ClassVar[str] = "CoOp (Zhou et al. 2022): learned context words before the class name"
     # CoOp's own paper draws 16 tokens at random; 4 from a phrase are those of the CoCoOp paper's comparison.
     published: ClassVar[PublishedOptions] = {"few-shot": {"n_ctx": 16, "ctx_init": ""}}

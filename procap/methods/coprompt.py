@@ -67,6 +67,7 @@ class CoPrompt(MaPLe):
     """Consistency-guided prompt learning."""
 
     Options = CoPromptOptions
+    title: ClassVar[str] = "CoPrompt"
     summary: ClassVar[str] = "CoPrompt (Roy and Etemad 2024): MaPLe with adapters, consistent with the frozen CLIP"
     public_layout = PublicLayout(
         "MultiModalPromptLearner",

@@ -105,6 +105,7 @@ class DePT(Decoupled, ContextMethod):
     """Decoupled prompt tuning of CoOp's context."""
 
     Options = DePTOptions
+    title: ClassVar[str] = "DePT (CoOp)"
     summary: ClassVar[str] = "DePT (Zhang et al. 2024) on CoOp: a linear head next to the similarities"
     public_layout = PublicLayout("PromptLearner", CONTEXT_NAMES | HEAD_NAMES)
     options: DePTOptions
@@ -120,6 +121,7 @@ class DePTMaPLe(Decoupled, MaPLe):
     """Decoupled prompt tuning of MaPLe's prompts."""
 
     Options = DePTMaPLeOptions
+    title: ClassVar[str] = "DePT (MaPLe)"
     summary: ClassVar[str] = "DePT (Zhang et al. 2024) on MaPLe: a linear head next to the similarities"
     public_layout = PublicLayout("MultiModalPromptLearner", MAPLE_NAMES | HEAD_NAMES)
     options: DePTMaPLeOptions

@@ -43,6 +43,7 @@ class DPC(ContextMethod):
     """Dual-prompt collaboration on CoOp's context."""
 
     Options = DPCOptions
+    title: ClassVar[str] = "DPC (CoOp)"
     summary: ClassVar[str] = "DPC (Li et al. 2025) on CoOp: a second prompt learned against hard negatives"
     # A public checkpoint has one of both prompts.
     public_layout = None  # type: ignore[assignment]

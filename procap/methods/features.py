@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel
 from torch import Tensor
 
 from procap.classifier import Classifier, HeadClassifier
@@ -20,7 +21,7 @@ from procap.methods.method import Method, Noise
 from procap.methods.prompts import ClassPrompts
 from procap.methods.zeroshot import ENSEMBLE
 from procap.plan import NO_CHANGE, Plan
-from procap.recipe import Recipe
+from procap.recipe import OF_EVALUATION, Recipe
 from procap.teacher import text_bank
 from procap.text import LabelSpace
 
@@ -50,12 +51,14 @@ class FeatureMethod(Method):
     A training encodes the views of its images, calls `fit`, takes the recipe's steps on batches of features if a
     parameter requires a gradient, and calls `finish`. `head` defines training and inference alike.
 
+    takes_steps: `fit` leaves a parameter that requires a gradient.
     augments: views are random, as the recipe says: as many as the option `views` if the method has one and it is not 0,
         else one for each epoch. Otherwise there is one view, prepared as test images are.
     bank: what a training learns from, from `fit` on.
     """
 
     changes = ()
+    takes_steps: ClassVar[bool] = True
     augments: ClassVar[bool] = True
     bank: FeatureBank
 
@@ -69,6 +72,16 @@ class FeatureMethod(Method):
         recipe = Recipe(lr=1e-3, epochs=1, batch_size=256, warmup="none", drop_last=False)
         # The crops of Tip-Adapter's public code, larger than RandomResizedCrop's by default.
         return recipe.model_copy(update={"crop_scale": (0.5, 1.0)}) if cls.augments else recipe
+
+    @classmethod
+    def unread_fields(cls, options: BaseModel) -> set[str]:
+        # A view of each image for each epoch is all that a closed form takes from a recipe.
+        of_images = {"epochs", "augmentation", "crop_scale", "flip", "colour_jitter", "rotation"}
+        unread = {"vision_lr", "batches"} if cls.takes_steps else {*Recipe.model_fields} - of_images - {OF_EVALUATION}
+        if not cls.augments:
+            unread |= of_images - {"epochs"}
+        has_epochs = cls.takes_steps or (cls.augments and not getattr(options, "views", 0))
+        return unread if has_epochs else unread | {"epochs"}
 
     def fit(self, bank: FeatureBank) -> None:
         """Set what does not need the recipe's steps: a closed form, initial values, or all by a loop over `bank`."""

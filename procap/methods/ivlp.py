@@ -55,6 +55,7 @@ class IVLP(Method):
     """Independent vision and language prompts."""
 
     Options: ClassVar[type[MethodOptions]] = IVLPOptions
+    title: ClassVar[str] = "IVLP"
     summary: ClassVar[str] = "IVLP (Khattak et al. 2023): independent deep prompts in both towers"
     public_layout = PublicLayout("VLPromptLearner", IVLP_NAMES)
     options: IVLPOptions

@@ -26,7 +26,7 @@ from procap.parallel import gather_batch
 from procap.plan import NO_CHANGE
 from procap.recipe import Recipe
 from procap.teacher import keep_clip, keep_text_bank
-from procap.weights.loading import weights_digest, weights_key
+from procap.weights.loading import file_digest, weights_key
 
 
 class DistilledOptions(MethodOptions):
@@ -46,12 +46,12 @@ class Distilled(Method):
 
     @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
-        """Return the digest of the teacher's weights, or of the checkpoint of a run."""
+        """Return the SHA-256 of the file of the teacher's weights, or of the checkpoint of a run."""
         assert isinstance(options, DistilledOptions)
         checkpoint = Path(options.teacher).expanduser() / "checkpoint.safetensors"
         if checkpoint.is_file():
             return {"teacher": hashlib.sha256(checkpoint.read_bytes()).hexdigest()}
-        return {"teacher": weights_digest(*split_teacher(options.teacher))}
+        return {"teacher": file_digest(weights_key(*split_teacher(options.teacher)))}
 
     def prepare_training(self) -> None:
         """Make the classifier of a teacher that is no run. Raises UsageError for one that reads other images."""
@@ -101,6 +101,7 @@ class KDPL(Distilled, ContextMethod):
     """Knowledge distillation prompt learning on CoOp's context."""
 
     Options = KDPLOptions
+    title: ClassVar[str] = "KDPL (CoOp)"
     summary: ClassVar[str] = "KDPL (Mistretta et al. 2024) on CoOp: learns from a larger CLIP without labels"
     options: KDPLOptions
 
@@ -118,6 +119,7 @@ class KDPLMaPLe(Distilled, MaPLe):
     """Knowledge distillation prompt learning on MaPLe's prompts."""
 
     Options = KDPLMaPLeOptions
+    title: ClassVar[str] = "KDPL (MaPLe)"
     summary: ClassVar[str] = "KDPL (Mistretta et al. 2024) on MaPLe: learns from a larger CLIP without labels"
     # In place of MaPLe's options for transfer: KDPL trains MaPLe at depth 9 for every task.
     published: ClassVar[PublishedOptions] = {}

@@ -35,6 +35,7 @@ class KgCoOp(ContextMethod):
     """Knowledge-guided context optimization."""
 
     Options = KgCoOpOptions
+    title: ClassVar[str] = "KgCoOp"
     summary: ClassVar[str] = "KgCoOp (Yao et al. 2023): CoOp near the features of hand-written prompts"
     public_layout = PublicLayout(
         "prompt_learner", CONTEXT_NAMES, module="prompt_learner", unused=("bias_vectors", "meta_net.")

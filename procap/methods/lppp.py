@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from procap.classifier import unit
@@ -46,8 +46,10 @@ class LPPP(FeatureMethod):
     """LP++, trained by block coordinate descent with step sizes from the data."""
 
     Options = LPPPOptions
+    title: ClassVar[str] = "LP++"
     summary: ClassVar[str] = "LP++ (Huang et al. 2024): a linear probe blended with the class features"
     selection = "validation"
+    takes_steps: ClassVar[bool] = False
     knows_new_classes: ClassVar[bool] = False
     options: LPPPOptions
 
@@ -58,6 +60,11 @@ class LPPP(FeatureMethod):
         self.rows = nn.Parameter(torch.zeros_like(start.weight), requires_grad=False)
         self.bias = nn.Parameter(start.bias.detach().clone(), requires_grad=False)
         self.alpha = nn.Parameter(torch.zeros(len(space.classnames)), requires_grad=False)
+
+    @classmethod
+    def unread_fields(cls, options: BaseModel) -> set[str]:
+        # `fit` takes the first view of each image.
+        return super().unread_fields(options) | {"epochs"}
 
     def head(self, space: LabelSpace) -> Head:
         known = self.known(space)

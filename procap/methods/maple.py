@@ -48,6 +48,7 @@ class MaPLe(Method):
     """Multi-modal prompt learning; the coupling goes from text to vision only."""
 
     Options: ClassVar[type[MethodOptions]] = MaPLeOptions
+    title: ClassVar[str] = "MaPLe"
     summary: ClassVar[str] = "MaPLe (Khattak et al. 2023): deep text prompts projected to vision prompts"
     public_layout = PublicLayout("MultiModalPromptLearner", MAPLE_NAMES)
     published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3}}

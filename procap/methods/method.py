@@ -9,6 +9,8 @@ Shapes: B images, C classes, E joint embedding.
 from __future__ import annotations
 
 import copy
+import warnings
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import getattr_static
@@ -24,7 +26,7 @@ from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.methods.prompts import ClassPrompts, template_prompts
 from procap.packing import PromptSet
-from procap.parallel import ClassShares, Communicator, gather_batch, overlapped
+from procap.parallel import ClassShares, Communicator, gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -90,12 +92,13 @@ class Method(nn.Module):
     required_option: an option without a default that training needs.
     changes: the towers ("image", "text") that its plans change, or whose weights it reads.
     selection: what it is chosen by: "last step", "validation" for at most four validation images of each class, or "-".
-    transductive: training sees test images without their labels, as PromptKD does; no method of this program is.
     reads_names: it depends on the names of the classes.
     knows_new_classes: it can classify images of classes that it was not trained on.
     measures_terms: `train.json` records the gradient norm of each loss term by epoch.
     first_stage: a method with a subset of its options, whose trained tensors are its initial ones.
     published: options of its published recipes that differ from the defaults.
+    vision_weights: the attribute with its copies of weights of the vision tower, which train at the recipe's
+        `vision_lr`; empty without them.
     varying_rows: names of tensors whose first dimension depends on the training, such as on its number of images.
     training_images: the training images, in training alone.
     teacher_classifier: that of the finished run that the option `teacher` names, in training.
@@ -112,12 +115,12 @@ class Method(nn.Module):
     depends_on_image: ClassVar[bool] = False
     changes: ClassVar[tuple[str, ...]] = ("image", "text")
     selection: ClassVar[str] = "last step"
-    transductive: ClassVar[bool] = False
     reads_names: ClassVar[bool] = True
     knows_new_classes: ClassVar[bool] = True
     measures_terms: ClassVar[bool] = False
     first_stage: ClassVar[str] = ""
     published: ClassVar[PublishedOptions] = {}
+    vision_weights: ClassVar[str] = ""
     varying_rows: ClassVar[tuple[str, ...]] = ()
     training_images: TrainingImages
     class_ids: Tensor
@@ -195,6 +198,11 @@ class Method(nn.Module):
         return dict(cls.published[keys[0]]) if keys else {}
 
     @classmethod
+    def unread_fields(cls, options: BaseModel) -> set[str]:
+        """Name the fields of a recipe that its training never reads."""
+        return set() if cls.vision_weights else {"vision_lr"}
+
+    @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
         """Return the SHA-256 of each file that training on `dataset` reads, by the option that names the file."""
         return {}
@@ -212,13 +220,23 @@ class Method(nn.Module):
         return template_prompts(self.clip, space, getattr(self.options, "template", None))
 
     def known(self, space: LabelSpace) -> Tensor:
-        """Find each class of `space` among those trained on, by name: positions [C], -1 for a new class."""
-        position = {name: i for i, name in enumerate(self.space.classnames)}
-        positions = [position.get(name, -1) for name in space.classnames]
-        if space == self.space:
+        """Find each class of `space` among those trained on, by name: positions [C], -1 for a new class.
+
+        Classes that share a name, as on ImageNet, are found in their order if `space` has all of them. Otherwise the
+        name does not tell which of them is meant: it counts as new, with a warning.
+        """
+        names, device = self.space.classnames, self.clip.device
+        if space.classnames == names:
             # Training steps need it, and a copy to a GPU would hold up the host in each of them.
-            return self.constant("positions", lambda: torch.tensor(positions, device=self.clip.device))
-        return torch.tensor(positions, device=self.clip.device)
+            return self.constant("positions", lambda: torch.arange(len(names), device=device))
+        trained, here, positions = Counter(names), Counter(space.classnames), defaultdict[str, list[int]](list)
+        for i, name in enumerate(names):
+            positions[name].append(i)
+        for name in (name for name in here if trained[name] and trained[name] != here[name]):
+            counts = f"{trained[name]} of the classes trained on and {here[name]} of those here"
+            warnings.warn(f"'{name}' is the name of {counts}: it counts as the name of a new class", stacklevel=3)
+        known = [positions[name].pop(0) if trained[name] == here[name] else -1 for name in space.classnames]
+        return torch.tensor(known, device=device)
 
     def prepare_training(self) -> None:
         """Read and compute what only training needs.
@@ -307,11 +325,8 @@ class Method(nn.Module):
         """
         prompts = self.prompts
         image_plan, text_plan = self.plans(prompts, noise)
-        image, text = overlapped(
-            self.clip.text_stream,
-            lambda: gather_batch(self.group, self.clip.encode_image(images, image_plan)),
-            lambda: self._encode_classes(prompts.tokenized, text_plan),
-        )
+        image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
+        text = self._encode_classes(prompts.tokenized, text_plan)
         # The adapters come behind the gather: all ranks compute the same gradient of them, which their average keeps.
         return self.image_adapter(image), self.text_adapter(text)
 

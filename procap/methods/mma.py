@@ -73,6 +73,7 @@ class MMA(Method):
     """Multi-modal adapters."""
 
     Options = MMAOptions
+    title: ClassVar[str] = "MMA"
     summary: ClassVar[str] = "MMA (Yang et al. 2024): adapters next to the upper blocks of both towers"
     public_layout = PublicLayout(
         "adapter_learner",

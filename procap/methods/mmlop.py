@@ -47,6 +47,7 @@ class MMLoP(Method):
     """Multi-modal low-rank prompts."""
 
     Options = MMLoPOptions
+    title: ClassVar[str] = "MMLoP (after its text)"
     summary: ClassVar[str] = "MMLoP (2026), after the paper's text: low-rank prompts, drift correction"
     published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3}}
     options: MMLoPOptions

@@ -51,6 +51,7 @@ class MMRL(Method):
     """Multi-modal representation learning."""
 
     Options: ClassVar[type[MethodOptions]] = MMRLOptions
+    title: ClassVar[str] = "MMRL"
     summary: ClassVar[str] = "MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers"
     public_layout = PublicLayout(
         "MultiModalRepresentationLearner",

@@ -67,6 +67,7 @@ class MMRLPP(MMRL):
     """Parameter-efficient multi-modal representation learning."""
 
     Options = MMRLPPOptions
+    title: ClassVar[str] = "MMRL++"
     summary: ClassVar[str] = (
         "MMRL++ (Guo and Gu 2025): MMRL with shared projections and tokens that pass through blocks"
     )

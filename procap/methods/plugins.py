@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import subprocess
 import sys
 import traceback
 from importlib.metadata import EntryPoint, entry_points
@@ -17,6 +18,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 GROUP = "procap.methods"
+COMPILERS = ("triton", "torch._inductor", "torch._dynamo")
 
 
 class PlugInSource(BaseModel):
@@ -56,6 +58,9 @@ def plugin_source(point: EntryPoint) -> PlugInSource:
 def describe_unexpected(error: BaseException) -> str:
     """Describe an error that is no user's: the plug-in, file and line that raised it, else an internal error."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
+    # Triton and Inductor run a C compiler, whose installation may be incomplete.
+    if isinstance(error, subprocess.CalledProcessError) or type(error).__module__.startswith(COMPILERS):
+        return f"a kernel cannot be compiled: {text}: repeat with --accelerate off"
     return f"{frame}: {text}" if (frame := find_place(error)) else f"internal error: {text}"
 
 

@@ -29,6 +29,7 @@ ITERATIONS = 1000
 class Baseline(FeatureMethod):
     """What both baselines share: one view of each image, prepared as test images are, and no rule for new classes."""
 
+    takes_steps: ClassVar[bool] = False
     augments: ClassVar[bool] = False
     reads_names: ClassVar[bool] = False
     knows_new_classes: ClassVar[bool] = False
@@ -51,6 +52,7 @@ class LinearProbe(Baseline):
     """Logistic regression on image features."""
 
     Options = ProbeOptions
+    title: ClassVar[str] = "Linear probe"
     summary: ClassVar[str] = "linear probe: logistic regression on frozen image features"
     selection = "validation"
     options: ProbeOptions
@@ -106,6 +108,7 @@ def regress(features: Tensor, labels: Tensor, classes: int, strength: float) -> 
 class NearestMean(Baseline):
     """The class whose mean feature has the highest cosine to the image."""
 
+    title: ClassVar[str] = "Nearest mean"
     summary: ClassVar[str] = "nearest mean: cosines to the mean feature of each class"
     selection: ClassVar[str] = "-"
 

@@ -24,7 +24,7 @@ from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
 from procap.cross_attention import CrossAttention
 from procap.initialisation import linear, normal
-from procap.kernels.refinement import refine_level, uses_kernels
+from procap.kernels.refinement import has_kernels, refine_level
 from procap.losses import info_nce, kl_to_standard_normal, l2
 from procap.methods.method import Method, MethodOptions, Noise
 from procap.methods.prompts import PLACEHOLDER, ClassPrompts, check_blocks, deep_plans, phrase_tokens, tokenize_classes
@@ -151,6 +151,7 @@ class ProCAP(Method):
     """
 
     Options = ProCAPOptions
+    title: ClassVar[str] = "ProCAP"
     summary: ClassVar[str] = "ProCAP (Abbas et al. 2026): Gaussian prompts refined across modalities"
     measures_terms: ClassVar[bool] = True
     options: ProCAPOptions
@@ -254,7 +255,8 @@ class ProCAP(Method):
             if self.options.cross_attention:
                 block = 0 if self.options.shared_attention else level
                 # One assignment: both directions read the previous level, not the other's update of this level.
-                v, t = refine_level(v, t, self.vision_to_text, self.vision_attention[block], self.text_attention[block])
+                attention = self.vision_attention[block], self.text_attention[block]
+                v, t = refine_level(v, t, self.vision_to_text, *attention, fused=self.clip.fused_kernels)
             levels.append((v, t))
         return [v for v, _ in levels], [t for _, t in levels]
 
@@ -264,8 +266,8 @@ class ProCAP(Method):
         if not self.options.cross_attention:
             return ""
         attention = self.vision_attention[0], self.text_attention[0]
-        fused = uses_kernels(self.vision_mu[0], self.text_mu[0], self.vision_to_text, *attention)
-        return "fused" if fused else "eager"
+        supported = has_kernels(self.vision_mu[0], self.text_mu[0], self.vision_to_text, *attention)
+        return "fused" if self.clip.fused_kernels and supported else "eager"
 
     def scale(self) -> Tensor:
         return self.logit_scale.exp() if self.options.learn_logit_scale else super().scale()

@@ -54,6 +54,7 @@ class ProGrad(ContextMethod):
     """Prompt-aligned gradients."""
 
     Options = ProGradOptions
+    title: ClassVar[str] = "ProGrad"
     summary: ClassVar[str] = "ProGrad (Zhu et al. 2023): CoOp without the gradient against zero-shot CLIP"
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES, module="prompt_learner")
     options: ProGradOptions

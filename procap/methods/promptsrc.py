@@ -53,6 +53,7 @@ class PromptSRC(IVLP):
     """Self-regulating prompts."""
 
     Options = PromptSRCOptions
+    title: ClassVar[str] = "PromptSRC"
     summary: ClassVar[str] = "PromptSRC (Khattak et al. 2023): deep prompts regularised by the frozen CLIP"
     public_layout = PublicLayout("VLPromptLearner", IVLP_NAMES, unused=("prompt_learner.ZS_image_encoder.",))
     published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3, "vision_depth": 3}}

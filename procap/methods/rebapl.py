@@ -42,6 +42,7 @@ class ReBaPL(MaPLe):
     """Repulsive Bayesian prompt learning."""
 
     Options = ReBaPLOptions
+    title: ClassVar[str] = "ReBaPL"
     summary: ClassVar[str] = "ReBaPL (2025) on MaPLe: mean logits of samples from cycles with noise and repulsion"
     # The public code writes a folder for each sample.
     public_layout = None  # type: ignore[assignment]

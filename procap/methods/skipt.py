@@ -72,6 +72,8 @@ class SkipT(Method):
     """Skip tuning."""
 
     Options = SkipTOptions
+    vision_weights: ClassVar[str] = "vision"
+    title: ClassVar[str] = "SkipT"
     summary: ClassVar[str] = "SkipT (Wu et al. 2025): upper blocks of both towers, on the most similar classes"
     # The public code saves both towers whole, with the embedding of all words.
     public_layout = PublicLayout(

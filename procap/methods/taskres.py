@@ -36,6 +36,7 @@ class TaskRes(FeatureMethod):
     """Task residual tuning."""
 
     Options = TaskResOptions
+    title: ClassVar[str] = "TaskRes"
     summary: ClassVar[str] = "TaskRes (Yu et al. 2023): a learned residual of every class feature"
     public_layout = PublicLayout(
         "prompt_learner",

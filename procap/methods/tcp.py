@@ -63,6 +63,7 @@ class TCP(ContextMethod):
     """Textual-based class-aware prompts."""
 
     Options = TCPOptions
+    title: ClassVar[str] = "TCP"
     summary: ClassVar[str] = "TCP (Yao et al. 2024): class-aware tokens from frozen text features"
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES | META_NET_NAMES, module="prompt_learner")
     options: TCPOptions

@@ -65,9 +65,11 @@ class TipAdapter(FeatureMethod):
     """Tip-Adapter: nothing is trained."""
 
     Options = TipAdapterOptions
+    title: ClassVar[str] = "Tip-Adapter"
     summary: ClassVar[str] = "Tip-Adapter (Zhang et al. 2022): votes of few-shot features, nothing is trained"
     varying_rows = ("keys", "key_labels", "best_keys")
     selection = "validation"
+    takes_steps: ClassVar[bool] = False
     published = name_options(("alpha", "beta_end", "alpha_end"), PUBLISHED)
     options: TipAdapterOptions
     key_labels: Tensor

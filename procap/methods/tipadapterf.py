@@ -24,7 +24,9 @@ class TipAdapterF(TipAdapter):
     best_keys, best_accuracy: of the epochs so far; tensors of the method, so that a resumed training has them.
     """
 
+    title: ClassVar[str] = "Tip-Adapter-F"
     summary: ClassVar[str] = "Tip-Adapter-F (Zhang et al. 2022): Tip-Adapter with trained features"
+    takes_steps: ClassVar[bool] = True
     best_keys: Tensor
     best_accuracy: Tensor
 

@@ -45,6 +45,8 @@ class TwoSFS(Method):
     """Two-stage few-shot adaptation."""
 
     Options = TwoSFSOptions
+    vision_weights: ClassVar[str] = "vision"
+    title: ClassVar[str] = "2SFS"
     summary: ClassVar[str] = "2SFS (Farina et al. 2025): tuned LayerNorms, then a linear classifier"
     public_layout = PublicLayout("two_stages", {"rows": "classifier", "vision": "visual.{}", "text": "{}"}, dassl=False)
     options: TwoSFSOptions

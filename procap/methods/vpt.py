@@ -36,6 +36,7 @@ class VPT(Method):
 
     Options = VPTOptions
     changes = ("image",)
+    title: ClassVar[str] = "VPT"
     summary: ClassVar[str] = "VPT (Jia et al. 2022): deep prompts in the vision tower only"
     public_layout = PublicLayout(
         "prompt_learner",

@@ -45,6 +45,7 @@ class ZeroShot(Method):
     """Zero-shot CLIP."""
 
     Options = ZeroShotOptions
+    title: ClassVar[str] = "CLIP (zero-shot)"
     summary: ClassVar[str] = "zero-shot CLIP: hand-written templates, nothing is trained"
     selection: ClassVar[str] = "-"
     changes = ()

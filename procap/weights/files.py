@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import io
 import json
+import pickletools
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,18 @@ OPENAI_KEYS = ("input_resolution", "context_length", "vocab_size")
 # Top-level names of CLIP's text side before open_clip's CustomTextCLIP put them under `text.`.
 TEXT_KEYS = ("positional_embedding", "text_projection", "token_embedding.", "transformer.", "ln_final.")
 DERIVED_KEYS = ("attn_mask", "text.attn_mask", *OPENAI_KEYS)
+
+ZIP, LEGACY = b"PK\x03\x04", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""Starts of files of `torch.save`: since version 1.6, and before."""
+OTHER_FORMATS = {
+    b"version https://git-lfs": "a pointer of Git LFS to the file: fetch that with `git lfs pull`",
+    b"<": "a web page: download the file itself",
+    b"\x1f\x8b": "compressed by gzip: unpack it",
+}
+CUT_SHORT = ("not a zip", "incomplete", "eof", "ran out of input", "exhausted", "unexpected end")
+"""Parts of what readers say of a file that ends too early."""
+SIZE_LIMIT = 24 * 10**9
+"""Bytes; the largest weights of open_clip have 20 GB."""
 
 VOCABULARY = 49408
 """The number of tokens that CLIP's tokenizer knows."""
@@ -47,37 +60,73 @@ class Inert:
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     """Read a checkpoint: its tensors by name, and the other entries of its dict or the metadata of safetensors.
 
-    Raises UserError, one line, for any other file.
+    The prefix `module.` of DDP and DataParallel is dropped. Raises UserError, one line, for any other file.
     """
     from safetensors import safe_open
 
+    start = _read_start(path)
+    if named := next((name for sign, name in OTHER_FORMATS.items() if start.lstrip().startswith(sign)), ""):
+        raise UserError(f"{path} is refused: it is {named}")
     content: Any
     try:
-        if path.suffix == ".safetensors":
+        # The length of a JSON header.
+        if start[8:9] == b"{":
             with safe_open(path, framework="pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-        content = _read_pickle(path)
+                content, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        elif start.startswith((ZIP, LEGACY)):
+            content = _read_zip(path) if start.startswith(ZIP) else _read_legacy(path)
+            metadata = content if isinstance(content, dict) else {}
+        else:
+            reason = (
+                "a pickle, which can run code" if start.startswith(b"\x80") else "in no format of weights known here"
+            )
+            raise UserError(f"{path} is refused: it is {reason}; safetensors and files of torch.save are read")
+    except UserError:
+        raise
     # Readers of untrusted bytes raise errors of nearly any class.
     except Exception as error:
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise UserError(f"{path} is refused: no readable checkpoint, perhaps cut short: {reason}") from error
-    metadata = content if isinstance(content, dict) else {}
+        text = " ".join(str(error).split()) or type(error).__name__
+        # Without torch's advice to run the code in a file.
+        reason = text.partition("trusted source. ")[2].partition(" Check the documentation")[0] or text
+        is_short = any(words in reason.lower() for words in CUT_SHORT)
+        problem = "is cut short" if is_short else "is damaged" if reason == text else "holds code"
+        raise UserError(f"{path} is refused: it {problem} ({reason[:160]})") from error
     state = content.tensors if isinstance(content, Inert) else metadata.get("state_dict", content)
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path} holds no state dict of tensors")
+    if all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): value for name, value in state.items()}
     return dict(state), metadata
 
 
-def _read_pickle(path: Path) -> Any:
-    """Read a file of `torch.save` (1.6 or newer), or a TorchScript archive, whose root is an `Inert`.
+def _read_start(path: Path) -> bytes:
+    """Read the first bytes of a file. Raises UserError for one that is no regular file, empty or too large."""
+    try:
+        if not path.is_file():
+            raise UserError(f"{path} is refused: it is {'no regular file' if path.exists() else 'not there'}")
+        if (size := path.stat().st_size) > SIZE_LIMIT:
+            raise UserError(f"{path} is refused: it has {size / 1e9:,.0f} GB; the limit is {SIZE_LIMIT / 1e9:,.0f} GB")
+        with path.open("rb") as file:
+            start = file.read(512)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    if not start:
+        raise UserError(f"{path} is refused: it is empty")
+    return start
+
+
+def _read_zip(path: Path) -> Any:
+    """Read a file of `torch.save`, or a TorchScript archive, whose root is an `Inert`.
 
     `torch.load(weights_only=True)` refuses what OpenAI (TorchScript) and the public trainers (schedulers that hold live
     objects) have saved with the tensors, so objects and results of functions that it does not know become inert.
     """
-    from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+    from torch.serialization import get_unsafe_globals_in_checkpoint
 
     plain = io.BytesIO()
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(plain, "w") as copy:
+        if not any(name.endswith("data.pkl") for name in archive.namelist()):
+            raise UserError(f"{path} is refused: it is a ZIP archive without a file of torch.save: unpack it")
         for name in archive.namelist():
             # By this file torch takes an archive for TorchScript, which it would run.
             if not name.endswith("/constants.pkl"):
@@ -85,8 +134,24 @@ def _read_pickle(path: Path) -> Any:
     plain.seek(0)
     names = get_unsafe_globals_in_checkpoint(plain)
     plain.seek(0)
-    with safe_globals([(_new_dict if name == "collections.defaultdict" else Inert, name) for name in names]):
-        return torch.load(plain, map_location="cpu", weights_only=True)
+    return _load(plain, names)
+
+
+def _read_legacy(path: Path) -> Any:
+    """Read a file of `torch.save` before 1.6, four pickles in front of the tensors, as `_read_zip` does."""
+    with path.open("rb") as file:
+        operations = [operation for _ in range(4) for operation in pickletools.genops(file)]
+    names = {str(name).replace(" ", ".") for code, name, _ in operations if code.name == "GLOBAL"}
+    # What tensors consist of is in other modules of torch.
+    live = [name for name in names if not name.startswith("torch.") or name.startswith(("torch.nn.", "torch.optim."))]
+    return _load(path, [name.replace("__builtin__.", "builtins.") for name in live if "OrderedDict" not in name])
+
+
+def _load(file: Path | io.BytesIO, inert: Iterable[str]) -> Any:
+    from torch.serialization import safe_globals
+
+    with safe_globals([(_new_dict if name == "collections.defaultdict" else Inert, name) for name in inert]):
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _new_dict(*_: object) -> dict[Any, Any]:
@@ -102,18 +167,16 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     state, metadata = read_tensors(path)
     is_openai = any(key in state for key in OPENAI_KEYS)
-    config = json.loads(metadata["config"]) if path.suffix == ".safetensors" and "config" in metadata else {}
+    config = json.loads(metadata["config"]) if isinstance(metadata.get("config"), str) else {}
     return _custom_text_names(state), {"quick_gelu": True} if is_openai else config
 
 
 def _custom_text_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename to CustomTextCLIP names, without the prefix of DDP, and complete the vocabulary of `mini`.
+    """Rename to CustomTextCLIP names, and complete the vocabulary of `mini`.
 
     Rows [R, D] of the vocabulary [V, D] that training `mini` did not use are not stored, and get the stored mean, so
     that any class name can be tokenized and none is random.
     """
-    if all(name.startswith("module.") for name in state):
-        state = {name.removeprefix("module."): value for name, value in state.items()}
     state = {("text." + name if name.startswith(TEXT_KEYS) else name): value for name, value in state.items()}
     for key in DERIVED_KEYS:
         state.pop(key, None)

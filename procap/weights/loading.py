@@ -6,11 +6,11 @@ Nothing is downloaded unless the user set HF_HUB_OFFLINE=0, and random weights c
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import logging
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from procap.clip import CLIP, describe_differences
 from procap.errors import UsageError, UserError, unknown_name
+from procap.hub import hub_file
 from procap.towers import FrozenTower
 from procap.weights.architectures import (
     HUB,
@@ -37,6 +38,9 @@ EMBEDDED = Path(__file__).with_name("mini.safetensors")
 WEIGHTS_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 """The weights of a model in open_clip's format, in a folder or on the Hub."""
 
+CONFIG_FILE = "open_clip_config.json"
+"""The configuration in open_clip's format, beside the weights."""
+
 WeightsKey = tuple[str, str | None, tuple[int, int, int, int] | None]
 """Name, weights, and the state of their file: inode, size and times of change."""
 
@@ -49,6 +53,7 @@ class WeightsSource:
     model: what open_clip builds, an architecture or `local-dir:FOLDER`; "" for `mini` and files with a configuration.
     config: the configuration of the model, empty if it is in the file.
     settings: how images are prepared, and the activation, by the names of open_clip.
+    unknown: which of the settings nothing tells for a file.
     """
 
     name: str
@@ -57,6 +62,7 @@ class WeightsSource:
     model: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    unknown: str = ""
 
 
 def find_source(name: str, pretrained: str | None) -> WeightsSource:
@@ -76,12 +82,12 @@ def _source_with_config(name: str) -> WeightsSource:
     path = Path(name).expanduser()
     if name.startswith(HUB):
         repository = name.removeprefix(HUB)
-        path = _hub_file(repository, "open_clip_config.json").parent
+        path = _hub_file(repository, CONFIG_FILE).parent
         # Only fetched here: the weights come to the folder of the configuration, where they are looked for below.
         _hub_file(repository, *WEIGHTS_FILES)
     if not path.is_dir():
         return WeightsSource(path.stem, str(path), path)
-    content = json.loads((path / "open_clip_config.json").read_text())
+    content = _read_config(path / CONFIG_FILE)
     files = [path / file for file in WEIGHTS_FILES]
     file = next(filter(Path.is_file, files), files[0])
     settings = content.get("preprocess_cfg", {})
@@ -95,13 +101,17 @@ def _architecture_source(architecture: str, pretrained: str | None) -> WeightsSo
     tag = pretrained or default
     # Random weights and files are prepared for as the usual weights of their architecture.
     settings = published.get(tag) or published.get(default) or next(iter(published.values()), {})
-    weights = None
+    weights, unknown = None, ""
     if tag in published:
         repository, _, file = settings.get("hf_hub", "").rpartition("/")
         weights = _hub_file(repository, *([file] if file else WEIGHTS_FILES)) if repository else EMBEDDED
     elif names_file(tag):
-        # The name of the architecture, or the file, decides the activation.
         weights, settings = Path(tag).expanduser(), {**settings, "quick_gelu": False}
+        if (beside := weights.with_name(CONFIG_FILE)).is_file():
+            content = _read_config(beside)
+            settings |= {"quick_gelu": content["model_cfg"].get("quick_gelu"), **content.get("preprocess_cfg", {})}
+        else:
+            unknown = _unknown_settings(architecture)
     elif tag != "random":
         known = ", ".join([*published, "random, or a checkpoint's path"])
         raise unknown_name(f"weights of {architecture}", tag, [*published, "random"], listing=f"known: {known}")
@@ -109,7 +119,27 @@ def _architecture_source(architecture: str, pretrained: str | None) -> WeightsSo
         return WeightsSource(architecture, tag, weights, "", model_configs()["mini"], settings)
     import open_clip
 
-    return WeightsSource(architecture, tag, weights, architecture, open_clip.get_model_config(architecture), settings)
+    config = open_clip.get_model_config(architecture)
+    return WeightsSource(architecture, tag, weights, architecture, config, settings, unknown)
+
+
+def _unknown_settings(architecture: str) -> str:
+    """Name the settings that published weights of an architecture differ in and a bare file of them does not tell."""
+    variants = [architecture, f"{architecture}-quickgelu"]
+    has_variants = variants[1] in model_configs()
+    tags = [settings for name in variants[: 1 + has_variants] for settings in published_weights(name).values()]
+    images = {tuple(map(str, map(settings.get, ("mean", "std", "interpolation", "resize_mode")))) for settings in tags}
+    names = ["activation (GELU or QuickGELU)"] * has_variants + ["mean, deviation and resize mode"] * (len(images) > 1)
+    return " and ".join(names)
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    """Read a configuration in open_clip's format. Raises UserError for a file that is none."""
+    try:
+        content: dict[str, Any] = json.loads(file.read_bytes())
+        return {"preprocess_cfg": {}, **content, "model_cfg": dict(content["model_cfg"])}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{file} is no configuration of open_clip ({error})") from error
 
 
 def published_weights(architecture: str) -> dict[str, dict[str, Any]]:
@@ -123,17 +153,15 @@ def published_weights(architecture: str) -> dict[str, dict[str, Any]]:
 
 def _hub_file(repository: str, *names: str) -> Path:
     """Return the first of these files of a Hub repository that its cache has, or that can be downloaded."""
-    from huggingface_hub import hf_hub_download
-
     # Nothing is downloaded unless the user allows it; the Hub's own default is to download.
     is_offline = os.environ.get("HF_HUB_OFFLINE") != "0"
-    for name in names:
-        with suppress(OSError):
-            return Path(hf_hub_download(repository, name, local_files_only=is_offline))
-    raise UserError(
-        f"the Hugging Face cache has no {names[0]} of {repository}: allow the download with HF_HUB_OFFLINE=0, or name "
-        "an architecture and a local file with --pretrained PATH"
-    )
+    try:
+        return hub_file(repository, *names, offline=is_offline)
+    except UserError as error:
+        allow = "allow the download with HF_HUB_OFFLINE=0, or " * is_offline
+        page = f"https://huggingface.co/{repository}"
+        elsewhere = f"{allow}download {names[0]} from {page} elsewhere: --backbone ARCHITECTURE --pretrained FILE"
+        raise UserError(f"{error}; {elsewhere}") from error
 
 
 def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 0) -> CLIP:
@@ -152,6 +180,12 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
     state, declared = read_weights(source.file) if source.file else ({}, {})
     # The configuration in a file counts for `mini`, and for a file that is named without an architecture.
     config = declared if "vision_cfg" in declared and not source.model else source.config
+    if source.unknown and not declared:
+        raise UsageError(
+            f"{source.file} does not tell its {source.unknown}, in which weights of {source.name} differ: put its "
+            f'{CONFIG_FILE} beside it, such as {{"model_cfg": {{"quick_gelu": false}}}}, or name QuickGELU by '
+            f"--backbone {source.name.removesuffix('-quickgelu')}-quickgelu"
+        )
     if not config:
         raise UsageError(f"{source.file} has no configuration of its model: name the architecture next to it")
     # Weights do not tell the activation: a configuration, the file's metadata or the tag can name it.
@@ -217,6 +251,15 @@ def weights_key(name: str, pretrained: str | None = None) -> WeightsKey:
 def weights_digest(name: str, pretrained: str | None = None) -> str:
     """Return the digest of the CLIP that `load_clip` loads, computed once for a file. Raises what `load_clip` does."""
     return _digest(weights_key(name, pretrained))
+
+
+@functools.cache
+def file_digest(key: WeightsKey) -> str:
+    """Return the SHA-256 of the file of a `weights_key`, without loading it; of weights without a file their digest."""
+    if (path := find_source(*key[:2]).file) is None:
+        return _digest(key)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @functools.cache

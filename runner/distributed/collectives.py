@@ -89,6 +89,12 @@ class ProcessGroup:
             # Divided first, as DDP does, so that both give the same bits.
             dist.all_reduce(values.div_(self.size))
 
+    def merge_rows(self, rows: Tensor) -> None:
+        """Fill in what the ranks have computed of `rows`, float32, in place; a row is not zero on one rank at most."""
+        if self.size > 1:
+            # As integers, so that every bit of that rank arrives: as numbers, -0.0 + 0.0 is 0.0.
+            dist.all_reduce(rows.view(torch.int32))
+
     def all_gather_object(self, value: T) -> list[T]:
         """Gather `value` of every rank to every rank, in order of the ranks."""
         if self.size == 1:

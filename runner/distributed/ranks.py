@@ -39,7 +39,7 @@ def ranks_from_environment(environ: Mapping[str, str] | None = None) -> Ranks:
     """Read what torchrun or the deepspeed launcher has set; one process if nothing is set."""
     environ = os.environ if environ is None else environ
     # The second is the name that DeepSpeed's launcher uses.
-    local_size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "LOCAL_SIZE"
+    local_size = "LOCAL_SIZE" if "LOCAL_SIZE" in environ and "LOCAL_WORLD_SIZE" not in environ else "LOCAL_WORLD_SIZE"
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", local_size)
     if not any(environ.get(name) for name in names):
         return Ranks()

@@ -23,7 +23,7 @@ from runner.environment import library_defaults
 from runner.results import read_document, write_json
 from runner.run_folders import TRACKING_FILE
 from runner.tracking.content import Content, OnError, read_contents
-from shards.credentials import mask
+from shards.credentials import mask, mask_urls
 from shards.files import file_lock
 from shards.urls import redact
 
@@ -38,26 +38,41 @@ PARENT_TAG = "mlflow.parentRunId"
 SOURCE = {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
 
 
+def sqlite_uri(file: Path) -> str:
+    """Return the URI of a SQLite database; a path may have signs such as # and ?."""
+    from sqlalchemy import URL
+
+    return URL.create("sqlite", database=str(file)).render_as_string()
+
+
 @dataclass(frozen=True)
 class TrackingStore:
-    """An MLflow store for the runs of `results`; the first access to `client` or `experiment_id` connects."""
+    """An MLflow store for the runs of `results`; the first access to `client` or `experiment_id` connects.
+
+    known_experiment: the ID of an experiment that exists, in place of a name.
+    """
 
     uri: str
     experiment: str
     results: Path
+    known_experiment: str = ""
 
     @classmethod
     def choose(cls, results: Path, uri: str | None = None) -> TrackingStore:
-        """Choose `uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`; experiment: MLFLOW_EXPERIMENT_NAME."""
+        """Choose `uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`.
+
+        The experiment is that of MLFLOW_EXPERIMENT_NAME or, if it has none, of MLFLOW_EXPERIMENT_ID.
+        """
         results = results.resolve()
-        chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{results / DEFAULT_FILE}"
-        return cls(chosen, os.environ.get("MLFLOW_EXPERIMENT_NAME") or "procap", results)
+        chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(results / DEFAULT_FILE)
+        name, number = (os.environ.get(f"MLFLOW_EXPERIMENT_{field}", "") for field in ("NAME", "ID"))
+        return cls(chosen, name or "procap", results, "" if name else number)
 
     @property
     def exists(self) -> bool:
         """Whether runs can be exported without creating the default store."""
         default = self.results / DEFAULT_FILE
-        return default.exists() or self.uri != f"sqlite:///{default}"
+        return default.exists() or self.uri != sqlite_uri(default)
 
     @property
     def address(self) -> str:
@@ -80,6 +95,8 @@ class TrackingStore:
     def experiment_id(self) -> str:
         """The ID of the experiment, which is created if needed. Raises UserError if the store does not answer."""
         with self.requests("open"):
+            if self.known_experiment:
+                return self.client.get_experiment(self.known_experiment).experiment_id
             experiment = self.client.get_experiment_by_name(self.experiment)
             return experiment.experiment_id if experiment else self.client.create_experiment(self.experiment)
 
@@ -147,7 +164,7 @@ def _log_missing(client: MlflowClient, run: Run, content: Content) -> bool:
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
     run_id, logged = run.info.run_id, run.data.metrics
-    tags = {name: mask(value) for name, value in content.tags.items()}
+    tags = {name: mask_urls(value) for name, value in content.tags.items()}
     latest = {name: value for name, value, _, _ in content.curves} | content.metrics
     is_logged = latest.items() <= logged.items() and tags.items() <= run.data.tags.items()
     # The status is set last.

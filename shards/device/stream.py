@@ -7,7 +7,7 @@ Shapes: B images, S image size, H and W pixels of an image.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -41,6 +41,7 @@ class PreparedImage:
 
 
 Prepared = list[Callable[[], list[PreparedImage]]]
+Loaders = Iterator[tuple[int, Callable[[], Image]]]
 
 
 class DeviceTrainStream(TrainStream):
@@ -76,40 +77,42 @@ class DeviceTrainStream(TrainStream):
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield the batches of `TrainStream.epoch`, on the device."""
-        with thread_pool(self.workers, "images") as pool:
-            prepared = prefetch(self.batches(epoch, start_step), partial(self._prepare, pool, epoch), BATCHES_AHEAD)
+        batches = [*self.batches(epoch, start_step)]
+        absent = [i for batch in batches for i in self.share(batch) if i not in self._on_device]
+        with thread_pool(self.workers, "images") as pool, closing(self._decoded.loaders(absent)) as loaders:
+            prepared = prefetch(batches, partial(self._prepare, pool, epoch, loaders), BATCHES_AHEAD)
             with closing(prefetch(prepared, self._issue, BATCHES_AHEAD)) as issued:
                 for take in issued:
                     images, labels = take()
                     yield images, labels
 
-    def _prepare(self, pool: ThreadPoolExecutor | None, epoch: int, batch: list[int]) -> tuple[list[int], Prepared]:
+    def _prepare(
+        self, pool: ThreadPoolExecutor | None, epoch: int, loaders: Loaders, batch: list[int]
+    ) -> tuple[list[int], Prepared]:
         """Start reading this process's images of `batch` in threads; without a pool the functions read them."""
         share = self.share(batch)
         # Images on the device need only a random view: one task for all of them.
         there = [i for i in share if i in self._on_device]
-        parts = [there, *([i] for i in share if i not in self._on_device)]
-        tasks = [partial(self._prepare_images, epoch, part) for part in parts]
+        tasks: list[Callable[[], list[PreparedImage]]] = [partial(self._draw_views, epoch, there)]
+        tasks += [partial(self._prepare_image, epoch, *next(loaders)) for i in share if i not in self._on_device]
         return batch, [task if pool is None else pool.submit(task).result for task in tasks]
 
-    def _prepare_images(self, epoch: int, part: list[int]) -> list[PreparedImage]:
-        return [self._prepare_image(i, self.augment_generator(epoch, i)) for i in part]
+    def _draw_views(self, epoch: int, there: list[int]) -> list[PreparedImage]:
+        draw = self.augment.draw_view
+        sizes = ((i, self._on_device[i].shape) for i in there)
+        return [PreparedImage(i, draw(size[2], size[0], self.augment_generator(epoch, i))) for i, size in sizes]
 
-    def _prepare_image(self, i: int, draws: torch.Generator) -> PreparedImage:
-        there = self._on_device.get(i)
-        if there is not None:
-            height, _, width = there.shape
-            return PreparedImage(i, self.augment.draw_view(width, height, draws))
-        image = self._decoded.read(i)
+    def _prepare_image(self, epoch: int, i: int, load: Callable[[], Image]) -> list[PreparedImage]:
+        image, draws = load(), self.augment_generator(epoch, i)
         view = self.augment.draw_view(image.width, image.height, draws)
         size = self.augment.image_size
         # After the first image that does not fit, `_room` is 0.
         # Threads read `_room` without a lock: at worst they prepare whole pixels that `_upload` finds no room for.
         if fits(image.width, image.height, size) and self._room:
-            return PreparedImage(i, view, _pixels(image), whole=True)
+            return [PreparedImage(i, view, _pixels(image), whole=True)]
         self._decoded.keep(i, image)
         # S x S pixels already, which the device's crop and resize of all of them leave as they are.
-        return PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(self.augment.apply_view(image, view)))
+        return [PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(self.augment.apply_view(image, view)))]
 
     def _issue(self, prepared: tuple[list[int], Prepared]) -> Callable[[], tuple[Tensor, ...]]:
         """Issue the work on a batch when its images are prepared."""

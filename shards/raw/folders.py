@@ -45,7 +45,6 @@ class Listing:
     """The labelled images below one folder, by split: from lists, from class folders, or drawn at random.
 
     root: the folder that paths are relative to. origin: what the lists are. scanned: they come from reading folders.
-    upright: images are turned as their EXIF orientation says.
     """
 
     root: Path
@@ -53,7 +52,6 @@ class Listing:
     splits: Mapping[str, Images]
     origin: str
     scanned: bool = False
-    upright: bool = False
 
     @property
     def counts(self) -> dict[str, int]:
@@ -77,22 +75,19 @@ class Listing:
 
     def part(self, split: str, start: int, stop: int) -> FolderPart:
         paths, labels = zip(*self.splits[split][start:stop], strict=True)
-        return FolderPart(self.root, paths, labels, self.upright)
+        return FolderPart(self.root, paths, labels)
 
 
 @dataclass(frozen=True)
 class FolderPart:
-    """Files below `root`, packed under their relative paths as they are, or `upright`."""
+    """Files below `root`, packed under their relative paths as they are."""
 
     root: Path
     paths: tuple[str, ...]
     labels: tuple[int, ...]
-    upright: bool = False
 
     def records(self) -> Iterator[ImageRecord]:
         """Read the files; the record of a file that cannot be read has the reason."""
-        from shards.images import turn_upright
-
         for path, label in zip(self.paths, self.labels, strict=True):
             file = self.root / path
             try:
@@ -102,7 +97,7 @@ class FolderPart:
                 reason = f"it is a link to {os.readlink(file)}, which is not there" if is_dangling else error.strerror
                 yield ImageRecord(path, label, b"", str(reason))
             else:
-                yield ImageRecord(path, label, turn_upright(data) if self.upright else data)
+                yield ImageRecord(path, label, data)
 
 
 def raise_unreadable(error: OSError) -> NoReturn:

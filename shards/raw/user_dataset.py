@@ -15,6 +15,7 @@ from pathlib import Path
 
 from procap.errors import UserError
 from shards.check import PART, check_part
+from shards.manifest import UPRIGHT
 from shards.names import first_few, join_first
 from shards.pools import map_in_order
 from shards.raw.class_folders import ListedImage, scan_folders
@@ -61,7 +62,7 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
         absent = {*range(len(names))} - {label for _, label in chosen_on}
         unseen = first_few([names[label] for label in sorted(absent)])
         notes += [f"val has no image of {unseen}: settings chosen on it ignore such classes"] if absent else []
-    listing = Listing(root, names, splits, origin, scanned=True, upright=True)
+    listing = Listing(root, names, splits, origin, scanned=True)
     sizes = file_sizes(root, listing.paths)
     # A user's data has no version; the sizes detect most images that were replaced under the same name.
     sizes_digest = hashlib.sha256(" ".join(map(str, sizes)).encode()).hexdigest()[:16]
@@ -70,7 +71,7 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
         classnames=names,
         template=description.template,
         templates=description.prompts,
-        origin=f"{origin}, lists {listing.digest()}, sizes {sizes_digest}, EXIF orientation applied",
+        origin=f"{origin}, lists {listing.digest()}, sizes {sizes_digest}, {UPRIGHT}",
         counts=listing.counts,
         part=listing.part,
         size=sum(sizes),
@@ -85,7 +86,7 @@ def _split_unreadable(root: Path, images: Sequence[ListedImage], workers: int) -
     for start in range(0, len(images), PART):
         paths = tuple(image.path for image in images[start : start + PART])
         # Labels do not matter: only whether the images decode.
-        parts.append(("", FolderPart(root, paths, (0,) * len(paths), upright=True)))
+        parts.append(("", FolderPart(root, paths, (0,) * len(paths))))
     readable: set[str] = set()
     for checked, _ in map_in_order(check_part, parts, min(workers, len(parts) // 2)):
         readable.update(image.path for image in checked)

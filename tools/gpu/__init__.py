@@ -1,1 +1,1 @@
-"""Check and measure everything on a GPU, in small parts that can be interrupted and continued."""
+"""Measure on a GPU what `procap check device` does not: whole runs, and a row of the runtime table."""

@@ -1,127 +1,158 @@
-"""Measure what needs a GPU, in three commands of at most nine minutes; the most valuable measurements come first.
+"""Measure whole runs of ProCAP and MaPLe on a GPU; `procap check device` measures single steps.
 
-    python -m tools.gpu a --out gpu      peaks, refinement, training against the targets, memory, profiles
-    python -m tools.gpu b --out gpu      tests, parity, a whole run, runs at once, repeated and killed runs
-    python -m tools.gpu c --out gpu      accelerations one by one, sizes
-    python -m tools.gpu a --out gpu --quick --device cpu      rehearsal with mini
+    python -m tools.gpu --out gpu      about twelve minutes; `--parts row,memory` selects
+    python -m tools.gpu --out gpu --quick --device cpu      rehearsal with mini
 
-Each result is written to `OUT/COMMAND.json` when it is measured, and a repeated command goes on after it.
-`OUT/report.md` has all tables; `OUT/caches.tar.gz` keeps compiled code for the next command on another machine. Exit
-code 0: everything is measured; 3: a part failed (`--retry` repeats it); 75: parts are left, repeat the command.
+Each part is written to `OUT/runs.json` when it is measured, and a repeated command goes on after it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import sys
-import tarfile
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.console.output import note
-from runner.environment import resolve_device
-from runner.results import write_bytes, write_json
-from tools.gpu.report import format_report
-from tools.gpu.stages import COMMANDS, Study
-from tools.record import describe_run
+import torch
 
-INCOMPLETE = 75
-GRACE = 45
-"""Seconds after which a part that runs beyond the time for starting parts is given up, so that the rest is saved."""
-CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-"""Environment variables of the folders that keep compiled code."""
+from benchmarks.console.output import note, show
+from benchmarks.runtime.benchmark import measure
+from benchmarks.runtime.settings import make_settings
+from benchmarks.runtime.workload import models_by_mode
+from procap.weights.loading import load_clip
+from runner.config import RuntimeConfig
+from runner.environment import resolve_device
+from runner.results import write_json
+from tools.gpu.runs import compare_repeated, run_at_once, run_whole
+from tools.record import describe_run
+from tools.speed import Size, prepare_size
+from tools.synthetic import pack_photographs
+
+TARGETS = {
+    "step of ProCAP / MaPLe": "at most 1.05",
+    "encoder images/s": "at least 11,250",
+    "end to end images/s": "at least 9,000",
+    "ten epochs of 102 classes, s": "at most 4",
+    "reserved GB": "at most 8",
+}
+"""What this program wants to reach on an H100 or H200."""
+
+Part = Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """The device and a folder for data and runs. quick: mini and few images."""
+
+    device: torch.device
+    work: Path
+    quick: bool
+
+    @property
+    def choices(self) -> dict[str, str]:
+        names = ("mini", "", "fp32") if self.quick else ("ViT-B/16", "random", "bf16")
+        return dict(zip(("backbone", "pretrained", "precision"), names, strict=True))
+
+    @property
+    def dataset(self) -> str:
+        return "photographs-5" if self.quick else "photographs-102"
+
+    def runtime(self) -> RuntimeConfig:
+        """Return where runs lie and what they read; the photographs are packed at the first call."""
+        data = pack_photographs(self.dataset, self.work / "data")
+        return RuntimeConfig(data, self.work / "results", device=str(self.device), tracking_uri="off", quiet=True)
+
+    def parts(self) -> dict[str, Part]:
+        """List the parts, the most valuable first."""
+        parts: dict[str, Part] = {"row": self.measure_row, "memory": self.measure_memory}
+        runs = (self.dataset, self.choices)
+        parts["one run"] = lambda: run_whole(self.runtime(), *runs, epochs=2 if self.quick else 50)
+        for count in (1, 2) if self.quick else (1, 2, 4):
+            parts[f"{count} at once"] = partial(self._run_at_once, count)
+        for flags in ((), ("--deterministic",)):
+            parts[" ".join(["repeated and killed", *flags])] = partial(self._compare_repeated, flags)
+        return parts
+
+    def _run_at_once(self, count: int) -> dict[str, Any]:
+        return run_at_once(self.runtime(), self.dataset, self.choices, count, epochs=2 if self.quick else 10)
+
+    def _compare_repeated(self, flags: Sequence[str]) -> dict[str, Any]:
+        return compare_repeated(self.runtime(), self.dataset, self.choices, flags, epochs=40 if self.quick else 20)
+
+    def measure_row(self) -> dict[str, Any]:
+        """Train ten epochs at 16 shots on 102 classes and evaluate, the methods alternately, so that they compare."""
+        epochs, where = 1 if self.quick else 10, self.choices
+        more: dict[str, Any] = {"datasets": (self.dataset,), "precisions": (where["precision"],), "epochs": epochs}
+        settings = make_settings(
+            self.runtime(), self.device, backbone=where["backbone"], pretrained=where["pretrained"], **more
+        )
+        report = measure(replace(settings, classes="all"), self.runtime(), self.device)
+        rows = {row["method"]: row for row in report["rows"] if row["mode"] == "fast"}
+        steps = {name: rows[name]["step_seconds"]["median"] for name in ("maple", "procap")}
+        return {
+            "step of ProCAP / MaPLe": steps["procap"] / steps["maple"],
+            "encoder images/s": rows["procap"]["encoder_fps"]["median"],
+            "end to end images/s": rows["procap"]["end_to_end_fps"]["median"],
+            "ten epochs of 102 classes, s": rows["procap"]["train_seconds"],
+            "rows": report["rows"],
+        }
+
+    def measure_memory(self) -> dict[str, Any]:
+        """Measure what the largest training step takes from the device, with the weights of one model."""
+        classes, batch = (10, 4) if self.quick else (1000, 32)
+        where = self.choices
+        settings = make_settings(
+            self.runtime(), self.device, backbone=where["backbone"], pretrained=where["pretrained"]
+        )
+        models = models_by_mode(
+            load_clip(settings.backbone, settings.pretrained).to(self.device), settings.accelerations
+        )
+        size = Size("train", classes, batch, where["precision"])
+        prepared, step = prepare_size(models, "procap", size, settings, "fast")
+        step()
+        reserved = torch.cuda.max_memory_reserved(self.device) / 1e9 if self.device.type == "cuda" else None
+        return {"classes": classes, "tensors GB": prepared.peak / 1e9, "reserved GB": reserved}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what has no result yet; the exit code is 3 if a part failed."""
     flags = _parse(arguments)
-    device = resolve_device(flags.device)
-    archive = flags.out / "caches.tar.gz"
-    _restore_caches(archive, flags.work)
-    try:
-        left, failed = _measure(
-            flags, Study(device, flags.work, quick=flags.quick), describe_run("gpu", arguments, device)
-        )
-    finally:
-        _save_caches(archive, flags.work)
-    write_bytes(flags.out / "report.md", format_report(flags.out, COMMANDS).encode())
-    note(f"{left} parts left, {failed} failed; {flags.out / 'report.md'}")
-    return INCOMPLETE if left else 3 if failed else 0
-
-
-def _measure(flags: argparse.Namespace, study: Study, record: dict[str, Any]) -> tuple[int, int]:
-    """Measure the parts of a command that have no result yet; returns how many are left and how many have failed."""
-    signal.signal(signal.SIGALRM, _give_up)
-    began, file = time.monotonic(), flags.out / f"{flags.command}.json"
-    record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else record | {"stages": {}}
-    left = failed = 0
-    for stage, list_parts in COMMANDS[flags.command].items():
-        if flags.stages and stage not in flags.stages.split(","):
+    device, file = resolve_device(flags.device), flags.out / "runs.json"
+    record = json.loads(file.read_text("utf-8")) if file.exists() else describe_run("gpu", arguments, device)
+    results, failed = record.setdefault("parts", {}), 0
+    for name, run in Study(device, flags.work, flags.quick).parts().items():
+        if name in results or (flags.parts and name not in flags.parts.split(",")):
             continue
-        results = record["stages"].setdefault(stage, {})
-        for part, measure in list_parts(study):
-            if part in results and not (flags.retry and "error" in results[part]):
-                failed += "error" in results[part]
-                continue
-            if time.monotonic() - began >= flags.seconds:
-                left += 1
-                continue
-            started = time.monotonic()
-            signal.setitimer(signal.ITIMER_REAL, max(1.0, began + flags.seconds + GRACE - started))
-            try:
-                measured = measure()
-            except Exception as error:
-                traceback.print_exc()
-                measured = {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
-                failed += 1
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            seconds = round(time.monotonic() - started, 2)
-            results[part] = measured | {"wall_seconds": seconds}
-            write_json(file, record)
-            note(f"{stage} {part}: {measured.get('error', 'done')} ({seconds} s)")
-    return left, failed
-
-
-def _give_up(*_: object) -> None:
-    raise TimeoutError("the time is over")
-
-
-def _restore_caches(archive: Path, work: Path) -> None:
-    """Put compiled code below `work`, with that of an earlier command unless there is some."""
-    if archive.exists() and not any((work / name).exists() for name in CACHES.values()):
-        with tarfile.open(archive) as tar:
-            tar.extractall(work, filter="data")
-    for variable, name in CACHES.items():
-        os.environ[variable] = str(work / name)
-
-
-def _save_caches(archive: Path, work: Path) -> None:
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive, "w:gz") as tar:
-        for name in CACHES.values():
-            if (work / name).exists():
-                tar.add(work / name, name)
+        began = time.monotonic()
+        try:
+            results[name] = run() | {"wall_seconds": round(time.monotonic() - began, 2)}
+        except Exception:
+            traceback.print_exc()
+            failed += 1
+            continue
+        write_json(file, record)
+        note(f"{name}: {results[name]['wall_seconds']} s")
+    for name, measured in results.items():
+        for what, value in measured.items():
+            if isinstance(value, int | float):
+                show(f"{name}: {what} {value:.4g}{f' ({TARGETS[what]})' if what in TARGETS else ''}")
+    return 3 if failed else 0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder of the results [default: gpu]")
-    parser.add_argument(
-        "--work", type=Path, default=Path(tempfile.gettempdir(), "procap-gpu"), help="data, runs, caches"
-    )
-    parser.add_argument("--stages", default="", help="comma-separated; all by default")
-    parser.add_argument("--seconds", type=float, default=480, help="start no part after that time [default: 480]")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir(), "procap-gpu"), help="data and runs")
+    parser.add_argument("--parts", default="", help="comma-separated; all by default")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--quick", action="store_true", help="the CLIP mini, few methods and sizes")
-    parser.add_argument("--retry", action="store_true", help="repeat parts that failed")
+    parser.add_argument("--quick", action="store_true", help="the CLIP mini, few images")
     return parser.parse_args(arguments)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.experiment.titles import TITLES
+from procap.methods import METHODS, title_and_colour
 from shards.catalogue import PUBLISHED as PUBLISHED_SETS
 
 PUBLISHED = Path(__file__).parent
@@ -25,7 +25,7 @@ DATASETS: Mapping[str, str] = {dataset.name: dataset.title for dataset in PUBLIS
 """The paper's name of a data set, by our name."""
 
 METHOD_KEYS: Mapping[str, str] = {
-    **{title: key for key, title in TITLES.items()},
+    **{title_and_colour(key)[0]: key for key in METHODS},
     "CLIP": "zeroshot",
     "MaPLe-style": "maple",
     "MMLoP": "mmlop",

@@ -1,0 +1,177 @@
+"""Check each faster path against the plain one: images, CUDA graphs, fused kernels, compiled blocks.
+
+Shapes: B images, H and W pixels of an image.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from benchmarks.device_check.case import (
+    DeviceCase,
+    Skipped,
+    compute,
+    largest_difference,
+    make_training,
+    require_close,
+)
+from benchmarks.runtime.workload import Training
+from procap.clip import OPENAI_MEAN, OPENAI_STD
+from procap.cross_attention import CrossAttention
+from procap.errors import UserError
+from procap.initialisation import linear, normal
+from procap.kernels.refinement import eager_level, fused_level
+from runner.acceleration import Acceleration, missing_tool
+from runner.cuda_graphs import GraphedFunction
+from runner.engine import autocast
+from shards.device.evaluation import DeviceResize
+from shards.device.images import DeviceCrops
+from shards.rng import generator
+from shards.transfer import SideStream, upload
+from shards.transforms import TrainAugment, eval_transform
+
+METHODS = ("coop", "maple", "procap")
+BATCHES, IMAGES, SIZE = 10, 8, 224
+REPLAYS = 10
+MEMORY_STEPS = 50
+TOKENS = (1, 4, 16)
+WIDTHS = (768, 512)
+"""Widths of vision and text in ViT-B/16."""
+
+
+def check_images(case: DeviceCase) -> dict[str, Any]:
+    """Compare crops and resized images of the device bit for bit with Pillow's, while another stream works."""
+    augment = TrainAugment(SIZE, OPENAI_MEAN, OPENAI_STD)
+    transform = eval_transform(SIZE, OPENAI_MEAN, OPENAI_STD)
+    side, draw = SideStream(case.device), np.random.default_rng(0)
+    crops, resize = DeviceCrops(augment, side.device), DeviceResize(transform, side.device)
+    with _busy(case):
+        for number in range(BATCHES):
+            sizes = draw.integers(SIZE, 2 * SIZE, (IMAGES, 2))
+            images = [_smooth_noise(draw, int(height), int(width)) for height, width in sizes]
+            pictures = [Image.fromarray(image) for image in images]
+            draws = generator(0, "views", number)
+            views = [augment.draw_view(picture.width, picture.height, draws) for picture in pictures]
+
+            def work() -> tuple[Tensor, ...]:
+                pixels = [upload(torch.from_numpy(image), side.device) for image in images]  # noqa: B023
+                rows = [each.transpose(1, 2).contiguous() for each in pixels]
+                return crops(rows, views), resize(pixels)  # noqa: B023
+
+            cropped, resized = side.run(work)()
+            plain = torch.stack(
+                [augment.normalise(augment.apply_view(*pair)) for pair in zip(pictures, views, strict=True)]
+            )
+            if not torch.equal(cropped.cpu(), plain):
+                raise UserError(f"crops of batch {number} are not Pillow's")
+            if not torch.equal(resized.cpu(), torch.stack([transform(picture) for picture in pictures])):
+                raise UserError(f"resized images of batch {number} are not Pillow's")
+    return {"equal images": 2 * BATCHES * IMAGES}
+
+
+@contextmanager
+def _busy(case: DeviceCase):  # type: ignore[no-untyped-def]
+    """Keep the device busy with matrix products on the default stream."""
+    if case.on_gpu:
+        a = torch.randn(4096, 4096, device=case.device)
+        for _ in range(200):
+            a = torch.tanh(a @ a)
+    yield
+
+
+def _smooth_noise(draw: np.random.Generator, height: int, width: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    coarse = Image.fromarray(draw.integers(0, 256, (height // 6, width // 6, 3), dtype=np.uint8))
+    return np.array(coarse.resize((width, height), Image.Resampling.BICUBIC))
+
+
+def check_graphs(case: DeviceCase) -> dict[str, Any]:
+    """Compare replayed with eager steps at new rates, with a short batch between, and look for growing memory."""
+    if not case.on_gpu:
+        raise Skipped("needs a CUDA device")
+    differences = {}
+    for name in METHODS:
+        ends = []
+        for on in (Acceleration(), Acceleration(graphs=True)):
+            training, images, labels = make_training(case, name, (10, 4), on=on)
+            training.prepare(images, labels)
+            if on.graphs and not training.is_captured:
+                raise UserError(f"steps of {name} are not captured: the host waits for the device in them")
+            for number in range(REPLAYS):
+                training.engine.set_rates(1e-3 / (number + 1))
+                count = 3 if number == REPLAYS // 2 else 4
+                terms = training(training.batch(images[:count], labels[:count], number))
+            learned = {each: p.detach().cpu() for each, p in training.method.named_parameters() if p.requires_grad}
+            ends.append({"loss terms": terms.cpu(), **learned})
+        differences[name] = largest_difference(ends[1], ends[0])
+        _check_memory(training, images, labels)
+        differences[f"{name} evaluation"] = _compare_evaluation(training, images)
+    return require_close(differences, 1e-3)
+
+
+def _check_memory(training: Training, images: Tensor, labels: Tensor) -> None:
+    """Raise UserError if steps allocate memory that they do not release."""
+    before = torch.cuda.memory_allocated()
+    for number in range(MEMORY_STEPS):
+        training(training.batch(images, labels, number))
+    grown = torch.cuda.memory_allocated() - before
+    if grown > 2**20:
+        raise UserError(f"{MEMORY_STEPS} replayed steps keep {grown / 1e6:.0f} MB")
+
+
+def _compare_evaluation(training: Training, images: Tensor) -> float:
+    with torch.no_grad(), autocast(training.config.precision, training.device):
+        classify = training.method.classifier()
+        graphed = GraphedFunction(classify)
+        graphed(images)
+        turned = images.flip(0)
+        return largest_difference({"logits": graphed(turned).cpu()}, {"logits": classify(turned).cpu()})
+
+
+def check_fused(case: DeviceCase) -> dict[str, Any]:
+    """Compare values and gradients of the fused cross-attention with eager arithmetic in float64."""
+    if not case.on_gpu:
+        raise Skipped("needs a CUDA device")
+    differences = {}
+    for tokens in TOKENS:
+        draw = generator(0, "fused", tokens)
+        options: dict[str, Any] = {"heads": 8, "head_width": 64, "norm": "pre", "zero_output": False}
+        modules = [
+            linear(*WIDTHS, draw),
+            *(CrossAttention(width, WIDTHS[1], draw, **options) for width in WIDTHS),
+        ]
+        rows = [normal((tokens, width), draw) for width in WIDTHS]
+        ends = []
+        for level, dtype in ((eager_level, torch.float64), (fused_level, torch.float32)):
+            built = [module.to(case.device, dtype) for module in modules]
+            v, t = (x.to(case.device, dtype).requires_grad_() for x in rows)
+            parameters = [p for module in built for p in module.parameters()]
+            outputs = level(v, t, *built)  # type: ignore[arg-type]
+            loss = sum((x * torch.linspace(-1, 1, x.numel(), device=x.device).view_as(x)).sum() for x in outputs)
+            gradients = torch.autograd.grad(loss, [v, t, *parameters])  # type: ignore[arg-type]
+            named = {f"gradient {i}": x.cpu() for i, x in enumerate(gradients)}
+            ends.append({"v": outputs[0].detach().cpu(), "t": outputs[1].detach().cpu(), **named})
+        differences[f"{tokens} tokens"] = largest_difference(ends[1], ends[0])
+    return require_close(differences, 1e-4)
+
+
+def check_compile(case: DeviceCase) -> dict[str, Any]:
+    """Compare compiled with plain steps; compiling takes a minute."""
+    if not case.full:
+        raise Skipped("only with --full")
+    if missing := missing_tool(case.device):
+        raise Skipped(f"needs {missing}")
+    differences = {}
+    for name in ("maple", "procap"):
+        ends = []
+        for on in (Acceleration(), Acceleration(compile=True)):
+            # Compiled blocks stay compiled: each path has a model.
+            training, images, labels = make_training(case, name, (10, 4), on=on, clip=case.load(case.device))
+            ends.append(compute(training, training.batch(images, labels, 0)))
+        differences[name] = largest_difference(ends[1], ends[0])
+    return require_close(differences, 1e-3)

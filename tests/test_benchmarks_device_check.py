@@ -1,0 +1,117 @@
+"""`procap check device`: wrong, hanging and crashing paths fail alone, and the record has what was measured."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchmarks.cli import main
+from benchmarks.device_check import numbers, paths
+from benchmarks.device_check.case import DeviceCase, Skipped, largest_difference
+from benchmarks.device_check.parts import PARTS, run_in_process, run_parts
+from procap.errors import UserError
+
+CPU = DeviceCase(torch.device("cpu"))
+
+
+def test_a_part_that_hangs_or_crashes_fails_alone(monkeypatch):
+    hanging = run_in_process("plain", CPU, seconds=0.05)
+    assert (hanging.status, hanging.reason) == ("failed", "no end after 0.05 s")
+    absent = DeviceCase(torch.device("cuda:7"))
+    results = dict(run_parts(absent, ["facts", "graphs"]))
+    assert [result.status for result in results.values()] == ["failed", "failed"]
+    assert all(result.reason and "\n" not in result.reason for result in results.values())
+
+
+def test_the_command_prints_and_returns_what_a_part_found(monkeypatch, tmp_path, capsys):
+    """A subset of the parts writes no record, which would hide the others from `auto`."""
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path))
+    assert main(["check", "device", "--device", "cpu", "--only", "facts,graphs", "--json"]) == 0
+    out = capsys.readouterr().out
+    parts = json.loads(out.splitlines()[-1])["parts"]
+    assert parts["facts"]["values"]["torch"] == torch.__version__
+    assert (parts["graphs"]["status"], parts["graphs"]["reason"]) == ("skipped", "needs a CUDA device")
+    assert not (tmp_path / "devices").exists()
+    assert main(["check", "device", "--only", "speeed"]) == 2
+
+
+@pytest.mark.slow
+def test_the_whole_check_runs_on_a_cpu_and_writes_its_record(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path))
+    assert main(["check", "device", "--device", "cpu", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    skipped = {name for name, part in record["parts"].items() if part["status"] == "skipped"}
+    assert list(record["parts"]) == list(PARTS) and skipped == {"cudnn", "graphs", "fused", "compile"}
+    [file] = (tmp_path / "devices").iterdir()
+    assert json.loads(file.read_text())["parts"].keys() == PARTS.keys()
+
+
+def test_numbers_that_are_wrong_or_not_finite_are_found():
+    exact = {"gradient of a": torch.ones(2), "logits": torch.ones(2)}
+    assert largest_difference({**exact, "logits": torch.tensor([1.0, 1.5])}, exact) == 0.5
+    with pytest.raises(UserError, match="not finite: gradient of a"):
+        largest_difference({**exact, "gradient of a": torch.tensor([1.0, torch.nan])}, exact)
+    with pytest.raises(UserError, match="other tensors: logits"):
+        largest_difference({"gradient of a": torch.ones(2)}, exact)
+
+
+def test_attention_that_gives_nan_is_found(monkeypatch):
+    """As cuDNN's gradient of queries under some masks."""
+    plain = F.scaled_dot_product_attention
+
+    def wrong(q, k, v, mask=None, is_causal=False):
+        mixed = plain(q, k, v, mask, is_causal=is_causal)
+        return (
+            mixed * torch.nan if mask is not None and mask.shape[-1] % 128 == 64 and q.dtype != torch.float32 else mixed
+        )
+
+    numbers.check_attention(CPU)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
+    with pytest.raises(UserError, match="not finite: values"):
+        numbers.check_attention(CPU)
+    with pytest.raises(Skipped):
+        numbers.check_cudnn(CPU)
+
+
+def test_images_that_are_not_those_of_pillow_are_found(monkeypatch):
+    class Shifted(paths.DeviceCrops):
+        def __call__(self, images, views):
+            return super().__call__([image.roll(1, 0) for image in images], views)
+
+    monkeypatch.setattr(paths, "BATCHES", 1)
+    assert paths.check_images(CPU) == {"equal images": 16}
+    monkeypatch.setattr(paths, "DeviceCrops", Shifted)
+    with pytest.raises(UserError, match="crops of batch 0 are not Pillow's"):
+        paths.check_images(CPU)
+
+
+class OnGpu(DeviceCase):
+    """A CPU that passes for a GPU, where CUDA graphs are emulated."""
+
+    on_gpu = True
+
+
+@pytest.mark.parametrize("error", ["", "wrong", "growing"])
+def test_replays_are_compared_with_eager_steps(emulated_graphs, monkeypatch, error):
+    sizes = iter(range(0, 10**9, 2**21 if error == "growing" else 1))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: next(sizes))
+    monkeypatch.setattr(paths, "MEMORY_STEPS", 2)
+    monkeypatch.setattr(paths, "METHODS", ("coop",))
+    monkeypatch.setattr("benchmarks.runtime.workload.count_flops", lambda *_: 0.0)
+    if error == "wrong":
+        replay = torch.cuda.CUDAGraph.replay
+
+        def wrong(graph):
+            with torch.inference_mode():
+                replay(graph)
+                *_, (_, _, _, fresh) = graph.tape._records
+                fresh[0][1].mul_(1.1)
+
+        monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", wrong)
+    check = OnGpu(torch.device("cpu"))
+    if not error:
+        assert [*paths.check_graphs(check)] == ["coop", "coop evaluation"]
+        return
+    with pytest.raises(UserError, match="differs by" if error == "wrong" else "2 replayed steps keep 2 MB"):
+        paths.check_graphs(check)

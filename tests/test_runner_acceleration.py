@@ -1,0 +1,168 @@
+"""Which accelerations run: the plain path, unless a record of this device has found a faster one equal."""
+
+import os
+import sysconfig
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from procap.clip import CLIP
+from procap.errors import UsageError
+from procap.methods import build_method
+from procap.methods.plugins import describe_unexpected
+from runner import acceleration, environment
+from runner.acceleration import Acceleration
+from runner.device_record import DeviceRecord, PartResult, identify, read_record, write_record
+
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+PASSED, FAILED = PartResult(status="passed", seconds=1.0), PartResult(status="failed", seconds=1.0)
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path, caplog):
+    """What this machine says about a GPU; its records lie in an empty cache."""
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(acceleration, "missing_tool", lambda device: "")
+    acceleration.note_once.cache_clear()
+
+
+def record(gains, **parts):
+    return DeviceRecord(identity=identify(GPU), written="2026-01-31T12:00:00Z", facts={}, parts=parts, gains=gains)
+
+
+def test_a_gpu_without_a_record_takes_the_plain_path_and_says_so_once(gpu, caplog):
+    for _ in range(2):
+        assert Acceleration.parse("auto", GPU) == Acceleration()
+    assert caplog.text.count("GPU: plain path; `procap check device` tests the faster ones") == 1
+    assert Acceleration.parse("auto", CPU) == Acceleration.parse("off", GPU) == Acceleration()
+
+
+def test_what_a_record_has_as_equal_and_five_percent_faster_is_used(gpu):
+    gains = {"graphs": 2.0, "images": 1.04, "fused": 3.0, "compile": 1.05, "cudnn": 1.3}
+    written = record(gains, graphs=PASSED, images=PASSED, fused=FAILED, compile=PASSED, attention=PASSED)
+    write_record(written)
+    chosen = Acceleration.parse("auto", GPU)
+    assert chosen == Acceleration(graphs=True, compile=True, cudnn=True, record=written.digest)
+
+
+@pytest.mark.parametrize("change", ["driver", "torch", "program", "device"])
+def test_a_record_of_other_software_or_another_gpu_is_void(gpu, monkeypatch, change):
+    write_record(record({"graphs": 2.0}, graphs=PASSED))
+    assert read_record(GPU) is not None
+    if change == "driver":
+        monkeypatch.setattr("runner.device_record.gpu_driver", lambda: "600.1")
+    elif change == "torch":
+        monkeypatch.setattr(torch, "__version__", "2.99")
+    elif change == "program":
+        monkeypatch.setattr("runner.device_record.program_version", lambda: "9.9")
+    else:
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
+    assert read_record(GPU) is None and Acceleration.parse("auto", GPU) == Acceleration()
+
+
+def lacks_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    return "a C compiler"
+
+
+def lacks_headers(monkeypatch, tmp_path):
+    paths = sysconfig.get_paths()
+    monkeypatch.setenv("CC", "true")
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {**paths, "include": str(tmp_path)})
+    return "Python's headers"
+
+
+@pytest.mark.parametrize("take_away", [lacks_compiler, lacks_headers])
+def test_without_a_compiler_only_an_explicit_choice_is_refused(monkeypatch, tmp_path, caplog, take_away):
+    """`auto` goes on without what it cannot compile."""
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    acceleration.note_once.cache_clear()
+    write_record(record({"graphs": 2.0, "compile": 2.0, "fused": 2.0}, graphs=PASSED, compile=PASSED, fused=PASSED))
+    tool = take_away(monkeypatch, tmp_path)
+    assert Acceleration.parse("auto", GPU) == Acceleration(graphs=True, record=read_record(GPU).digest)
+    assert f"GPU: without fused, which needs {tool}" in caplog.text
+    for name in ("compile", "fused"):
+        with pytest.raises(UsageError, match=f"--accelerate {name} needs {tool}"):
+            Acceleration.parse(name, GPU)
+
+
+def test_off_is_off_for_the_kernels_of_procap_too(gpu, tiny_clip, tiny_space, monkeypatch):
+    method = build_method("procap", tiny_clip, tiny_space, {}, torch.Generator().manual_seed(1))
+    monkeypatch.setattr("procap.methods.procap.has_kernels", lambda *_: True)
+    for choice, kernels in (("fused", "fused"), ("off", "eager")):
+        Acceleration.parse(choice, GPU).prepare(tiny_clip)
+        assert method.kernels == kernels
+
+
+def test_attention_of_cudnn_is_off_unless_a_record_allows_it(tiny_geometry, monkeypatch):
+    class OnGpu(CLIP):
+        device = GPU
+
+    clip = OnGpu.random(tiny_geometry)
+    for allowed in (True, False):
+        Acceleration(cudnn=allowed).prepare(clip)
+        assert torch.backends.cuda.cudnn_sdp_enabled() is allowed
+
+
+def test_the_gpu_with_the_number_that_the_user_gave_becomes_the_current_one(monkeypatch, tiny_clip):
+    """Triton launches its kernels on the current device."""
+    from runner import workbench
+
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(workbench, "load_clip", lambda *_: SimpleNamespace(to=lambda device: tiny_clip))
+    config = SimpleNamespace(weights_digest="", backbone="mini", pretrained=None)
+    for name in ("cuda", "cuda:1"):
+        workbench.Workbench().load_backbone(config, torch.device(name), Acceleration())
+    assert chosen == [torch.device("cuda:1")]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "ranks", "threads"), [(1, 1, 1, 12), (8, 8, 8, 4), (8, 1, 1, 4), (2, 2, 1, 12)]
+)
+def test_decoding_threads_are_divided_among_ranks_and_among_runs_on_other_gpus(
+    monkeypatch, gpus, visible, ranks, threads
+):
+    pynvml = pytest.importorskip("pynvml")
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: gpus)
+    monkeypatch.setattr(environment, "count_gpus", lambda: visible)
+    monkeypatch.setattr(environment, "available_cores", lambda: 32)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, str(ranks))
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    assert environment.num_decoders(None, GPU) == threads
+    assert environment.num_decoders(None, CPU) == 0 and environment.num_decoders(3, GPU) == 3
+
+
+def test_an_error_of_a_compiler_is_one_line_with_a_remedy():
+    with pytest.raises(Exception) as raised:
+        import subprocess
+
+        subprocess.run([os.path.realpath("/bin/false"), "launcher.c"], check=True)
+    text = describe_unexpected(raised.value)
+    assert "\n" not in text and text.startswith("a kernel cannot be compiled: ") and "--accelerate off" in text
+
+
+def test_compiled_blocks_are_compiled_once_and_the_limit_is_set_in_every_thread(tiny_geometry):
+    from threading import Thread
+
+    from procap.kernels.compiled import MAX_PROGRAMS, compile_blocks
+
+    clip, limits, parts = CLIP.random(tiny_geometry), [], []
+
+    def prepare():
+        compile_blocks(clip, backend="eager")
+        limits.append(torch._dynamo.config.recompile_limit)
+        parts.append(clip.visual.transformer.resblocks[0].before_attention)
+
+    for _ in range(2):
+        thread = Thread(target=prepare)
+        thread.start()
+        thread.join()
+    assert limits == [MAX_PROGRAMS, MAX_PROGRAMS] and parts[0] is parts[1]
