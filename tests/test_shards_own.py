@@ -209,6 +209,7 @@ FORMATS = {
     "semicolons and a byte order mark": ("b.csv", as_lines(PAIRS, ";", ("Image", "Species")).encode("utf-8-sig")),
     "without a header": ("b.csv", as_lines(PAIRS)),
     "ids without endings": ("b.csv", as_lines([(p[:-4], n) for p, n in PAIRS], header=("id", "breed"))),
+    "a list separated by blanks": ("labels.txt", as_lines(PAIRS, " ")),
     "unknown names of two columns": ("b.csv", as_lines(PAIRS, header=("picture", "kind"))),
     "one column per class": (
         "b.csv", as_lines([(p, float(n == "ara"), float(n == "emu")) for p, n in PAIRS], ",", ("image", "ara", "emu")),

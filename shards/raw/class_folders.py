@@ -124,7 +124,8 @@ def scan_folders(root: Path) -> tuple[list[ListedImage], list[str], list[str]]:
         for name, entry in list_folder(root / folder).items():
             if entry == "other" and not is_image_name(name):
                 # It may stand for the images of a class.
-                problems.append(f"folder: {root / folder / name} is a link without a target: remove it, or mend it")
+                what = "is a link without a target, or no regular file"
+                problems.append(f"folder: {root / folder / name} {what}: remove it, or mend it")
             elif entry != "folder":
                 (leavings if entry == "leavings" else left_out).append(posixpath.join(folder, name))
     notes = [describe_left_out(left_out, len(images))] if left_out else []

@@ -29,15 +29,12 @@ Images = list[tuple[str, int]]
 IMAGE_EXTENSIONS = frozenset((*IMAGES, *JPEG_ENDINGS))
 NOTES = frozenset(("db", "ini", "txt", "md", "csv", "tsv", "json", "xml", "yaml", "yml", "html", "log", "pdf"))
 """Extensions of files that people and systems leave among images."""
-LEAVINGS = frozenset(
-    ("__macosx", "@eadir", "@tmp", "@recycle", "#recycle", "#snapshot", "lost+found", "found.000", "lost.dir",
-     "$recycle.bin", "system volume information", "network trash folder", "temporary items", "__pycache__",
-     "_thumb", "_thumbs", "_thumbnails", "thumbs", "thumbnails")
-)  # fmt: skip
-"""Names, in lower case, of folders that archives, file servers, cameras and systems create: copies and deleted files.
-
-Small copies of images would be in the training and in the test split.
-"""
+LEAVINGS = frozenset((
+    "__macosx", "@eadir", "@tmp", "@recycle", "#recycle", "#snapshot", "lost+found", "found.000", "$recycle.bin",
+    "system volume information", "network trash folder", "temporary items", "lost.dir", "__pycache__", "_thumb", "_thumbs",
+    "_thumbnails", "thumbs", "thumbnails",
+))  # fmt: skip
+"""Folders, in lower case, of copies and deleted files, which archives, file servers, cameras and systems create."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ HEADER = """\
 RULES = ({"train": 0.5, "val": 0.2, "test": 0.3}, {"train": 0.5, "test": 0.5})
 """Fractions of a random split; the second is for classes of two or three images."""
 SEED = 1
-TABLE = re.compile(r".*\.(csv|tsv|jsonl)|.*(label|annotation).*\.(json|xlsx?|ods|parquet)")
+TABLE = re.compile(r".*\.(csv|tsv|jsonl)|.*(label|annotation).*\.(txt|json|xlsx?|ods|parquet)")
 """Names, in lower case, of files that may label the images next to them."""
 
 

@@ -105,7 +105,8 @@ def read_lines(file: Path) -> list[Any]:
         text = data.decode("utf-16" if wide else "utf-8-sig")
         if file.suffix.lower() not in (".json", ".jsonl"):
             # Excel separates by semicolons where the comma is the decimal separator.
-            delimiter = max(",;\t", key=text.partition("\n")[0].count)
+            delimiters = ",;\t " if file.suffix.lower() == ".txt" else ",;\t"
+            delimiter = max(delimiters, key=text.partition("\n")[0].count)
             cells = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
             return [row for row in cells if row]
         is_list = file.suffix.lower() == ".json"
