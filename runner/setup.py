@@ -195,8 +195,8 @@ def describe_names(clip: CLIP, space: LabelSpace) -> list[str]:
         for ids, name in zip(clip.tokenize(visible).tolist(), space.classnames, strict=True):
             alike.setdefault(tuple(ids), []).append(ascii(name))
     if equal := [" = ".join(group) for group in alike.values() if len(group) > 1]:
-        what = "one of them is never predicted by a method that reads names alone"
-        reasons.append(f"classes have the same prompt, as it is seen ({join_first(equal)}): {what}; rename them")
+        what = "methods that read names alone never predict one of them"
+        reasons.append(f"classes have equal prompts ({join_first(equal)}): {what}; rename yours with `classes:`")
     return reasons
 
 

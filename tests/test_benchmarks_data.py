@@ -399,7 +399,7 @@ def test_a_folder_called_like_a_data_set_is_pointed_out(tmp_path, capsys, monkey
 
 
 @pytest.mark.parametrize(("names", "words"), [
-    (("red_ring", "red ring"), "the same prompt, as it is seen ('red ring' = 'red_ring')"),
+    (("red_ring", "red ring"), "classes have equal prompts ('red ring' = 'red_ring')"),
     (("Blue star", "blue star"), "('Blue star' = 'blue star')"),
     (("red ring", "red\u00a0ring"), "('red ring' = 'red\\xa0ring')"),
     (("redring", "red\u200bring"), "('redring' = 'red\\u200bring')"),

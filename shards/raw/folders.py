@@ -31,8 +31,8 @@ NOTES = frozenset(("db", "ini", "txt", "md", "csv", "tsv", "json", "xml", "yaml"
 """Extensions of files that people and systems leave among images."""
 LEAVINGS = frozenset((
     "__macosx", "@eadir", "@tmp", "@recycle", "#recycle", "#snapshot", "lost+found", "found.000", "$recycle.bin",
-    "system volume information", "network trash folder", "temporary items", "lost.dir", "__pycache__", "_thumb", "_thumbs",
-    "_thumbnails", "thumbs", "thumbnails",
+    "system volume information", "network trash folder", "temporary items", "lost.dir", "__pycache__", "_thumb",
+    "_thumbs", "_thumbnails", "thumbs", "thumbnails",
 ))  # fmt: skip
 """Folders, in lower case, of copies and deleted files, which archives, file servers, cameras and systems create."""
 
