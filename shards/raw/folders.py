@@ -109,11 +109,11 @@ def list_folder(folder: Path) -> dict[str, str]:
     """
 
     def classify(entry: os.DirEntry[str]) -> str:
-        # Python's methods of an entry raise for a link to itself, these do not.
-        is_folder = os.path.isdir(entry) if entry.is_symlink() else entry.is_dir()
-        if is_folder:
+        # The methods of an entry need no call of the system, and raise for a link to itself.
+        is_link = entry.is_symlink()
+        if os.path.isdir(entry) if is_link else entry.is_dir():
             return "leavings" if entry.name.lower() in LEAVINGS else "folder"
-        return "file" if os.path.isfile(entry) else "other"
+        return "file" if (os.path.isfile(entry) if is_link else entry.is_file()) else "other"
 
     try:
         with os.scandir(folder) as entries:

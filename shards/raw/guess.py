@@ -159,10 +159,10 @@ def _find_tables(folder: Path) -> dict[str, str]:
         lines, place = read_lines(folder / name), posixpath.dirname(name)
         below = [posixpath.join(place, sub) for sub in list_class_folders(folder / place)]
         below += [posixpath.join(path, sub) for path in below for sub in list_class_folders(folder / path)]
-        places = (path for path in (place, *below) if Table(lines[:20], folder / path).located)
+        places = (path for path in (place, *below) if Table(lines[:20], folder / path).is_located)
         table = Table(lines, folder / (place := next(places, place)))
-        labelled |= {name: place} if table.labelled else {}
-        unclear += [f"{name} ({table})"] if table.unclear else []
+        labelled |= {name: place} if table.is_labelled else {}
+        unclear += [f"{name} ({table})"] if table.is_unclear else []
     if unclear and not labelled:
         raise UserError(f"{folder}: it is not clear how this labels the images: {unclear[0]}; or move the table away")
     return labelled

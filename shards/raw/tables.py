@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -34,10 +34,9 @@ ZERO, ONE = {"0", "0.0"}, {"1", "1.0"}
 
 
 class Table:
-    """The rows of a table, and its columns of files (`path`), labels (one, or one for each class) and splits.
+    """The rows of a table with the names of its columns of files and splits, and the labels of the rows.
 
-    located: images in `root` have the names of the first rows. labelled: it has their labels as well. unclear: it is
-    about images, and is not understood.
+    is_located: images in `root` have the names of the first rows. is_unclear: it is about images, and not understood.
     """
 
     def __init__(self, lines: Sequence[Any], root: Path) -> None:
@@ -48,23 +47,23 @@ class Table:
         paths, labels = ([names[name] for name in usual if name in names] for usual in (PATHS, LABELS))
         head = self.rows[:20]
         located = [name for name in (*paths, *self.columns) if any(find_image(root, row.get(name)) for row in head)]
-        self.located, self.path, self.split = bool(located), (*located, *paths, "")[0], names.get("split", "split")
+        self.path, self.split = (*located, *paths, "")[0], names.get("split", "split")
         others = [name for name in self.columns if name not in (self.path, self.split)]
         # Of several columns that is taken which has names and not their numbers.
         labels = sorted((name for name in labels if name in others), key=lambda name: _is_number(head[0].get(name)))
-        self.labels = labels[:1] or (others if len(others) == 1 or self._is_one_hot(others) else [])
+        self.labels = self._read_labels(labels[:1] or others)
         is_prediction = names.keys() >= PREDICTIONS
-        self.labelled = bool(located and self.labels) and not is_prediction
-        self.unclear = bool(located or labels) and not self.labelled and not is_prediction
+        self.is_located, self.is_labelled = bool(located), bool(located and self.labels) and not is_prediction
+        self.is_unclear = bool(located or labels) and not self.is_labelled and not is_prediction
 
-    def _is_one_hot(self, columns: list[str]) -> bool:
-        rows = [[str(row.get(name)) for name in columns] for row in self.rows]
-        return all({*row} <= ZERO | ONE and sum(cell in ONE for cell in row) == 1 for row in rows)
-
-    def label(self, row: Mapping[Any, Any]) -> Any:
-        if len(self.labels) == 1:
-            return row.get(self.labels[0])
-        return next(name for name in self.labels if str(row.get(name)) in ONE)
+    def _read_labels(self, columns: list[str]) -> list[Any]:
+        """Read the labels of one column, or of one column per class; returns none for different columns."""
+        if len(columns) == 1:
+            return [row.get(columns[0]) for row in self.rows]
+        cells = [{name: str(row.get(name)) for name in columns} for row in self.rows]
+        chosen = [[name for name in columns if row[name] in ONE] for row in cells]
+        is_one_hot = all({*row.values()} <= ZERO | ONE for row in cells) and all(len(names) == 1 for names in chosen)
+        return [name for (name,) in chosen] if is_one_hot else []
 
     def __str__(self) -> str:
         needed = "path (or filename), label (or class) and perhaps split are needed"
@@ -74,14 +73,12 @@ class Table:
 def read_table(file: Path, root: Path) -> list[ListedImage]:
     """Read the rows of a table of images in `root`, in order. Raises UserError naming the line that is wrong."""
     table = Table(read_lines(file), root)
-    if not table.rows:
-        raise UserError(f"table: {file} lists no images")
     if not table.path or not table.labels:
-        raise UserError(f"table: {file}: {table}")
-    is_numbered = all(_is_number(table.label(row)) for row in table.rows)
+        raise UserError(f"table: {file}{f': {table}' if table.rows else ' lists no images'}")
+    is_numbered = all(map(_is_number, table.labels))
     listed = {}
-    for number, row in enumerate(table.rows, table.first_line):
-        label, path = table.label(row), row.get(table.path)
+    for number, (row, label) in enumerate(zip(table.rows, table.labels, strict=True), table.first_line):
+        path = row.get(table.path)
         # pandas writes whole numbers of a column with gaps as 0.0, 1.0.
         fields = {"path": find_image(root, path) or path, "label": int(float(label)) if is_numbered else label}
         fields |= {"split": row[table.split]} if table.split in row else {}

@@ -64,7 +64,7 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
         notes += [f"val has no image of {unseen}: settings chosen on it ignore such classes"] if absent else []
     listing = Listing(root, names, splits, origin, scanned=True)
     sizes = file_sizes(root, listing.paths)
-    # A user's data has no version; the sizes detect most images that were replaced under the same name.
+    # A user's data has no version.
     sizes_digest = hashlib.sha256(" ".join(map(str, sizes)).encode()).hexdigest()[:16]
     return Source(
         name=description.name,
