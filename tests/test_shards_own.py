@@ -253,7 +253,9 @@ def test_accents_that_are_stored_in_different_ways_are_one_class(tmp_path):
     for form, number in (("NFC", 0), ("NFD", 1)):
         put(tmp_path / "images" / unicodedata.normalize(form, "Kéa") / f"{number}.png")
     put(tmp_path / "images" / "emu" / "2.png")
+    listed = f"classes: [emu, {unicodedata.normalize('NFD', 'Kéa')}]\n"
     assert user_source(sheet(tmp_path, f"folder: images\n{TEST}")).classnames == ("Kéa", "emu")
+    assert user_source(sheet(tmp_path, f"folder: images\n{TEST}{listed}")).classnames == ("emu", "Kéa")
 
 
 @pytest.mark.parametrize(("names", "classes"), [
