@@ -141,6 +141,7 @@ def encode_images(
                     features[[i for i, _ in batch]] = clip.encode_image(pixels.to(clip.device)).float()
             if signum := group.exchange_flags(signum=stop.signum).signum:
                 group.barrier()
-                raise Interrupted(signum, f"stopped {config.path} while it encoded images; it starts over when repeated")
+                what = f"stopped {config.path} while it encoded images; it starts over when repeated"
+                raise Interrupted(signum, what)
     group.merge_rows(features)
     return features

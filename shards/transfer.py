@@ -6,7 +6,7 @@ a device without streams the same code does the same work in the same order, at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from functools import lru_cache
 
 import torch
@@ -91,3 +91,15 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
         return tensor.to(device)
     # A copy from pageable memory, or one that must first be made contiguous, would hold up the host.
     return tensor.contiguous().pin_memory().to(device, non_blocking=True)
+
+
+def upload_all(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copy tensors of one type and any shapes to `device` as `upload` does, in one copy from one page-locked buffer."""
+    if device.type != "cuda":
+        return [tensor.to(device) for tensor in tensors]
+    sizes = [tensor.numel() for tensor in tensors]
+    buffer = staging((sum(sizes),), tensors[0].dtype, device)
+    for part, tensor in zip(buffer.split(sizes), tensors, strict=True):
+        part.view(tensor.shape).copy_(tensor)
+    parts = buffer.to(device, non_blocking=True).split(sizes)
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cuda_tensors import DEVICE, CudaDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -159,6 +160,16 @@ def test_crops_of_any_size_are_those_of_pillow(device, many):
     images, views = map(list, zip(*many, strict=True))
     augment = TrainAugment(size, MEAN, STD)
     assert torch.equal(on_device(augment, device, images, views), by_pillow(augment, images, views))
+
+
+def test_images_of_any_sizes_go_to_a_gpu_in_one_copy(monkeypatch):
+    monkeypatch.setattr(transfer, "staging", lambda shape, dtype, device: torch.empty(shape, dtype=dtype))
+    images = [torch.arange(rows * 6, dtype=torch.uint8).view(rows, 2, 3) for rows in (1, 4, 2)]
+    with CudaDevice():
+        moved = transfer.upload_all(images, DEVICE)
+        assert len({image.content.untyped_storage().data_ptr() for image in moved}) == 1
+        for image, copy in zip(images, moved, strict=True):
+            assert copy.device == DEVICE and torch.equal(copy.cpu(), image)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -22,7 +22,7 @@ from runner.acceleration import Acceleration
 from runner.environment import available_cores, num_decoders
 from shards.device.evaluation import DeviceResize
 from shards.images import decode_pixels
-from shards.transfer import upload
+from shards.transfer import upload, upload_all
 from shards.transforms import eval_transform
 
 METHODS = ("procap", "maple")
@@ -119,7 +119,7 @@ def _measure_images(case: DeviceCase) -> dict[str, float]:
             ]
         )
         rates["resized on the device"] = rate(
-            lambda: resize([upload(torch.from_numpy(pixels), case.device) for pixels in pool.map(decode_pixels, data)])
+            lambda: resize(upload_all([*map(torch.from_numpy, pool.map(decode_pixels, data))], case.device))
         )
     return rates
 

@@ -28,7 +28,7 @@ from shards.images import shorter_side
 from shards.loader import BATCHES_AHEAD, read_batches
 from shards.pools import prefetch, thread_pool
 from shards.reader import ImageList
-from shards.transfer import SideStream, staging, upload
+from shards.transfer import SideStream, staging, upload, upload_all
 from shards.transforms import EvalTransform
 
 
@@ -76,7 +76,7 @@ def device_evaluation_batches(
 
     def issue(started: tuple[list[int], list[Callable[[], NDArray[np.uint8]]]]) -> Callable[[], tuple[Tensor, ...]]:
         indices, tasks = torch.tensor(started[0]), [torch.from_numpy(task()) for task in started[1]]
-        take = side.run(lambda: (resizer()([upload(pixels, side.device) for pixels in tasks]),))
+        take = side.run(lambda: (resizer()(upload_all(tasks, side.device)),))
         return lambda: (*take(), torch.where(indices < 0, -1, labels[indices]), indices)
 
     with (
