@@ -307,6 +307,9 @@ UNCLEAR = {
     "a table of unknown columns": (
         ["one", "two"], ("x,y,z", "one/00.png,a,b"), "labels.csv (columns: 'x', 'y', 'z'; path (or filename), label"
     ),
+    "a table of images elsewhere": (
+        ["one", "two"], ("Path,Label", "three/0.png,a", "three/1.png,b"), "are not there: 'three/0.png', 'three/1.png'"
+    ),
     "a table of one class": (["images"], ("path,label", "images/00.png,a", "images/01.png,a"), "has one class, 'a'"),
     "HEIC alone": ([], None, "2 heic); HEIC is not read: convert it to JPEG"),
 }  # fmt: skip
@@ -337,9 +340,17 @@ def test_a_table_whose_labels_need_names_leaves_a_file_to_edit(tmp_path, capsys)
 
 def test_classes_may_be_called_like_splits_and_predictions_label_nothing(tmp_path, capsys):
     put_classes(tmp_path / "things", ["train", "test", "val", "tram"], each=4)
+    put_sheet(tmp_path / "things", "class,count", "train,4", "tram,4")
     (tmp_path / "things/predictions.csv").write_text("path,class,label,probability\ntram/00.png,train,train,0.9\n")
     assert run(capsys, "data", "pack", tmp_path / "things", "--data", tmp_path / "data")[0] == 0
     assert open_dataset(tmp_path / "data", "things").classnames == ("test", "train", "tram", "val")
+
+
+def test_a_folder_without_an_image_that_is_read_says_what_it_has(tmp_path, capsys):
+    for name in CLASSES:
+        put(tmp_path / "birds" / name / "0.ppm")
+    code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")
+    assert code == 1 and "birds holds no image that is read; left out: 4 files" in err and "(4 ppm)" in err
 
 
 def test_leavings_of_systems_are_named_and_not_packed(tmp_path, capsys):

@@ -26,7 +26,7 @@ from shards.raw.class_folders import ListedImage
 from shards.raw.folders import IMAGE_EXTENSIONS, is_image_name
 
 PATHS = ("path", "filename", "file_name", "file", "image", "filepath", "file_path", "image_path", "image_id", "id")
-LABELS = ("label", "class", "class_name", "label_name", "labels", "category", "species", "breed", "target")
+LABELS = ("label", "class", "class_name", "label_name", "labels", "category", "species", "breed", "target", "diagnosis")
 """Names of columns, in the order in which they are looked for."""
 PREDICTIONS = {"path", "class", "label", "probability"}
 """Columns of what `procap predict` writes: it labels no data set."""
@@ -54,7 +54,7 @@ class Table:
         self.labels = self._read_labels(labels[:1] or others)
         is_prediction = names.keys() >= PREDICTIONS
         self.is_located, self.is_labelled = bool(located), bool(located and self.labels) and not is_prediction
-        self.is_unclear = bool(located or labels) and not self.is_labelled and not is_prediction
+        self.is_unclear = bool(located or (paths and labels)) and not self.is_labelled and not is_prediction
 
     def _read_labels(self, columns: list[str]) -> list[Any]:
         """Read the labels of one column, or of one column per class; returns none for different columns."""
@@ -66,6 +66,8 @@ class Table:
         return [name for (name,) in chosen] if is_one_hot else []
 
     def __str__(self) -> str:
+        if self.labels and self.path and not self.is_located:
+            return f"its images are not there: {first_few([str(row.get(self.path)) for row in self.rows])}"
         needed = "path (or filename), label (or class) and perhaps split are needed"
         return f"columns: {join_first([*map(ascii, self.columns)], 8)}; {needed}"
 

@@ -50,6 +50,8 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
     else:
         root, origin = _resolve(file, description.folder or ""), "own folders"
         images, folder_problems, notes = scan_folders(root)
+    if not images:
+        raise UserError(f"{root} holds no image that is read; {'; '.join(notes).removeprefix('warning: ')}")
     names, labels = _number_classes(description, images)
     if skip_broken:
         images, broken = _split_unreadable(root, images, workers)
