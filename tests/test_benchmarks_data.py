@@ -341,6 +341,7 @@ def test_a_table_whose_labels_need_names_leaves_a_file_to_edit(tmp_path, capsys)
 def test_classes_may_be_called_like_splits_and_predictions_label_nothing(tmp_path, capsys):
     put_classes(tmp_path / "things", ["train", "test", "val", "tram"], each=4)
     put_sheet(tmp_path / "things", "class,count", "train,4", "tram,4")
+    (tmp_path / "things/codes.csv").write_text("id,label\ntrain,1\ntram,2\n")
     (tmp_path / "things/predictions.csv").write_text("path,class,label,probability\ntram/00.png,train,train,0.9\n")
     assert run(capsys, "data", "pack", tmp_path / "things", "--data", tmp_path / "data")[0] == 0
     assert open_dataset(tmp_path / "data", "things").classnames == ("test", "train", "tram", "val")

@@ -54,7 +54,9 @@ class Table:
         self.labels = self._read_labels(labels[:1] or others)
         is_prediction = names.keys() >= PREDICTIONS
         self.is_located, self.is_labelled = bool(located), bool(located and self.labels) and not is_prediction
-        self.is_unclear = bool(located or (paths and labels)) and not self.is_labelled and not is_prediction
+        # A list of the names of class folders is no table of images.
+        names_files = bool(paths and labels) and not all(os.path.isdir(root / str(row.get(self.path))) for row in head)
+        self.is_unclear = (bool(located) or names_files) and not self.is_labelled and not is_prediction
 
     def _read_labels(self, columns: list[str]) -> list[Any]:
         """Read the labels of one column, or of one column per class; returns none for different columns."""
