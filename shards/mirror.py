@@ -8,6 +8,7 @@ manifest, and appears whole or not at all. The server is not trusted: the manife
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -44,9 +45,11 @@ def mirrored_url(root: Path) -> str:
 
 
 def refuse_packing(root: Path) -> None:
-    """Raise UsageError for a mirror: what is packed there would not reach the server."""
+    """Raise UsageError for a mirror, from which nothing would reach the server, and for a folder that is read-only."""
     if url := mirrored_url(root):
         raise UsageError(f"{redact(url)} can only be read; pack into a folder and upload that")
+    if not os.access(next(path for path in (root, *root.absolute().parents) if path.exists()), os.W_OK):
+        raise UsageError(f"nothing can be written to {root}: choose another --data folder")
 
 
 def refresh(root: Path, name: str) -> None:

@@ -96,8 +96,8 @@ def _resolve_name(name: str, raw: Path | None, data_root: Path) -> DatasetToPack
     if name.lower().endswith((".yaml", ".yml")):
         return _from_file(path)
     if os.sep in name or is_image_name(name) or path.is_file():
-        state = "is no folder of images" if path.exists() else "does not exist: there is no such folder"
-        raise UsageError(f"{name} {state}; name a folder of images, a YAML file or a data set")
+        what = f"{name} is no folder" if path.exists() else f"there is no folder {name}"
+        raise UsageError(f"{what}: name a folder of images, a YAML file or a data set")
     dataset = resolve_dataset(name, data_root)
     if path.is_dir() and not raw and not (path / FILE).exists():
         note(f"procap: warning: '{name}' is taken for the data set of that name; pack the folder here as ./{name}")

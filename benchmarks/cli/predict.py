@@ -42,9 +42,7 @@ def predict(
     ] = None,
     out: Annotated[Path | None, flags.flag("FILE", "CSV file [default: stdout]")] = None,
     top: Annotated[int, flags.flag("K", "at most K classes of an image, the most probable first", min=1)] = 1,
-    names: Annotated[
-        str, flags.flag("A,B|FILE", "classes to choose from, or a file of them [default: those that the run learned]")
-    ] = "",
+    names: Annotated[str, flags.flag("A,B|FILE", "classes to choose from [default: those that the run learned]")] = "",
     best: Annotated[
         bool, flags.switch("--best", "of the runs that flags select, that with the highest validation accuracy")
     ] = False,

@@ -19,10 +19,9 @@ def split_names(text: str) -> list[str]:
 
 def parse_class_names(text: str) -> list[str]:
     """Read the lines of a file, or split a comma list as CSV is: names with commas stand between quotes."""
-    if os.path.isfile(text):
-        names = Path(text).read_text(encoding="utf-8-sig").splitlines()
-    else:
-        names = next(csv.reader([text], skipinitialspace=True), [])
+    is_file = os.path.isfile(text)
+    lines = Path(text).read_text(encoding="utf-8-sig").splitlines() if is_file else []
+    names = lines if is_file else next(csv.reader([text], skipinitialspace=True), [])
     return list(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
