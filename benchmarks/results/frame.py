@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +18,7 @@ from procap.recipe import format_value
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
-from runner.run_folders import RunFolder, find_runs, locate_run
+from runner.run_folders import RUNS, RunFolder, find_runs, locate_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +56,8 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         fps, fps_model        evaluated images per second with and without decoding
         chosen_on_test        whether weights or settings were chosen by test accuracy (option selection = test)
         imported              whether the weights were imported from a checkpoint of public code
-        source                package, version and digest of the code of a plug-in method; empty for a built-in one
+        source                package, version and digest of the code of the method; empty for imported weights
+        group                 8 hex digits, equal for results that differ in data set, target and seed alone
         train_seconds         NaN for a method that trains nothing, and for imported weights
         steps                 of the optimizer; 0 for a method that trains nothing, and for imported weights
         gradient_norms        norms of the weighted loss terms' gradients at the end, by term; {} if not recorded
@@ -66,8 +69,8 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         correct_images        which images were right [total]; None if not recorded
         wrong_images          true and predicted labels [2, total - correct] of the others, in order
 
-    Raises UserError if there is no such folder or suite, if a file is broken, or if an evaluation used other
-    weights than the run has now.
+    Raises UserError if there is no such folder or suite, if a file is broken, if an evaluation used other weights than
+    the run has now, or if images of a data set or weights of a backbone differ between results.
     """
     root = open_results(results)
     runs = None
@@ -80,7 +83,9 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
     # Runs without training that differ only in seed or shots have the same results.
     # As text, because the dicts in `settings` cannot be hashed.
     columns = frame[["method", "dataset", "target", "manifest", "settings", "limited"]].astype(str)
-    return frame[~columns.duplicated() | (frame.epochs > 0)]
+    frame = frame[~columns.duplicated() | (frame.epochs > 0)]
+    check_contents(frame)
+    return frame
 
 
 def open_results(results: str | Path) -> Path:
@@ -143,7 +148,7 @@ def make_records(
         # Sums of all terms would not compare between methods with different terms.
         "losses": [next(iter(epoch.terms.values())) for epoch in training.epochs],
     }
-    settings = describe_settings(config)
+    settings = describe_settings(config) | _describe_training(folder, config, training)
     weights = training.backbone_digest, training.checkpoint_sha256
     for result in results:
         if (result.backbone_digest, result.checkpoint_sha256) != weights:
@@ -158,7 +163,8 @@ def make_records(
             **run,
             **{name: getattr(result, name) for name in result_fields},
             # In `settings`, so that titles name evaluations under different settings as they do varied options.
-            "settings": settings | {"evaluation": result.settings.label or "default"},
+            "settings": (of_result := settings | _describe_evaluation(result)),
+            "group": digest_of([config.method, of_result]),
             "target": str(target),
             "target_dataset": target.dataset,
             "target_classes": target.classes,
@@ -185,7 +191,7 @@ COLUMNS = (
     *("path", "hash", "method", "variant", "config", "options", "settings", "dataset", "classes", "shots", "seed"),
     *("backbone", "pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split"),
     *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "calibration", "per_class"),
-    *("images", "limited", "evaluation", "fps", "fps_model", "chosen_on_test", "imported", "source"),
+    *("images", "limited", "evaluation", "fps", "fps_model", "chosen_on_test", "imported", "source", "group"),
     *("train_seconds", "steps", "gradient_norms", "losses", "manifest", "contents", "backbone_digest", "written"),
     *("correct_images", "wrong_images"),
 )
@@ -250,15 +256,46 @@ def describe_settings(config: RunConfig) -> dict[str, str]:
     if config.recipe.epochs:
         settings |= {"shots": str(config.shots or "full"), "recipe": config.recipe_name}
         # The method of the run that the training started from.
-        settings["init"] = Path(config.init).parts[-4] if config.init else "none"
-        # Published recipes set these two by data set.
-        fields = set(config.identity()["recipe"]) - {"colour_jitter", "rotation"}
+        settings["init"] = RunConfig.parse_path(config.init)["method"] if config.init else "none"
+        fields = config.identity()["recipe"]
         settings |= {f"recipe.{name}": format_value(getattr(config.recipe, name)) for name in sorted(fields)}
     return settings
 
 
+def digest_of(values: Any) -> str:
+    """Return 8 hex digits of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _describe_training(folder: RunFolder, config: RunConfig, training: TrainResult) -> dict[str, str]:
+    """Collect what tells trainings of one configuration apart: code, files, and the run that they started from."""
+    settings = {f"file.{name}": digest[:8] for name, digest in training.files.items() if name != "init"}
+    if training.method_source:
+        settings["code"] = training.method_source.digest[:8]
+    if config.init:
+        # Each seed may start from a run of its own seed: runs count by their settings where they can be read.
+        start = RunFolder(folder.path.parents[RUNS.count("/")] / config.init).read_config()
+        settings["start"] = digest_of(describe_settings(start)) if start else config.init_digest[:8]
+    return settings
+
+
+def _describe_evaluation(result: EvalResult) -> dict[str, str]:
+    limit = {"limit": str(result.limit)} if result.limited else {}
+    return {"evaluation": result.settings.label or "default", **limit}
+
+
+def find_differences(rows: Iterable[Mapping[str, str]]) -> dict[str, Counter[str]]:
+    """Count the values of each setting that differs between rows; those without a value are left out."""
+    counts: dict[str, Counter[str]] = {}
+    for name, value in (item for settings in rows for item in settings.items()):
+        counts.setdefault(name, Counter())[value] += 1
+    return {name: values for name, values in counts.items() if len(values) > 1}
+
+
 SHARED = ("backbone", "pretrained", "precision", "shots")
 """Settings that are compared between all rows; others are compared between the rows of one method."""
+WITHIN = ("code", "file.", "start", "limit", "recipe.colour_jitter", "recipe.rotation")
+"""Settings that are compared within a data set alone; published recipes set the last two by data set."""
 
 
 def title_variants(frame: Any) -> list[str]:
@@ -266,7 +303,8 @@ def title_variants(frame: Any) -> list[str]:
 
     The classes trained on are no part of it. A recipe is one value if all rows of its method have a recipe with a
     name, else its fields are. What more than half of the rows of a method have is not named, unless it is SHARED.
-    frame: anything with the columns `method` and `settings`.
+    Rows that would have one title on a data set, and differ in anything but the seed, are named by that as well.
+    frame: anything with the columns `method`, `dataset`, `target`, `path` and `settings`.
     """
     rows = list(zip(frame.method, frame.settings, strict=True))
     counts: dict[tuple[str, str], Counter[str]] = {}
@@ -278,7 +316,8 @@ def title_variants(frame: Any) -> list[str]:
         if name in SHARED:
             return len(counts["", name]) > 1
         has_names = "custom" not in counts.get((method, "recipe"), ())
-        if name == "classes" or (name.startswith("recipe") and (name == "recipe") != has_names):
+        of_recipe = name.startswith("recipe") and (name == "recipe") != has_names
+        if name == "classes" or of_recipe or name.startswith(WITHIN):
             return False
         values = counts[method, name]
         return 2 * values[value] <= values.total()
@@ -287,7 +326,18 @@ def title_variants(frame: Any) -> list[str]:
     for method, settings in rows:
         named = [(name.rpartition(".")[2], value) for name, value in settings.items() if is_named(method, name, value)]
         titles.append(", ".join([title_method(method), *(" ".join(item) for item in named)]))
-    return titles
+    groups: dict[tuple[str, ...], list[tuple[str, Mapping[str, str]]]] = {}
+    for *key, path, settings in zip(titles, frame.dataset, frame.target, frame.path, frame.settings, strict=True):
+        groups.setdefault((*key, settings["classes"]), []).append((path, settings))
+    further: dict[tuple[str, str], dict[str, None]] = {}
+    for (title, *_), runs in groups.items():
+        for name, values in find_differences(settings for _, settings in runs).items():
+            for path, settings in runs:
+                if name in settings and 2 * values[settings[name]] <= values.total():
+                    words = f"{name.rpartition('.')[2]} {settings[name]}"
+                    further.setdefault((title, path), {})[words] = None
+    keys = zip(titles, frame.path, strict=True)
+    return [", ".join([title, *further.get((title, path), {})]) for title, path in keys]
 
 
 def variant_order(method: str, settings: Mapping[str, str]) -> tuple[Any, ...]:
