@@ -55,6 +55,12 @@ class RunFolder:
     def read_config(self) -> RunConfig | None:
         return read_document(self.config_file, RunConfig)
 
+    def check_config(self, config: RunConfig) -> None:
+        """Raise UserError if the folder has another run whose hash is that of `config`."""
+        stored = self.read_config()
+        if stored and stored.identity() != config.identity():
+            raise UserError(f"{self.path} has another run, whose hash happens to be the same: name another --results")
+
     def read_progress(self) -> Progress | None:
         return self._read(self.progress_file, Progress)
 

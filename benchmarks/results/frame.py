@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -56,6 +57,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         fps, fps_model        evaluated images per second with and without decoding
         chosen_on_test        whether weights or settings were chosen by test accuracy (option selection = test)
         imported              whether the weights were imported from a checkpoint of public code
+        imported_file         first 8 hex digits of the SHA-256 of that checkpoint; empty for none
         source                package, version and digest of the code of the method; empty for imported weights
         group                 8 hex digits, equal for results that differ in data set, target and seed alone
         train_seconds         NaN for a method that trains nothing, and for imported weights
@@ -104,11 +106,20 @@ def open_results(results: str | Path) -> Path:
 def read_frame(
     results: Path, selected: Callable[[RunConfig], bool] = lambda config: True, evaluation: str | None = None
 ) -> pd.DataFrame:
-    """Load a local folder, restricted to some runs and settings of the evaluation; see `load`."""
+    """Load a local folder, restricted to some runs and settings of the evaluation; see `load`.
+
+    Warns of runs that are not finished, and of those at another depth of the folder, which have no rows.
+    """
     records: list[dict[str, Any]] = []
+    left_out = {"is not finished": [], "is deeper in the folder": sorted(results.glob(f"*/{RUNS}/config.json"))}
     for folder, config in run_folders(results):
         if selected(config) and (training := folder.read_training()):
             records += make_records(folder, config, training, folder.read_evaluations())
+        elif selected(config):
+            left_out["is not finished"].append(folder.path)
+    for why, paths in left_out.items():
+        if paths:
+            warnings.warn(f"{len(paths)} of the runs below {results} left out: {paths[0]} {why}", stacklevel=2)
     return make_frame(record for record in records if evaluation in (None, record["evaluation"]))
 
 
@@ -141,6 +152,7 @@ def make_records(
         "epochs": config.recipe.epochs,
         "chosen_on_test": config.chosen_on_test,
         "imported": training.imported is not None,
+        "imported_file": training.imported.sha256[:8] if training.imported else "",
         "source": str(training.method_source or ""),
         "train_seconds": training.seconds if config.recipe.epochs and not training.imported else math.nan,
         "steps": training.steps,
@@ -191,7 +203,8 @@ COLUMNS = (
     *("path", "hash", "method", "variant", "config", "options", "settings", "dataset", "classes", "shots", "seed"),
     *("backbone", "pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split"),
     *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "calibration", "per_class"),
-    *("images", "limited", "evaluation", "fps", "fps_model", "chosen_on_test", "imported", "source", "group"),
+    *("images", "limited", "evaluation", "fps", "fps_model", "chosen_on_test", "imported", "imported_file"),
+    *("source", "group"),
     *("train_seconds", "steps", "gradient_norms", "losses", "manifest", "contents", "backbone_digest", "written"),
     *("correct_images", "wrong_images"),
 )

@@ -16,7 +16,14 @@ from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun, Variant
 from benchmarks.experiment.titles import choose_reference
-from benchmarks.results.frame import check_contents, is_of_other_code, make_frame, make_records, metric_over_seeds
+from benchmarks.results.frame import (
+    check_contents,
+    find_differences,
+    is_of_other_code,
+    make_frame,
+    make_records,
+    metric_over_seeds,
+)
 from benchmarks.results.metrics import Metric, average, harmonic
 from procap.errors import UserError
 from runner.config import Target
@@ -45,7 +52,8 @@ class SuiteResults:
     """A suite with chosen options, its planned runs, and a frame of the results that exist.
 
     frame: columns of `benchmarks.results.load`, and `number`, the variant's index in `variants`. A result of a method
-    without training has one row for each seed. unreadable: why files of a run cannot be read; its results are missing.
+    without training has one row for each seed. unreadable: why files of a run cannot be read, or
+    how it differs from other seeds in more than the seed; its results are missing.
     """
 
     suite: Suite
@@ -78,7 +86,16 @@ class SuiteResults:
                     unreadable[run.path] = str(error)
         frame = make_frame(records).assign(number=[record["number"] for record in records])
         check_contents(frame)
-        return cls(suite, options, runs, frame, results, unreadable)
+        unlike = {}
+        for _, rows in frame.groupby(["number", "dataset", "target"]):
+            for name, values in find_differences(rows.settings).items():
+                usual = max(values, key=lambda value: values[value])
+                for path, settings in zip(rows.path, rows.settings, strict=True):
+                    if settings.get(name, usual) != usual:
+                        why = f"its {name} is {settings[name]}, that of other seeds {usual}: repeat it with --force"
+                        unlike[path] = why
+        frame = frame[~frame.path.isin(list(unlike))]
+        return cls(suite, options, runs, frame, results, unreadable | unlike)
 
     @cached_property
     def variants(self) -> list[Variant]:
@@ -154,8 +171,10 @@ class SuiteResults:
         changes += ["each method in ProCAP's recipe"] if chosen.recipe == "procap" else []
         if chosen.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in self.variants):
             changes.append(f"shots {chosen.shots[0] or 'all'} instead of {SHOTS}")
-        if chosen.eval_settings.samples:
-            changes.append("samples of Gaussian tokens, of which the paper's inference has the means")
+        if chosen.eval_settings.label:
+            changes.append(f"evaluation with {chosen.eval_settings.label}")
+        if chosen.precision not in ("", PAPER.precision):
+            changes.append(f"precision {chosen.precision} instead of {PAPER.precision}")
         return f"settings differ from the published ones: {', '.join(changes)}" if changes else ""
 
     def with_published(self, metric: Metric | None, published: float | None) -> Metric | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.console.output import note
@@ -33,9 +34,12 @@ def check_weights_of(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> No
 def check_code(paths: Iterable[str], results: Path) -> None:
     """Raise UserError if different code of a method than is installed trained one of these runs."""
     for path in paths:
-        folder = RunFolder(results / path)
-        config, training = folder.read_config(), folder.read_training()
-        if config and training and (why := training.changed_code(config)):
+        folder, why = RunFolder(results / path), ""
+        # The run itself reports a file that cannot be read.
+        with suppress(UserError):
+            config, training = folder.read_config(), folder.read_training()
+            why = training.changed_code(config) if config and training else ""
+        if why:
             raise UserError(why)
 
 
