@@ -157,7 +157,7 @@ def read_runs(
     def make_tables() -> list[Table]:
         return [*run_tables(frame, reference), *calibration_of_runs(frame, reference)] if len(frame) else []
 
-    titled = title_runs(frame, reference)[0] if len(frame) else frame
+    titled = title_runs(frame, reference) if len(frame) else frame
     return Section("runs", heading, titled, [config.path for _, config in folders], make_tables, unfinished)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.experiment.titles import order_in, title_method
 from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UserError
-from procap.methods import METHODS, method_source
+from procap.methods import METHODS
 from procap.recipe import format_value
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, TrainResult
@@ -170,12 +170,13 @@ def make_records(
                 f"repeat it: procap eval {folder.path} --targets {result.target} --force"
             )
         target, calibration = Target.parse_unchecked(result.target), result.calibration
+        limit = {"limit": str(result.limit)} if result.limited else {}
         result_fields = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "limited")
         yield {
             **run,
             **{name: getattr(result, name) for name in result_fields},
             # In `settings`, so that titles name evaluations under different settings as they do varied options.
-            "settings": (of_result := settings | _describe_evaluation(result)),
+            "settings": (of_result := settings | {"evaluation": result.settings.label or "default", **limit}),
             "group": digest_of([config.method, of_result]),
             "target": str(target),
             "target_dataset": target.dataset,
@@ -238,12 +239,6 @@ def check_contents(frame: pd.DataFrame) -> None:
             )
 
 
-def is_of_other_code(method: str, sources: Iterable[str]) -> bool:
-    """Whether runs were trained by code that is not installed; of an uninstalled method, whether they differ."""
-    digests, installed = {*sources} - {""}, method_source(method)
-    return bool(digests - {str(installed)}) if installed else len(digests) > 1
-
-
 def is_half(frame: pd.DataFrame) -> pd.Series:
     """Mark the rows with base or novel test images of the data set on whose base classes the run was trained."""
     is_same_set = (frame.target_dataset == frame.dataset) & (frame.split == "test")
@@ -290,11 +285,6 @@ def _describe_training(folder: RunFolder, config: RunConfig, training: TrainResu
         start = RunFolder(folder.path.parents[RUNS.count("/")] / config.init).read_config()
         settings["start"] = digest_of(describe_settings(start)) if start else config.init_digest[:8]
     return settings
-
-
-def _describe_evaluation(result: EvalResult) -> dict[str, str]:
-    limit = {"limit": str(result.limit)} if result.limited else {}
-    return {"evaluation": result.settings.label or "default", **limit}
 
 
 def find_differences(rows: Iterable[Mapping[str, str]]) -> dict[str, Counter[str]]:

@@ -16,14 +16,7 @@ from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun, Variant
 from benchmarks.experiment.titles import choose_reference
-from benchmarks.results.frame import (
-    check_contents,
-    find_differences,
-    is_of_other_code,
-    make_frame,
-    make_records,
-    metric_over_seeds,
-)
+from benchmarks.results.frame import check_contents, find_differences, make_frame, make_records, metric_over_seeds
 from benchmarks.results.metrics import Metric, average, harmonic
 from procap.errors import UserError
 from runner.config import Target
@@ -89,11 +82,10 @@ class SuiteResults:
         unlike = {}
         for _, rows in frame.groupby(["number", "dataset", "target"]):
             for name, values in find_differences(rows.settings).items():
-                usual = max(values, key=lambda value: values[value])
+                usual = values.most_common(1)[0][0]
                 for path, settings in zip(rows.path, rows.settings, strict=True):
-                    if settings.get(name, usual) != usual:
-                        why = f"its {name} is {settings[name]}, that of other seeds {usual}: repeat it with --force"
-                        unlike[path] = why
+                    if (value := settings.get(name, usual)) != usual:
+                        unlike[path] = f"its {name} is {value}, that of other seeds {usual}: repeat it with --force"
         frame = frame[~frame.path.isin(list(unlike))]
         return cls(suite, options, runs, frame, results, unreadable | unlike)
 
@@ -190,7 +182,6 @@ class SuiteResults:
         for variant, name in zip(self.variants, names, strict=True):
             words = [f"{key} {value}" for key, value in variant.key.items() if key != column]
             parts = [name, *words] if names.count(name) > 1 else [name]
-            parts += ["other code"] if is_of_other_code(variant.method, self.rows(variant).source) else []
             groups.setdefault(", ".join(parts), []).append(variant)
         last = choose_reference((variant.method for variant in self.variants), self.options.reference) if groups else ""
         # False sorts before True, and the sort is stable: only the reference moves.
