@@ -202,7 +202,8 @@ def read_scores(stored: Configuration, runtime: RuntimeConfig) -> Configuration:
         with suppress(UserError):
             if config := RunFolder(runtime.results / path).read_config():
                 run = RunSpec(config=config, targets=validation_targets(config.dataset, config.classes))
-                scores[path] = final_score(run, runtime, any_code=True) or scores[path]
+                score = final_score(run, runtime, any_code=True)
+                scores[path] = scores[path] if score is None else score
     return stored.model_copy(update={"scores": scores})
 
 

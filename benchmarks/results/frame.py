@@ -283,7 +283,8 @@ def _describe_training(folder: RunFolder, config: RunConfig, training: TrainResu
     if config.init:
         # Each seed may start from a run of its own seed: runs count by their settings where they can be read.
         start = RunFolder(folder.path.parents[RUNS.count("/")] / config.init).read_config()
-        settings["start"] = digest_of(describe_settings(start)) if start else config.init_digest[:8]
+        dataset = start.dataset if start and start.dataset != config.dataset else ""
+        settings["start"] = digest_of([dataset, describe_settings(start)]) if start else config.init_digest[:8]
     return settings
 
 
@@ -297,8 +298,8 @@ def find_differences(rows: Iterable[Mapping[str, str]]) -> dict[str, Counter[str
 
 SHARED = ("backbone", "pretrained", "precision", "shots")
 """Settings that are compared between all rows; others are compared between the rows of one method."""
-WITHIN = ("code", "file.", "start", "limit", "recipe.colour_jitter", "recipe.rotation")
-"""Settings that are compared within a data set alone; published recipes set the last two by data set."""
+WITHIN = ("code", "start", "limit", "recipe.colour_jitter", "recipe.rotation")
+"""Settings that are, as files, compared within a data set alone; published recipes set the last two by data set."""
 
 
 def title_variants(frame: Any) -> list[str]:
@@ -320,7 +321,7 @@ def title_variants(frame: Any) -> list[str]:
             return len(counts["", name]) > 1
         has_names = "custom" not in counts.get((method, "recipe"), ())
         of_recipe = name.startswith("recipe") and (name == "recipe") != has_names
-        if name == "classes" or of_recipe or name.startswith(WITHIN):
+        if name == "classes" or of_recipe or name in WITHIN or name.startswith("file."):
             return False
         values = counts[method, name]
         return 2 * values[value] <= values.total()

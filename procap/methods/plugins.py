@@ -69,7 +69,9 @@ def code_digest(module: str) -> str:
             digest.update(statements)
             package = name if spec.submodule_search_locations else name.rpartition(".")[0]
             for level, path in imports:
-                imported = importlib.util.resolve_name("." * level + path, package) if level else path
+                # "..x" in package a.b is a.x.
+                above = package.split(".")[: package.count(".") + 2 - level] if level else []
+                imported = ".".join([*above, path]).strip(".")
                 if imported not in modules and f"{imported}.".startswith(roots) and imported != GROUP:
                     modules.append(imported)
     return digest.hexdigest()[:16]
