@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -55,9 +55,11 @@ class RunFolder:
     def read_config(self) -> RunConfig | None:
         return read_document(self.config_file, RunConfig)
 
-    def check_config(self, config: RunConfig) -> None:
-        """Raise UserError if the folder has another run whose hash is that of `config`."""
-        stored = self.read_config()
+    def check_config(self, config: RunConfig, *, force: bool = False) -> None:
+        """Raise UserError if the folder has another run with the hash of `config`. `force` accepts a broken file."""
+        stored = None
+        with suppress(UserError) if force else nullcontext():
+            stored = self.read_config()
         if stored and stored.identity() != config.identity():
             raise UserError(f"{self.path} has another run, whose hash happens to be the same: name another --results")
 

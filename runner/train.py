@@ -86,7 +86,7 @@ def train(
     if earlier := first_stage(config):
         train(earlier, runtime, group=group, workbench=workbench)
     with folder.locked() if first else nullcontext(), synchronized_run(remote, config.path, resumes=not force):
-        group.call_on_first(lambda: folder.check_config(config))
+        group.call_on_first(lambda: folder.check_config(config, force=force))
         # Another process may have finished the run between the look above and the lock.
         if not force and (finished := read_finished(config, runtime, folder, group, workbench)):
             return finished

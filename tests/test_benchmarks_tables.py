@@ -196,7 +196,7 @@ def test_runs_that_are_unfinished_or_deeper_in_the_folder_are_named(tmp_path):
     with pytest.warns(UserWarning) as caught:
         load(tmp_path)
     said = [str(warning.message) for warning in caught]
-    assert len(said) == 2 and all(line.startswith("1 of the runs below ") for line in said)
+    assert len(said) == 2 and all(line.startswith("1 run left out, such as ") for line in said)
     assert "seed2-" in said[0] and "is not finished" in said[0] and "old/base" in said[1] and "is deeper" in said[1]
 
 

@@ -136,6 +136,8 @@ def test_a_run_with_the_hash_of_another_one_is_not_taken_for_it(runtime, tmp_pat
             again(other, there)
     with pytest.raises(UserError, match="whose hash happens to be the same"):
         planning.read_state(RunSpec(config=other, targets=()), there)
+    run_folders.RunFolder(tmp_path / one.path).config_file.write_text("{")
+    assert isinstance(train(one, there, force=True), TrainResult), "a broken file is no other run"
 
 
 def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, runtime, tmp_path, monkeypatch):

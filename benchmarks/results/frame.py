@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in, title_method
 from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UserError
@@ -119,7 +120,7 @@ def read_frame(
             left_out["is not finished"].append(folder.path)
     for why, paths in left_out.items():
         if paths:
-            warnings.warn(f"{len(paths)} of the runs below {results} left out: {paths[0]} {why}", stacklevel=2)
+            warnings.warn(f"{plural(len(paths), 'run')} left out, such as {paths[0]}, which {why}", stacklevel=2)
     return make_frame(record for record in records if evaluation in (None, record["evaluation"]))
 
 
