@@ -84,15 +84,16 @@ def score(accuracies: Sequence[float]) -> float:
     return harmonic_mean(*accuracies) if len(accuracies) == 2 else fmean(accuracies)
 
 
-def final_score(run: RunSpec, runtime: RuntimeConfig) -> float | None:
+def final_score(run: RunSpec, runtime: RuntimeConfig, *, any_code: bool = False) -> float | None:
     """Compute the score of a finished run, None while its training or an evaluation is missing.
 
-    Runs of other code than is installed count as missing: their training is refused with the reason. Raises UserError
-    for a file that cannot be read and for a run on other content of the data set.
+    Without `any_code`, runs of other code than is installed count as missing: their training is refused. Raises
+    UserError for a file that cannot be read and for a run on other content of the data set.
     """
     folder = RunFolder(runtime.results / run.path)
-    if (training := folder.read_training()) is None or training.changed_code(run.config):
+    if (training := folder.read_training()) is None or (not any_code and training.changed_code(run.config)):
         return None
+    folder.check_config(run.config)
     check_training_content(run.config, training, runtime.data)
     settings = runtime.evaluation.for_run(run.config)
     results = [folder.read_evaluation(Target.parse_unchecked(target), settings) for target in run.targets]

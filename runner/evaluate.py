@@ -163,6 +163,7 @@ def _read_training(config: RunConfig, folder: RunFolder, group: ProcessGroup, wo
         raise UserError(f"{folder.path} holds no finished training: run procap train first, or name another --results")
     if why := training.changed_code(config):
         raise UserError(why)
+    group.call_on_first(lambda: folder.check_config(config))
     group.call_on_first(lambda: workbench.check_backbone(config, training))
     return training
 

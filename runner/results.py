@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, Validati
 
 from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import describe_change
-from procap.methods.plugins import PlugInSource
+from procap.methods.plugins import MethodSource
 from procap.text import LabelSpace
 from runner.calibration import Calibration
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
@@ -105,12 +105,12 @@ class TrainResult(FrozenModel):
     processes: Count = Field(default=1, description="that trained together")
     imported: ImportedFile | None = Field(default=None, description="instead of a training here")
     files: dict[str, str] = Field(default_factory=dict, description="SHA-256 of files that were read, by option")
-    method_source: PlugInSource | None = Field(
-        default=None, description="code of a plug-in method; None for a built-in method"
+    method_source: MethodSource | None = Field(
+        default=None, description="code of the method; None for imported weights"
     )
 
     def changed_code(self, config: RunConfig) -> str:
-        """Describe in one sentence why the installed code of a plug-in method is not what trained the run, or ""."""
+        """Describe in one sentence why the installed code of the method is not what trained the run, or ""."""
         change = describe_change(config.method, self.method_source)
         hint = f"restore that code, or repeat the command of the training with `--methods {config.method} --force`"
         return change and f"{config.path} was trained {change}: {hint}"

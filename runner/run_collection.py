@@ -31,6 +31,7 @@ class Collection(FrozenModel):
     name: str = Field(pattern=COLLECTION_NAME)
     runs: tuple[str, ...] = Field(default=(), description="their paths below the results, each once")
     settings: dict[str, Any] = Field(default_factory=dict, description="the options of the command, for display")
+    source: str = Field(default="", description="name and digest of the user's file that defines a suite")
     status: Status = "running"
     metrics: dict[str, float] = Field(default_factory=dict, description="hm/procap of a suite, best/val of a sweep")
     failed: dict[str, MaskedText] = Field(

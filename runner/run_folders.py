@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,6 +63,14 @@ class RunFolder:
     @property
     def _hash(self) -> str:
         return self.path.name.rpartition("-")[2]
+
+    def check_config(self, config: RunConfig, *, force: bool = False) -> None:
+        """Raise UserError if the folder has another run with the hash of `config`. `force` accepts a broken file."""
+        stored = None
+        with suppress(UserError) if force else nullcontext():
+            stored = self.read_config()
+        if stored and stored.identity() != config.identity():
+            raise UserError(f"{self.path} has another run, whose hash happens to be the same: name another --results")
 
     def read_progress(self) -> Progress | None:
         return self._read(self.progress_file, Progress)

@@ -18,7 +18,7 @@ from procap.errors import UsageError, UserError
 from procap.methods import build_method, method_class, method_options, method_source
 from procap.methods.features import FeatureMethod
 from procap.methods.method import Method
-from procap.methods.plugins import PlugInSource
+from procap.methods.plugins import MethodSource
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 from runner.acceleration import Acceleration, note_once
@@ -47,7 +47,7 @@ class Setup:
 
     A `FeatureMethod` gets its engine and schedule from `runner.feature_training.learn_from_features`.
 
-    files: the SHA-256 of files that the method has read, by option. method_source: the code of a plug-in method.
+    files: the SHA-256 of files that the method has read, by option. method_source: the code of the method.
     """
 
     method: Method
@@ -58,7 +58,7 @@ class Setup:
     fewshot: FewShot | None
     acceleration: Acceleration
     files: Mapping[str, str]
-    method_source: PlugInSource | None
+    method_source: MethodSource | None
 
     @property
     def steps(self) -> int:

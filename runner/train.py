@@ -85,6 +85,7 @@ def train(
     if earlier := first_stage(config):
         train(earlier, runtime, group=group, workbench=workbench)
     with folder.locked() if first else nullcontext(), synchronized_run(remote, config.path, resumes=not force):
+        group.call_on_first(lambda: folder.check_config(config, force=force))
         # Another process may have finished the run between the look above and the lock.
         if not force and (finished := read_finished(config, runtime, folder, group, workbench)):
             return finished
@@ -104,6 +105,7 @@ def read_finished(
     """Read the result of a finished run. Raises UserError if data, weights, code or files have changed since."""
     result = folder.read_training() if group.ranks.is_first else None
     if result is not None:
+        folder.check_config(config)
         check_training_content(config, result, runtime.data)
         workbench.check_backbone(config, result)
         if why := result.changed_code(config):
