@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -202,3 +203,11 @@ def test_the_demo_records_its_runs_in_mlflow(tmp_path):
     sync = [*command, "track", "sync", "--results", str(out / "results")]
     printed = subprocess.run(sync, cwd=ROOT, check=True, env=environment, capture_output=True, text=True).stdout
     assert printed.startswith("0 runs and 0 collections sent to")
+
+
+def test_a_port_of_another_program_is_refused_and_no_link_leads_there(tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["ui", "--results", str(tmp_path), "--port", str(port)]) == 1
+    captured = capsys.readouterr()
+    assert not captured.out and f"port {port} of 127.0.0.1" in captured.err and "--port" in captured.err
