@@ -277,5 +277,5 @@ def open_dataset(data_root: Path, name: str, *, stream: bool = False) -> ShardSe
 
     stream: see `ShardSet`. The manifest of a mirror is updated.
     """
-    refresh(data_root, name)
-    return ShardSet(data_root / name, read_manifest(data_root / name), stream=stream)
+    folder = refresh(data_root, name)
+    return ShardSet(folder, read_manifest(folder), stream=stream)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -245,3 +246,10 @@ def test_class_names_are_read_as_csv_or_from_a_file(tmp_path):
     assert parse_class_names('"crane, bird", red rose,') == ["crane, bird", "red rose"]
     (tmp_path / "names.txt").write_text("crane, bird\nred rose\n\n")
     assert parse_class_names(str(tmp_path / "names.txt")) == ["crane, bird", "red rose"]
+
+def test_a_port_of_another_program_is_refused_and_no_link_leads_there(tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["ui", "--results", str(tmp_path), "--port", str(port)]) == 1
+    captured = capsys.readouterr()
+    assert not captured.out and f"port {port} of 127.0.0.1" in captured.err and "--port" in captured.err

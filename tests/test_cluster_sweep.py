@@ -3,9 +3,13 @@
 import json
 import shlex
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from child_process import start_process
 from command_line import plan_sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -254,3 +258,25 @@ def test_ranks_of_one_node_follow_each_other():
     assert [int(one["LOCAL_RANK"]) for one in environments] == [0, 0, 1, 1]
     assert {(one["LOCAL_WORLD_SIZE"], one["WORLD_SIZE"]) for one in environments} == {("2", "4")}
     assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in environments} == {("10.0.0.2", "1")}
+
+
+def test_a_temporary_folder_that_is_too_long_for_ray_says_what_to_set(tmp_path, monkeypatch):
+    folder = tmp_path / ("a" * 90)
+    folder.mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    remedy = "set RAY_TMPDIR to a folder with a short path"
+    with pytest.raises(UserError, match=remedy) as refused, ray_cluster.ray_connection("local", cpus=1):
+        pass
+    assert f"see {folder}/ray/session_latest/logs" in str(refused.value)
+
+
+@pytest.mark.slow
+def test_a_signal_while_ray_starts_ends_with_its_code(few_digits, tmp_path):
+    words = ["sweep", *ASKED, *GRID, "--data", str(few_digits), "--results", str(tmp_path), "--tracking", "off"]
+    command = [sys.executable, "-m", "benchmarks.cli", *words]
+    with start_process(command, stderr=subprocess.PIPE, text=True) as process:
+        while "starting Ray" not in process.stderr.readline():
+            pass
+        time.sleep(2)
+        process.terminate()
+        assert process.wait() == 143

@@ -116,7 +116,7 @@ def test_what_does_not_belong_together_is_refused(trained, hub, tmp_path, few_di
     config, runtime = trained("coop")
     files = shared.shared_files(config, runtime, "lab/run")
     elsewhere = make_runtime(few_digits, tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="hf://lab/run is not there"):
+    with pytest.raises(UserError, match="no repository lab/run"):
         fetch_run(SOURCE, elsewhere)
     hub.repositories["lab/run"] = files | {"model.safetensors": files["model.safetensors"][:-4] + b"\0\0\1\0"}
     with pytest.raises(UserError, match="do not belong together"):

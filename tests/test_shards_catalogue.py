@@ -7,7 +7,7 @@ import pytest
 from published_splits import split_files
 from toy_shards import CLASSNAMES, toy_source
 
-from benchmarks.console.parse import parse_datasets
+from benchmarks.console.parse import expand_datasets, parse_datasets
 from procap.errors import UsageError, UserError
 from shards.catalogue import CATALOGUE, PUBLISHED, find
 from shards.manifest import FILE, lines_digest
@@ -208,3 +208,9 @@ def test_groups_of_data_sets(data, tmp_path):
     assert parse_datasets("my-birds.v2,digits,my-birds.v2", data) == ["my-birds.v2", "digits"]
     eleven = [name for name, dataset in CATALOGUE.items() if dataset.images_from == "folder" and not dataset.test_only]
     assert parse_datasets("paper", tmp_path) == eleven and len(eleven) == 11
+
+
+def test_a_group_has_one_meaning_and_any_capitals():
+    assert expand_datasets("WORLD") == expand_datasets("all") and "shapes-v2" in expand_datasets("All")
+    assert expand_datasets("Paper,dtd")[:2] == ["imagenet", "caltech101"] and len(expand_datasets("paper,dtd")) == 15
+    assert expand_datasets("digits,all", trained=True)[0] == "digits"

@@ -57,7 +57,8 @@ def evaluate(
     settings = eval_settings(eval_precision, eval_resize, samples)
     runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)
     if folders and (selection != flags.SelectionFlags() or recipe_flags != flags.RecipeFlags()):
-        raise UsageError("give run folders, or flags such as --methods and --datasets that name runs, not both")
+        reason = "give run folders, or flags such as --methods and --datasets that name runs, not both"
+        raise UsageError(f"{reason}; lists have commas, as in --methods coop,maple")
 
     def find_runs() -> tuple[list[RunSpec], RuntimeConfig]:
         """Find the runs with their targets, and the runtime with their results folder."""

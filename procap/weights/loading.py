@@ -160,7 +160,7 @@ def _hub_file(repository: str, *names: str) -> Path:
     except UserError as error:
         allow = "allow the download with HF_HUB_OFFLINE=0, or " * is_offline
         page = f"https://huggingface.co/{repository}"
-        elsewhere = f"{allow}download {names[0]} from {page} elsewhere: --backbone ARCHITECTURE --pretrained FILE"
+        elsewhere = f"{allow}download the weights from {page} elsewhere: --backbone ARCHITECTURE --pretrained FILE"
         raise UserError(f"{error}; {elsewhere}") from error
 
 
