@@ -18,6 +18,7 @@ from typing import Any
 from cluster.address import LOCAL, set_auth_mode
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
+from runner.stop_signals import Interrupted
 
 NAMESPACE = "procap"
 MOST_CPUS = 16
@@ -138,6 +139,9 @@ def ray_connection(address: str, cpus: int | None = None) -> Iterator[None]:
             # A local Ray has no nodes to add. If SIGTERM reaches the whole process group, as from Slurm, its autoscaler
             # would send a traceback to our stdout; Ray has no public option to start without it.
             ray._private.worker._global_node.kill_monitor()  # type: ignore[attr-defined]
+    except SystemExit:
+        # By Ray's own handler of SIGTERM, which is in place until here.
+        raise Interrupted(signal.SIGTERM, "Ray was starting; repeat the command to resume") from None
     finally:
         if threading.current_thread() is threading.main_thread():
             # Ray installs its own SIGTERM handler, which prints C++ frames and exits with code 15; restore ours.

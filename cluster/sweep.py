@@ -22,6 +22,7 @@ from cluster.sweep_record import (
     SweepSettings,
     key_of,
     make_runs,
+    read_scores,
     runs_of_trial,
     values_of_trial,
 )
@@ -47,7 +48,7 @@ class Sweep:
         self._deadline = math.inf
 
     def _recheck(self, stored: Configuration) -> Configuration:
-        """Return a finished configuration as unfinished if results of its runs were removed or damaged since.
+        """Return a configuration with the scores that the results of its runs have now.
 
         An unfinished configuration tries its failed runs again.
         """
@@ -58,7 +59,7 @@ class Sweep:
         with suppress(UserError):
             runs = make_runs(self.settings, stored.values, self.session.runtime.data)
             if all(final_score(self.session.run(run.config), run.targets) is not None for run in runs):
-                return stored
+                return read_scores(stored, self.session)
         return stored.model_copy(update={"state": "running", "scores": {}})
 
     @property

@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -17,12 +17,14 @@ from pydantic import Field
 
 from cluster.run import validation_targets
 from cluster.space import Domain, Values, round_value, value_between
-from procap.errors import UsageError
+from procap.errors import UsageError, UserError
 from runner.config import Count, FrozenModel, RuntimeConfig
 from runner.planning import control_options, plan_run
 from runner.results import MaskedText, read_document, write_json
 from runner.run_collection import COLLECTION_NAME
-from runner.run_state import RunSpec
+from runner.run_folders import RunFolder
+from runner.run_state import RunSpec, final_score
+from runner.session import Session
 from shards.files import file_lock
 
 SWEEPS = "sweeps"
@@ -193,6 +195,18 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
         for dataset, seed in itertools.product(settings.datasets, settings.seeds)
     ]
     return [RunSpec(config=config, targets=validation_targets(config.dataset, classes)) for config in configs]
+
+
+def read_scores(stored: Configuration, session: Session) -> Configuration:
+    """Return a configuration with the scores that the results of its finished runs have now."""
+    scores = dict(stored.scores)
+    for path in scores if stored.state == "finished" else ():
+        with suppress(UserError):
+            if config := RunFolder(session.runtime.results / path).read_config():
+                targets = validation_targets(config.dataset, config.classes)
+                score = final_score(session.run(config), targets, any_code=True)
+                scores[path] = scores[path] if score is None else score
+    return stored.model_copy(update={"scores": scores})
 
 
 def examples(settings: SweepSettings) -> list[Values]:

@@ -20,6 +20,7 @@ from cluster.run import TrialReport
 from runner.environment import library_defaults
 from runner.session import Session
 from runner.workbench import Workbench
+from shards.mirror import refresh
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,8 @@ def run_trials(
 def execute_trial(config: Mapping[str, Any], work: TrialWork, report_to: ReportTo, workbench: Workbench) -> TrialReport:
     """Execute a trial on the node that Ray chose; returns its final report, raises if Ray Tune should restart it."""
     library_defaults()
+    # A worker executes many trials; each asks the server of its data again.
+    refresh.cache_clear()
     if work.resources.processes > 1:
         from cluster.distributed_trial import execute_in_group
 

@@ -1,6 +1,6 @@
 """Errors that a user can act on, for all packages: one line that says what is wrong, where, and what would work.
 
-`shards` imports nothing else of this package.
+This module imports nothing of the project: all packages may import it, `shards` nothing else of `procap`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A plain implementation to test the fast one against: full prompts, and everything recomputed for every batch.
 
-Written from the papers and independently of `procap.clip`'s forward: attention is an explicit softmax, sequences are
-Python lists of rows; padding is encoded too, and nothing is cached or fused. Slow on purpose; `with_plain_encoders`
-lets a whole method run over it.
+Written from the papers and independently of the code that it judges, of which it takes data alone: weights, plans and
+geometry. Attention is an explicit softmax, sequences are Python lists of rows; padding is encoded too, and nothing is
+cached or fused. Slow on purpose; `with_plain_encoders` lets a whole method run over it.
 
 Shapes: B images, C prompts, N either, T token ids, L sequence, D width, H heads, E joint embedding.
 """
@@ -17,15 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from procap.attention import Block
 from procap.clip import CLIP
-from procap.low_rank import LowRank
+from procap.geometry import Geometry
+from procap.low_rank import Dropout, LowRank
 from procap.packing import PromptSet
 from procap.plan import BLOCKS, INPUT, NO_CHANGE, Plan
 
 if TYPE_CHECKING:
     from procap.methods.method import Method
-    from procap.towers import Transformer
 
 
 def encode_image(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
@@ -52,7 +51,7 @@ def _final_image_rows(clip: CLIP, images: Tensor, plan: Plan) -> tuple[list[Row]
     rows = [(index, state + tower.positional_embedding[index]) for index, state in enumerate(states)]
     rows = _splice(rows, plan, INPUT)
     rows = [(label, _layer_norm(state, weights, "ln_pre")) for label, state in rows]
-    return _transformer(rows, tower.transformer, weights, clip.geometry.vision_heads, plan, causal=False), weights
+    return _transformer(rows, clip.geometry, weights, plan, causal=False), weights
 
 
 def encode_text(clip: CLIP, ids: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
@@ -64,7 +63,7 @@ def encode_text(clip: CLIP, ids: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
     # Insertions push padding beyond the context, where there are no positions.
     rows = _splice(rows, plan, INPUT)[:context]
     rows = [(label, state + tower.positional_embedding[index]) for index, (label, state) in enumerate(rows)]
-    rows = _transformer(rows, tower.transformer, weights, clip.geometry.text_heads, plan, causal=True)
+    rows = _transformer(rows, clip.geometry, weights, plan, causal=True)
     # Labels are the indices before any operation, so the end token is found where it has moved.
     by_label = dict(rows)
     ends = torch.stack([by_label[int(end)][prompt] for prompt, end in enumerate(ids.argmax(dim=1))])
@@ -143,10 +142,9 @@ def _splice(rows: list[Row], plan: Plan, layer: int) -> list[Row]:
     return rows
 
 
-def _transformer(
-    rows: list[Row], transformer: Transformer, weights: Weights, heads: int, plan: Plan, causal: bool
-) -> list[Row]:
-    for layer, block in enumerate(transformer.resblocks):
+def _transformer(rows: list[Row], geometry: Geometry, weights: Weights, plan: Plan, *, causal: bool) -> list[Row]:
+    heads = geometry.text_heads if causal else geometry.vision_heads
+    for layer in range(geometry.text_layers if causal else geometry.vision_layers):
         rows = _splice(rows, plan, layer)
         start = torch.stack([state for _, state in rows], dim=1)
         name = f"{BLOCKS}{layer}."
@@ -155,7 +153,9 @@ def _transformer(
             _layer_norm(start, weights, f"{name}ln_1"), weights, f"{name}attn.", heads, causal, branch
         )
         hidden = _linear(_layer_norm(x, weights, f"{name}ln_2"), weights, f"{name}mlp.c_fc")
-        x = x + _linear(cast(Block, block).mlp.gelu(hidden), weights, f"{name}mlp.c_proj")
+        # QuickGELU of Radford et al.'s code, or the exact GELU (Hendrycks and Gimpel 2016).
+        share = torch.sigmoid(1.702 * hidden) if geometry.quick_gelu else (1 + torch.erf(hidden / math.sqrt(2))) / 2
+        x = x + _linear(hidden * share, weights, f"{name}mlp.c_proj")
         if layer in plan.adapters:
             x = x + plan.adapters[layer](_layer_norm(start, weights, f"{name}ln_1"))
         rows = [(label, state) for (label, _), state in zip(rows, x.unbind(dim=1), strict=True)]
@@ -181,7 +181,30 @@ def _low_rank(branch: LowRank | None, projection: str, x: Tensor, rows: Tensor) 
     if branch is None or projection not in branch.factors:
         return 0.0
     down, up = branch.factors[projection]
-    return (x * branch.dropout_factors(rows, (projection,)).get(projection, 1.0)) @ down.T @ up.T
+    kept = 1.0 if branch.dropout is None else _dropout_factors(branch.dropout, "qkvo".index(projection), rows)
+    return (x * kept) @ down.T @ up.T
+
+
+def _dropout_factors(dropout: Dropout, projection: int, rows: Tensor) -> Tensor:
+    """Return 0 or 1 / (1 - rate) for each element of `rows` [N, L, D], by the definition of `Dropout`.
+
+    A byte of a hash of seed, item, row and column decides: MurmurHash3's finalizer, here in 64 bits of which 32 count.
+    """
+    count, length, width = rows.shape
+    items, row, column = (torch.arange(size, device=rows.device) for size in rows.shape)
+    low, high = dropout.seed % 2**32, (dropout.seed >> 31) % 2**32
+    keys = _mix(_mix((dropout.first + dropout.step * items + low) % 2**32) ^ high).view(count, 1, 1)
+    cells = (4096 * row.view(length, 1) + column.view(1, width)) * 0x9E3779B9 % 2**32
+    steps = round(256 * dropout.rate)
+    is_kept = (_mix(cells ^ keys) >> 8 * projection) % 256 >= steps
+    return is_kept.to(rows.dtype) / (1 - steps / 256)
+
+
+def _mix(x: Tensor) -> Tensor:
+    # Products wrap around at 2^64, which leaves their lower 32 bits right.
+    x = (x ^ (x >> 16)) * 0x85EBCA6B % 2**32
+    x = (x ^ (x >> 13)) * 0xC2B2AE35 % 2**32
+    return x ^ (x >> 16)
 
 
 def _linear(x: Tensor, weights: Weights, name: str) -> Tensor:

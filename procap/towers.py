@@ -334,8 +334,9 @@ class FrozenTower(nn.Module):
         if plan:
             raise ValueError("a frozen tower takes no plan")
         ids = inputs.ids if isinstance(inputs, PromptSet) else inputs
-        # `shape[1]` is T for prompts; for images it is 3, the channels, so that a part has 2,730 of them.
-        outputs = [self.module(part) for part in ids.split(max(1, CHUNK_ROWS // ids.shape[1]))]
+        # The prompts of all classes are encoded in parts; callers choose how many images are in a batch.
+        is_text = ids.dim() == 2
+        outputs = [self.module(part) for part in (ids.split(max(1, CHUNK_ROWS // ids.shape[1])) if is_text else [ids])]
         # CoCa's towers also return the states of all rows.
         return torch.cat([output[0] if isinstance(output, tuple) else output for output in outputs])
 

@@ -23,6 +23,7 @@ from runner.remote_results import results_root
 from runner.run_state import RunState, read_state
 from runner.train import TrainingRequest, train
 from shards.default_paths import cache_home, data_root
+from shards.mirror import refresh
 from shards.pack import pack_missing
 from shards.reader import ShardSet
 
@@ -38,6 +39,8 @@ class Session:
 
     def __init__(self, *, data: str | Path = "", results: str | Path = "results", **settings: Any) -> None:
         """data, results: as the flags, also URLs. settings: fields of `runner.config.RuntimeConfig`."""
+        # An earlier session may have asked the server.
+        refresh.cache_clear()
         folder, url = results_root(str(results), cache_home())
         places: dict[str, Any] = {"data": data_root(str(data)), "results": folder, "results_url": url}
         self._session = session.Session(RuntimeConfig(**places, **settings))

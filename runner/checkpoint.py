@@ -22,6 +22,7 @@ from torch import Tensor
 from procap.clip import describe_differences
 from procap.errors import UserError, describe_invalid
 from procap.methods.method import Method
+from procap.weights.files import SIZE_LIMIT
 from runner.config import Amount, Count
 from runner.meters import MeterState
 from runner.results import CheckpointCard, EpochLog, write_bytes
@@ -51,7 +52,7 @@ def read_checkpoint(path: Path, sha256: str | None = None) -> tuple[dict[str, Te
 def read_checkpoint_bytes(path: Path, sha256: str | None) -> bytes:
     """Read the bytes of a checkpoint. Raises UserError if it is missing or was altered."""
     try:
-        data = read_regular(path)
+        data = read_regular(path, SIZE_LIMIT)
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"cannot read the checkpoint {path}: {reason}; train again with --force") from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -178,14 +178,15 @@ class Engine:
                 **buffers,
             )
 
-    def set_rates(self, *rates: float) -> None:
-        """Set the learning rates of the next steps to those of `Schedule.rates`.
+    def scale_rates(self, rate: float) -> None:
+        """Set the learning rate of the recipe for the next steps; those of other groups keep their ratio to it."""
+        groups = self.optimizer.param_groups
+        self.set_rates({group["rate_index"]: rate * group["relative_rate"] for group in groups})
 
-        A single rate is the recipe's; those of other groups keep their ratio to it.
-        """
+    def set_rates(self, rates: Sequence[float] | Mapping[int, float]) -> None:
+        """Set the learning rates of the next steps to those of `Schedule.rates`, or to others by their index there."""
         for param_group in self.optimizer.param_groups:
-            lr = rates[param_group["rate_index"]] if len(rates) > 1 else param_group["relative_rate"] * rates[0]
-            param_group["lr"] = lr
+            param_group["lr"] = rates[param_group["rate_index"]]
 
     def terms(self, batch: Batch) -> Tensor:
         """Compute the loss terms [T] of `batch`, with their autograd graph."""

@@ -117,7 +117,7 @@ def find_result(run: Run, target: Target, *, force: bool) -> EvalResult | None:
 
 def _read_training(run: Run) -> TrainResult:
     session = run.session
-    training = session.group.call_on_first(run.folder.read_training)
+    training = session.group.call_on_first(run.read_training)
     if training is None:
         raise UserError(
             f"{run.folder.path} holds no finished training: run procap train first, or name another --results"

@@ -28,10 +28,8 @@ from shards.loader import DecodedImages, TrainStream, prepare_batches
 from shards.reader import ImageList
 from shards.transforms import TrainAugment
 
-Loaders = Callable[[Sequence[int]], Generator[tuple[int, Callable[[], Image]]]]
-"""Yield indices with functions that decode their images."""
-Prepare = Callable[[int, Image, Tensor], object]
-"""Write the pixels of an image, which has this index in a list, to a tensor [3, S, S]."""
+Loader = tuple[int, Callable[[], Image]]
+"""The index of an image in a list, and a function that decodes it."""
 
 
 class FeatureStream(TrainStream):
@@ -78,14 +76,15 @@ def encode_samples(run: Run, setup: Setup, stop: StopRequest) -> FeatureBank:
     stream, decoded = TrainStream(train, config.recipe.batch_size, augment, config.seed), DecodedImages(train)
 
     def encode_view(view: int) -> Tensor:
-        def prepare(i: int, image: Image, out: Tensor) -> None:
+        def prepare(loader: Loader, out: Tensor) -> None:
+            i, load = loader
             # View v is what the image looks like in epoch v of a training on images.
-            augment(decoded.keep(i, image), stream.augment_generator(view, i), out)
+            augment(decoded.keep(i, load()), stream.augment_generator(view, i), out)
 
         return encode(len(train), decoded.loaders, prepare)
 
     def encode_plain(images: ImageList) -> tuple[Tensor, Tensor]:
-        features = encode(len(images), images.loaders, lambda i, image, out: transform(image, out))
+        features = encode(len(images), images.loaders, lambda loader, out: transform(loader[1](), out))
         return features, torch.from_numpy(images.labels).to(device)
 
     num_views = getattr(method.options, "views", 0) or config.recipe.epochs
@@ -114,23 +113,26 @@ def choosing_images(run: Run, setup: Setup) -> tuple[ImageList, ImageList]:
 
 @torch.no_grad()
 def encode_images(
-    run: Run, setup: Setup, stop: StopRequest, count: int, loaders: Loaders, prepare: Prepare
+    run: Run,
+    setup: Setup,
+    stop: StopRequest,
+    count: int,
+    loaders: Callable[[Sequence[int]], Generator[Loader]],
+    prepare: Callable[[Loader, Tensor], object],
 ) -> Tensor:
-    """Encode `count` images to features [M, E], float32, on every rank; each rank encodes its share of them."""
+    """Encode `count` images to features [M, E], float32, on every rank; each rank encodes its share of them.
+
+    prepare: writes the pixels of an image to a tensor [3, S, S].
+    """
     clip, config, group = setup.method.clip, run.config, run.session.group
     workers = num_decoders(run.session.runtime.workers, clip.device)
     size, batch_size = clip.geometry.image_size, config.recipe.test_batch_size
     features = torch.zeros(count, clip.geometry.embed_dim, device=clip.device)
     indices = range(group.rank, count, group.size)
-
-    def prepare_loaded(item: tuple[int, Callable[[], Image]], out: Tensor) -> None:
-        i, load = item
-        prepare(i, load(), out)
-
     with closing(loaders(indices)) as images:
         # As many batches on all ranks, of which the last can be empty: after each they agree whether to stop.
         batches = ([*islice(images, batch_size)] for _ in range(0, -(-count // group.size), batch_size))
-        for batch, pixels in prepare_batches(batches, prepare_loaded, (3, size, size), workers):
+        for batch, pixels in prepare_batches(batches, prepare, (3, size, size), workers):
             if batch:
                 with autocast(config.precision, clip.device):
                     features[[i for i, _ in batch]] = clip.encode_image(pixels.to(clip.device)).float()

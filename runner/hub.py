@@ -1,6 +1,6 @@
 """Share finished runs through the Hugging Face Hub: a repository of type "model" for each run.
 
-config.json         a `SharedRun`: method, options, recipe, backbone and its digest, classes, few-shot samples, versions
+run.json            a `SharedRun`: method, options, recipe, backbone and its digest, classes, few-shot samples, versions
 model.safetensors   the learned tensors under the names of the method's parameters: the run's `checkpoint.safetensors`
 README.md           the model card, with measured accuracies as the Hub's model-index
 
@@ -24,11 +24,11 @@ from shards.files import read_regular
 from shards.remote import translate_errors
 
 HUB = "hf://"
-CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
+RUN_FILE, WEIGHTS_FILE, CARD_FILE = "run.json", "model.safetensors", "README.md"
 
 
 class SharedRun(FrozenModel):
-    """`config.json` of a repository: how the tensors were trained, and what they need.
+    """`run.json` of a repository: how the tensors were trained, and what they need.
 
     training: includes the digest of the backbone's weights, and the digest and paths of the few-shot samples.
     """
@@ -60,7 +60,7 @@ def shared_files(run: Run, repository: str) -> dict[str, bytes]:
     # Whole results alone: the Hub shows them next to those of other models.
     results = [result for result in folder.read_evaluations() if result.is_current(training, None)]
     readme = model_card(shared, results, repository)
-    return {CONFIG_FILE: f"{text}\n".encode(), WEIGHTS_FILE: weights, CARD_FILE: readme.encode()}
+    return {RUN_FILE: f"{text}\n".encode(), WEIGHTS_FILE: weights, CARD_FILE: readme.encode()}
 
 
 def model_card(shared: SharedRun, results: list[EvalResult], repository: str) -> str:
@@ -99,7 +99,7 @@ def model_card(shared: SharedRun, results: list[EvalResult], repository: str) ->
         f"{config.seed}, on the frozen CLIP {config.backbone_name} (digest of its weights: "
         f"{shared.training.backbone_digest}), by procap-bench {shared.procap_version}.\n",
         f"```sh\nprocap eval {HUB}{repository}\n```\n",
-        f"`{WEIGHTS_FILE}` has the learned tensors, `{CONFIG_FILE}` everything that trained them.",
+        f"`{WEIGHTS_FILE}` has the learned tensors, `{RUN_FILE}` everything that trained them.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -126,12 +126,14 @@ def fetch_run(location: str, session: Session) -> Run:
     """
     from huggingface_hub import constants
 
+    from procap.weights.files import SIZE_LIMIT
+
     repository, _, revision = location.removeprefix(HUB).partition("@")
     if repository.count("/") != 1:
         raise UsageError(f"{location} is not {HUB}NAMESPACE/NAME")
     fetch = partial(hub_file, repository, revision=revision or None, offline=constants.HF_HUB_OFFLINE)
-    shared = read_document(fetch(CONFIG_FILE), SharedRun, f"{location} is not a run of this program")
-    weights = read_regular(fetch(WEIGHTS_FILE))
+    shared = read_document(fetch(RUN_FILE), SharedRun, f"{location} is not a run of this program")
+    weights = read_regular(fetch(WEIGHTS_FILE), SIZE_LIMIT)
     assert shared is not None
     training = shared.training
     hashes = shared.config.hash, hashlib.sha256(weights).hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -16,12 +16,13 @@ from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, Validati
 
 from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import describe_change
-from procap.methods.plugins import PlugInSource
+from procap.methods.plugins import MethodSource
 from procap.text import LabelSpace
 from runner.calibration import Calibration
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
 from shards.credentials import mask
 from shards.files import read_regular, write_file
+from shards.manifest import lines_digest
 
 SCHEMA: Literal[1] = 1
 Document = TypeVar("Document", bound=BaseModel)
@@ -54,6 +55,12 @@ class FewShotRecord(FrozenModel):
     seed: Count
     digest: str = Field(description="of the paths of the chosen training images, in order")
     samples: list[str] = Field(description="paths of the chosen training images")
+
+    @model_validator(mode="after")
+    def _is_of_samples(self) -> FewShotRecord:
+        if lines_digest(self.samples) != self.digest:
+            raise ValueError(f"samples are not those of digest {self.digest}")
+        return self
 
 
 class ImportedFile(FrozenModel):
@@ -98,12 +105,12 @@ class TrainResult(FrozenModel):
     processes: Count = Field(default=1, description="that trained together")
     imported: ImportedFile | None = Field(default=None, description="instead of a training here")
     files: dict[str, str] = Field(default_factory=dict, description="SHA-256 of files that were read, by option")
-    method_source: PlugInSource | None = Field(
-        default=None, description="code of a plug-in method; None for a built-in method"
+    method_source: MethodSource | None = Field(
+        default=None, description="code of the method; None for imported weights"
     )
 
     def changed_code(self, config: RunConfig) -> str:
-        """Describe in one sentence why the installed code of a plug-in method is not what trained the run, or ""."""
+        """Describe in one sentence why the installed code of the method is not what trained the run, or ""."""
         change = describe_change(config.method, self.method_source)
         hint = f"restore that code, or repeat the command of the training with `--methods {config.method} --force`"
         return change and f"{config.path} was trained {change}: {hint}"
@@ -192,17 +199,40 @@ class EvalResult(FrozenModel):
 
     @model_validator(mode="after")
     def _images_add_up(self) -> EvalResult:
-        counts = self.per_class
-        if (sum(counts.correct), sum(counts.total)) != (self.correct, self.total):
-            raise ValueError(
-                f"{self.correct} of {self.total} images are correct, but {sum(counts.correct)} of {sum(counts.total)} "
-                "in the sum of per_class"
-            )
-        if not len(counts.correct) == len(counts.total) == self.num_classes:
-            raise ValueError(f"per_class has {len(counts.total)} classes, num_classes is {self.num_classes}")
-        if self.labels is not None and not len(self.labels) == len(self.predicted or ()) == self.total:
-            raise ValueError(f"labels and predicted have {len(self.labels)} and {len(self.predicted or ())} images")
+        """Refuse counts that contradict each other: every number of a table and a report comes from them."""
+        if problem := next(self._contradictions(), ""):
+            raise ValueError(problem)
         return self
+
+    def _contradictions(self) -> Iterator[str]:
+        correct, total, classes = self.per_class.correct, self.per_class.total, self.num_classes
+        labels, predicted = self.labels, self.predicted
+        if (sum(correct), sum(total)) != (self.correct, self.total):
+            sums = f"{sum(correct)} of {sum(total)} in the sum of per_class"
+            yield f"{self.correct} of {self.total} images are correct, but {sums}"
+        if not len(correct) == len(total) == len(self.per_class.names or total) == classes:
+            yield f"per_class has {len(total)} classes, num_classes is {classes}"
+        for label, (right, images) in enumerate(zip(correct, total, strict=True)):
+            if right > images:
+                yield f"{right} of {images} images of class {label} are correct"
+        if self.total != min(self.limit or self.dataset_size, self.dataset_size):
+            yield f"total = {self.total} images, of dataset_size = {self.dataset_size} with limit = {self.limit}"
+        if self.settings.precision not in (None, self.precision):
+            yield f"precision = {self.precision}, in settings it is {self.settings.precision}"
+        if self.calibration:
+            bins = self.calibration.equal_width
+            if (sum(bins.correct), sum(bins.count)) != (self.correct, self.total):
+                yield f"calibration has {sum(bins.correct)} of {sum(bins.count)} correct images"
+        if (labels is None) != (predicted is None):
+            yield "labels and predicted belong together"
+        elif labels is not None and predicted is not None:
+            if not len(labels) == len(predicted) == self.total:
+                yield f"labels and predicted have {len(labels)} and {len(predicted)} images"
+            if (last := max(max(labels), max(predicted))) >= classes:
+                yield f"labels and predicted name class {last} of {classes}"
+            true, is_right = np.array(labels), np.equal(labels, predicted)
+            if [np.bincount(each, minlength=classes).tolist() for each in (true[is_right], true)] != [correct, total]:
+                yield "labels and predicted contradict per_class"
 
     @property
     def file(self) -> str:

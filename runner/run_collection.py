@@ -13,8 +13,10 @@ from procap.errors import UserError
 from runner.config import FrozenModel
 from runner.results import MaskedText, read_document, write_json
 from runner.stop_signals import Interrupted
+from shards.files import file_lock
 
 COLLECTIONS, FILE = "collections", "collection.json"
+LOCK_SECONDS = 30.0
 COLLECTION_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 Status = Literal["running", "finished", "failed", "interrupted"]
@@ -31,6 +33,7 @@ class Collection(FrozenModel):
     name: str = Field(pattern=COLLECTION_NAME)
     runs: tuple[str, ...] = Field(default=(), description="their paths below the results, each once")
     settings: dict[str, Any] = Field(default_factory=dict, description="the options of the command, for display")
+    source: str = Field(default="", description="name and digest of the user's file that defines a suite")
     status: Status = "running"
     metrics: dict[str, float] = Field(default_factory=dict, description="hm/procap of a suite, best/val of a sweep")
     failed: dict[str, MaskedText] = Field(
@@ -56,11 +59,18 @@ def read_collection(folder: Path) -> Collection | None:
 
 
 def write_collection(results: Path, collection: Collection) -> Collection:
-    """Write `collection` below `results`, with the start time of an existing file; return it."""
+    """Write `collection` below `results`, with the start time of an existing file; return it.
+
+    Of a file that says "running" the runs are kept too: a second command may execute a different part of the suite.
+    """
     folder = results / collection.path
-    if before := read_collection(folder):
-        collection = collection.model_copy(update={"started": min(before.started, collection.started)})
-    write_json(folder / FILE, collection)
+    with file_lock(folder / ".lock", timeout=LOCK_SECONDS, remove=True):
+        if before := read_collection(folder):
+            changes: dict[str, Any] = {"started": min(before.started, collection.started)}
+            if before.status == "running":
+                changes["runs"] = tuple(dict.fromkeys([*before.runs, *collection.runs]))
+            collection = collection.model_copy(update=changes)
+        write_json(folder / FILE, collection)
     return collection
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,12 +54,35 @@ class RunFolder:
     def read_config(self) -> RunConfig | None:
         return read_document(self.config_file, RunConfig)
 
+    @cached_property
+    def _config(self) -> RunConfig | None:
+        return self.read_config()
+
+    @property
+    def _hash(self) -> str:
+        return self.path.name.rpartition("-")[2]
+
+    def check_config(self, config: RunConfig, *, force: bool = False) -> None:
+        """Raise UserError if the folder has another run with the hash of `config`. `force` accepts a broken file."""
+        stored = None
+        with suppress(UserError) if force else nullcontext():
+            stored = self.read_config()
+        if stored and stored.identity() != config.identity():
+            raise UserError(f"{self.path} has another run, whose hash happens to be the same: name another --results")
+
     def read_progress(self) -> Progress | None:
         return self._read(self.progress_file, Progress)
 
     def read_training(self) -> TrainResult | None:
         """Read the result of the finished training; None if there is none."""
-        return self._read(self.train_file, TrainResult)
+        training = self._read(self.train_file, TrainResult)
+        few_shot = training and training.fewshot
+        if few_shot and not self.path.as_posix().endswith(
+            f"/{few_shot.shots or 'full'}shot/seed{few_shot.seed}-{self._hash}"
+        ):
+            drawn = f"{few_shot.shots} shots and seed {few_shot.seed}"
+            raise UserError(f"{self.train_file} has few-shot samples of {drawn}: move it away, or repeat with --force")
+        return training
 
     def read_status(self) -> str:
         """Return the state of the run in a word. Raises UserError for a broken file."""
@@ -91,12 +115,15 @@ class RunFolder:
         if result and result.file != path.name:
             under = f" under {result.settings.label}" if result.settings.label else ""
             raise UserError(f"{path} holds {result.target!r}{under}: delete it, or restore its name")
+        config = self._config
+        if result and config and result.precision != (result.settings.precision or config.precision):
+            raise UserError(f"{path} was computed in {result.precision}, its run in {config.precision}: delete it")
         return result
 
     def _read(self, path: Path, model: type[RunDocument]) -> RunDocument | None:
         """Read a document of the run. Raises UserError for a broken one or a different configuration."""
         # The folder of a run ends in the hash of its configuration.
-        document, expected = read_document(path, model), self.path.name.rpartition("-")[2]
+        document, expected = read_document(path, model), self._hash
         if document and document.config_hash != expected:
             raise UserError(
                 f"{path} is of run {document.config_hash!r}, not {expected}; move it away, or repeat with --force"

@@ -49,18 +49,18 @@ def read_states(session: Session, runs: Iterable[RunSpec], *, force: bool = Fals
     return states
 
 
-def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False) -> RunState:
-    """Read what exists of a run, with `force` to be repeated.
+def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False, any_code: bool = False) -> RunState:
+    """Read what exists of a run, with `force` to be repeated. any_code: also if other code than is installed made it.
 
     Raises UserError for a file that cannot be read, and OtherContent.
     """
     config, folder, session = run.config, run.folder, run.session
-    training = folder.read_training()
+    training = run.read_training()
     is_started = training is not None or folder.state.is_dir()
     if force or training is None:
         return RunState("repeat" if force and is_started else "unfinished" if is_started else "new", targets)
     session.check_content(config, config.dataset, training.manifest_digest)
-    if training.changed_code(config):
+    if not any_code and training.changed_code(config):
         return RunState("other code", targets)
     current = set[str]()
     for name in targets:
@@ -88,13 +88,13 @@ def score(accuracies: Sequence[float]) -> float:
     return harmonic_mean(*accuracies) if len(accuracies) == 2 else fmean(accuracies)
 
 
-def final_score(run: Run, targets: tuple[str, ...]) -> float | None:
+def final_score(run: Run, targets: tuple[str, ...], *, any_code: bool = False) -> float | None:
     """Compute the score of a finished run, None while its training or an evaluation is missing.
 
-    Runs of other code than is installed count as missing: their training is refused with the reason. Raises UserError
-    for a file that cannot be read and for a run on other content of the data set.
+    Without `any_code`, runs of other code than is installed count as missing: their training is refused. Raises
+    UserError for a file that cannot be read and for a run on other content of the data set.
     """
-    if not read_state(run, targets).is_done:
+    if not read_state(run, targets, any_code=any_code).is_done:
         return None
     return score([result.accuracy for target in targets if (result := read_result(run, target))])
 

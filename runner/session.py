@@ -149,6 +149,13 @@ class Run:
         """The run's folder below the results."""
         return self.config.path
 
+    def read_training(self) -> TrainResult | None:
+        """Read the result of the finished training; None if there is none. Raises UserError for another run's."""
+        training = self.folder.read_training()
+        if training is not None:
+            self.folder.check_config(self.config)
+        return training
+
     @contextmanager
     def work(self, *, resumes: bool = True) -> Iterator[None]:
         """Hold the run's lock; download what it resumes from before the block, and upload and post it afterwards.

@@ -18,7 +18,7 @@ from procap.errors import UsageError, UserError
 from procap.methods import build_method, method_class, method_options, method_source
 from procap.methods.features import FeatureMethod
 from procap.methods.method import Method
-from procap.methods.plugins import PlugInSource
+from procap.methods.plugins import MethodSource
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 from runner.acceleration import Acceleration, note_once
@@ -35,7 +35,7 @@ from shards.device.stream import DeviceTrainStream
 from shards.image_selection import FewShot, check_classes, load_few_shot, select_class_labels
 from shards.loader import WINDOW_BYTES, TrainStream
 from shards.manifest import Manifest
-from shards.names import join_first
+from shards.names import first_few, join_first
 from shards.reader import ImageList, ShardSet
 from shards.rng import generator
 from shards.transforms import EvalTransform, TrainAugment, eval_transform
@@ -47,7 +47,7 @@ class Setup:
 
     A `FeatureMethod` gets its engine and schedule from `runner.feature_training.learn_from_features`.
 
-    files: the SHA-256 of files that the method has read, by option. method_source: the code of a plug-in method.
+    files: the SHA-256 of files that the method has read, by option. method_source: the code of the method.
     """
 
     method: Method
@@ -58,7 +58,7 @@ class Setup:
     fewshot: FewShot | None
     acceleration: Acceleration
     files: Mapping[str, str]
-    method_source: PlugInSource | None
+    method_source: MethodSource | None
 
     @property
     def steps(self) -> int:
@@ -171,24 +171,25 @@ def describe_names(clip: CLIP, space: LabelSpace) -> list[str]:
     unknown = clip.unknown_names(names)
     if 2 * len(codes) > len(names):
         reasons = [
-            f"class names are numbers or WordNet ids ({join_first([*map(ascii, codes)])}), which mean nothing in a prompt: "
-            "give names with `classes:` in the YAML file, or use a method that learns from images alone (--methods probe)"
+            f"class names are numbers or WordNet ids ({first_few(codes)}), which mean nothing in a prompt: give names "
+            "with `classes:` in the YAML file, or use a method that learns from images alone (--methods probe)"
         ]
     elif len(unknown) > 1:
         reasons = [
-            f"prompts cannot tell {len(unknown)} of {len(names)} classes ({join_first([*map(repr, unknown)])}) apart, as "
-            f"{clip.name} knows no word of their names: use a method that learns from images alone (--methods probe or "
-            "ncm), names made of the words that `procap ls words` lists (`classes:` in the YAML file), or ViT-B/16, whose "
-            "weights are fetched by HF_HUB_OFFLINE=0 procap train --backbone ViT-B/16"
+            f"prompts cannot tell {len(unknown)} of {len(names)} classes ({join_first([*map(repr, unknown)])}) apart, "
+            f"as {clip.name} knows no word of their names: use a method that learns from images alone (--methods probe "
+            "or ncm), names made of the words that `procap ls words` lists (`classes:` in the YAML file), or ViT-B/16, "
+            "whose weights are fetched by HF_HUB_OFFLINE=0 procap train --backbone ViT-B/16"
         ]
     alike: dict[tuple[int, ...], list[str]] = {}
     # A prompt that is too long is an error where it is used.
     with suppress(UserError):
-        for ids, name in zip(clip.tokenize(space.prompts()).tolist(), space.classnames, strict=True):
+        visible = [re.sub("[\u00ad\u200b-\u200f\u2060\ufeff]", "", prompt) for prompt in space.prompts()]
+        for ids, name in zip(clip.tokenize(visible).tolist(), space.classnames, strict=True):
             alike.setdefault(tuple(ids), []).append(ascii(name))
     if equal := [" = ".join(group) for group in alike.values() if len(group) > 1]:
-        what = "one of them is never predicted by a method that reads names alone"
-        reasons.append(f"classes have the same prompt ({join_first(equal)}): {what}; give them different names")
+        what = "methods that read names alone never predict one of them"
+        reasons.append(f"classes have equal prompts ({join_first(equal)}): {what}; rename yours with `classes:`")
     return reasons
 
 

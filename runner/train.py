@@ -84,6 +84,7 @@ def train(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progress:
     if earlier := first_stage(run.config):
         train(run.session.run(earlier))
     with run.work(resumes=not force):
+        run.session.group.call_on_first(lambda: run.folder.check_config(run.config, force=force))
         # Another process may have finished the run between the look above and the lock.
         if not force and (finished := read_finished(run)):
             return finished
@@ -96,7 +97,7 @@ def train(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progress:
 def read_finished(run: Run) -> TrainResult | None:
     """Read the result of a finished run. Raises UserError if data, weights, code or files have changed since."""
     session, config = run.session, run.config
-    result = run.folder.read_training() if session.is_first else None
+    result = run.read_training() if session.is_first else None
     if result is not None:
         session.check_content(config, config.dataset, result.manifest_digest)
         session.workbench.check_backbone(config, result)
@@ -246,7 +247,7 @@ class TrainLoop:
             # A CUDA graph replays the work of one stage.
             self.step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
         rates = self.schedule.rates(number, epoch)
-        self.training.engine.set_rates(*rates)
+        self.training.engine.set_rates(rates)
         images, labels = self.method.extend_batch(images, labels, generator(self.config.seed, "extend", number))
         noise = self.method.draw(generator(self.config.seed, "noise", number))
         device = self.method.clip.device

@@ -106,8 +106,15 @@ def _load_catalogue() -> dict[str, Dataset]:
 CATALOGUE: Mapping[str, Dataset] = MappingProxyType(_load_catalogue())
 PUBLISHED = tuple(dataset for dataset in CATALOGUE.values() if dataset.images_from == "folder")
 
-# Words for several data sets on the command line; no data set may have such a name.
-GROUPS = ("all", "paper", "world")
+GROUPS: Mapping[str, tuple[Dataset, ...]] = {
+    "all": (generated := tuple(dataset for dataset in CATALOGUE.values() if dataset.images_from != "folder")),
+    "world": generated,
+    "paper": PUBLISHED,
+}
+"""Words for several data sets on the command line, where all are those that need no files.
+
+No data set may have such a name.
+"""
 
 
 def find(name: str, more_names: Iterable[str] = ()) -> Dataset:

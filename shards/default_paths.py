@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from procap.errors import UsageError
 from shards.urls import is_url
 
 
@@ -12,7 +13,10 @@ def cache_home() -> Path:
     """Return the cache folder: `$PROCAP_HOME`, else `$XDG_CACHE_HOME/procap`, else `~/.cache/procap`."""
     if home := os.environ.get("PROCAP_HOME"):
         return Path(home).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "procap"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "procap"
+    except RuntimeError:
+        raise UsageError("this user has no home folder: set PROCAP_HOME to a folder for the cache, or HOME") from None
 
 
 def data_root(location: str = "") -> Path:

@@ -90,6 +90,16 @@ def plan_fetch(dataset: Dataset, hub_files: Mapping[str, Archive]) -> FetchPlan:
     return FetchPlan(dataset, redact(raw.archives[0].url), files)
 
 
+def describe_source(dataset: Dataset, official: bool) -> tuple[str, str]:
+    """Return where a data set comes from, and whose token that needs, "-" for none, without a network."""
+    raw = raw_layout(dataset)
+    if raw.layout == "imagenet":
+        return f"hf://{IMAGENET_REPOSITORY}", "$HF_TOKEN"
+    if raw.hub and not official:
+        return f"hf://{HUB_REPOSITORY}/{raw.hub}", "-"
+    return (redact(raw.archives[0].url) if raw.archives else "no official archive"), "-"
+
+
 def _plan_imagenet(dataset: Dataset) -> FetchPlan:
     """Find ImageNet's Parquet files of the splits train and validation."""
     try:

@@ -41,16 +41,18 @@ def write_file(file: Path, content: bytes | str) -> None:
         os.fsync(stream.fileno())
 
 
-def require_regular(file: Path) -> Path:
-    """Return the file. Raises OSError for anything but a regular one: a pipe or a device can be read without end."""
+def require_regular(file: Path, limit: int | None = None) -> Path:
+    """Return a regular file of at most `limit` bytes. Raises OSError for others: a pipe can be read without end."""
     if file.exists() and not file.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(file))
+    if limit and file.exists() and (size := file.stat().st_size) > limit:
+        raise OSError(errno.EFBIG, f"it has {size / 1e9:,.0f} GB, the limit is {limit / 1e9:,.0f} GB", str(file))
     return file
 
 
-def read_regular(file: Path) -> bytes:
-    """Read a regular file. Raises OSError for anything else."""
-    return require_regular(file).read_bytes()
+def read_regular(file: Path, limit: int = 10**9) -> bytes:
+    """Read a regular file of at most `limit` bytes. Raises OSError for others."""
+    return require_regular(file, limit).read_bytes()
 
 
 def file_sha256(file: Path) -> str:

@@ -17,12 +17,15 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 from PIL.ImageFile import ImageFile
+
+from shards.files import read_regular
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
 
@@ -48,7 +51,7 @@ TURNS: dict[object, Image.Transpose] = {
 SWAPPED = {"16B": "16L", "16L": "16B", "16N": "16B"}
 """The byte order by which Pillow, which keeps the first byte of 16-bit colour, reads the second; N: little-endian."""
 
-Picture = Image.Image | NDArray[np.generic] | str | os.PathLike[str]
+Picture = Image.Image | NDArray[Any] | str | os.PathLike[str]
 """What Python users have of an image: of Pillow, an array [H, W] or [H, W, 3 or 4], or the path of a file."""
 
 # Pillow and libtiff print what they notice in metadata and damaged files without naming a file; what cannot be decoded
@@ -107,9 +110,9 @@ def convert(picture: Picture) -> Image.Image:
     Raises ImageError for what is no image, OSError for a file that cannot be read.
     """
     if isinstance(picture, str | os.PathLike):
-        return decode(Path(picture).read_bytes(), upright=True)
+        return decode(read_regular(Path(picture)), upright=True)
+    image = _from_array(picture) if isinstance(picture, np.ndarray) else picture
     with _explained(b"picture"):
-        image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
         if isinstance(image, ImageFile) and image.fp and image.tile and image.format in FORMATS and not image.tell():
             # Not loaded yet: its file has what Pillow would drop.
             position = image.fp.tell()
@@ -118,6 +121,16 @@ def convert(picture: Picture) -> Image.Image:
             image.fp.seek(position)
             return decode(data, upright=True)
         return _turn(_to_rgb(image), image)
+
+
+def _from_array(array: NDArray[Any]) -> Image.Image:
+    try:
+        if array.dtype == np.uint16:
+            array = _scale(array[..., :3] if array.ndim > 2 else array)
+        return Image.fromarray(array)
+    except (TypeError, ValueError):
+        found = f"{array.dtype} {list(array.shape)}"
+        raise ImageError(f"an array of {found} is no image: give uint8 [H, W] or [H, W, 3]") from None
 
 
 def decode_pixels(data: bytes, *, upright: bool = False) -> NDArray[np.uint8]:

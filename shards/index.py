@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -41,42 +41,26 @@ def index_bytes(rows: NDArray[np.void]) -> bytes:
 def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]:
     """Read the index [N] of a split; raises UserError if it differs from the manifest."""
     entry, file = manifest.splits[split], folder / split / INDEX_FILE
-    try:
+    with _name_damage(folder, split, file):
         rows: NDArray[np.void] = np.load(io.BytesIO(_read_verified(file, entry.index_sha256)), allow_pickle=False)
         if rows.dtype != INDEX or rows.shape != (entry.count,):
             raise ValueError(f"it is no index of {entry.count} images")
-        if not (np.isin(rows["label"], range(len(manifest.classnames))).all() and rows["shard"].max() < len(entry.shards)):
-            raise ValueError("it has labels or shards that the manifest has not")
-    # Parsers of untrusted bytes raise errors of nearly any class.
-    except Exception as error:
-        raise _unusable(folder, split, file, error) from None
+        if rows["label"].min() < 0 or rows["label"].max() >= len(manifest.classnames):
+            raise ValueError("it has labels without class names")
+        if rows["shard"].max() >= len(entry.shards):
+            raise ValueError("it has images in shards that the manifest does not list")
     return rows
 
 
 def read_paths(folder: Path, manifest: Manifest, split: str) -> list[str]:
     """Read the paths [N] of a split; raises UserError if they differ from the manifest."""
     entry, file = manifest.splits[split], folder / split / PATHS_FILE
-    try:
+    with _name_damage(folder, split, file):
         paths = _read_verified(file, entry.paths_sha256).decode().split("\n")
         # Behind the last line end there is one more, empty element.
         if len(paths) != entry.count + 1:
             raise ValueError(f"it has no {entry.count} lines")
-    except (OSError, ValueError) as error:
-        raise _unusable(folder, split, file, error) from None
     return paths[:-1]
-
-
-def read_digests(folder: Path, manifest: Manifest, split: str) -> bytes:
-    """Read the digests of the images of a split, DIGEST bytes each; empty if it was packed without them."""
-    with suppress(OSError):
-        digests = read_regular(folder / split / DIGESTS_FILE)
-        return digests if len(digests) == DIGEST * manifest.splits[split].count else b""
-    return b""
-
-
-def image_digest(data: bytes) -> bytes:
-    """Compute the DIGEST bytes that identify the bytes of an image."""
-    return hashlib.sha256(data).digest()[:DIGEST]
 
 
 def _read_verified(file: Path, sha256: str) -> bytes:
@@ -86,9 +70,20 @@ def _read_verified(file: Path, sha256: str) -> bytes:
     return data
 
 
-def _unusable(folder: Path, split: str, file: Path, error: Exception) -> UserError:
-    reason = getattr(error, "strerror", None) or error
-    return UserError(f"'{folder.name}' {split}: {file} is not usable ({reason}); {repack_hint(folder)}")
+@contextmanager
+def _name_damage(folder: Path, split: str, file: Path) -> Iterator[None]:
+    """Raise UserError that names the file for any error of the block."""
+    try:
+        yield
+    # Parsers of untrusted bytes raise errors of nearly any class.
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"'{folder.name}' {split}: {file} is not usable ({reason}); {repack_hint(folder)}") from None
+
+
+def image_digest(data: bytes) -> bytes:
+    """Compute the DIGEST bytes that identify the bytes of an image."""
+    return hashlib.sha256(data).digest()[:DIGEST]
 
 
 def list_digest(paths: Iterable[str], labels: NDArray[np.int64], classnames: Sequence[str]) -> str:

@@ -3,17 +3,22 @@
 The manifest is downloaded when a data set is opened, the lists of a split when they are read, and all its shards when
 the split is opened: 16 random images per class lie in nearly every shard. A downloaded file has the SHA-256 of the
 manifest, and appears whole or not at all. The server is not trusted: the manifest allows no name outside the folder.
+
+<mirror>/<name>/manifest.json    the last manifest
+<mirror>/<digest>/<name>/        the files of the manifest with that digest: a command that has opened an earlier one
+                                 keeps its files when the server changes
 """
 
 from __future__ import annotations
 
+import functools
 import json
-import shutil
+import os
 import warnings
 from pathlib import Path
 
 from procap.errors import Unreachable, UsageError
-from shards.files import file_lock, write_file
+from shards.files import write_file
 from shards.index import INDEX_FILE, PATHS_FILE
 from shards.manifest import FILE, MIRROR_FILE, SplitEntry, is_mirror, parse_manifest
 from shards.names import NAME
@@ -44,36 +49,41 @@ def mirrored_url(root: Path) -> str:
 
 
 def refuse_packing(root: Path) -> None:
-    """Raise UsageError for a mirror: what is packed there would not reach the server."""
+    """Raise UsageError for a mirror, from which nothing would reach the server, and for a folder that is read-only."""
     if url := mirrored_url(root):
         raise UsageError(f"{redact(url)} can only be read; pack into a folder and upload that")
+    if not os.access(next(path for path in (root, *root.absolute().parents) if path.exists()), os.W_OK):
+        raise UsageError(f"nothing can be written to {root}: choose another --data folder")
 
 
-def refresh(root: Path, name: str) -> None:
-    """Update the manifest of a mirrored data set; does nothing in a data root that is no mirror.
+@functools.cache
+def refresh(root: Path, name: str) -> Path:
+    """Update the manifest of a mirrored data set; return the folder of its files, in any data root.
 
-    While the server cannot be reached the last manifest is used, with a warning.
+    A server is asked once, until `refresh.cache_clear` is called at the beginning of the next command: a command keeps
+    what it has opened. While the server cannot be reached the last manifest is used, with a warning.
     """
     if not (root_url := mirrored_url(root)):
-        return
+        return root / name
     if not NAME.fullmatch(name):
         raise UsageError(f"'{name}' cannot be the name of a data set")
-    folder, url = root / name, join(root_url, f"{name}/{FILE}")
-    file = folder / FILE
+    file, url = root / name / FILE, join(root_url, f"{name}/{FILE}")
     try:
         content = read_file(url, MANIFEST_BYTES)
     except Unreachable as error:
         if not file.is_file():
             raise
-        warnings.warn(f"{error}; the copy of '{name}' in {folder} is used", stacklevel=3)
-        return
-    # Before the copy is deleted below: a server may send an error page as a file.
-    parse_manifest(content.decode(errors="replace"), redact(url), name, "report it to the publisher of the data")
-    with file_lock(root / f".{name}.lock", remove=True):
-        if not file.is_file() or file.read_bytes() != content:
-            # The shards of another manifest can have equal sizes.
-            shutil.rmtree(folder, ignore_errors=True)
-            write_file(file, content)
+        warnings.warn(f"{error}; the copy of '{name}' in {root} is used", stacklevel=3)
+        content = file.read_bytes()
+    # First, as a server may send an error page as a file.
+    text = content.decode(errors="replace")
+    manifest = parse_manifest(text, redact(url), name, "report it to the publisher of the data")
+    version = root / manifest.digest
+    copies = {version / MIRROR_FILE: (root / MIRROR_FILE).read_bytes(), version / name / FILE: content, file: content}
+    for copy, expected in copies.items():
+        if not copy.is_file() or copy.read_bytes() != expected:
+            write_file(copy, expected)
+    return version / name
 
 
 def fetch_lists(folder: Path, split: str, entry: SplitEntry) -> None:

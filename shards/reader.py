@@ -1,7 +1,8 @@
 """Read packed data sets: labels and paths from the index, images from the tars by offset or from start to end.
 
 Sizes are compared with the manifest when a split is opened; SHA-256 when shards are downloaded, streamed or checked
-(`procap data check`), and the digest of a single image when it is read. An image that does not decode is an error that names it. Shapes: N images of a split.
+(`procap data check`), and the digest of a single image when it is read. An image that does not decode is an error that
+names it. Shapes: N images of a split.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procap.errors import UsageError, UserError
-from shards.files import file_sha256, require_regular
-from shards.index import DIGEST, image_digest, read_digests, read_index, read_paths
+from shards.files import file_sha256, read_regular, require_regular
+from shards.index import DIGEST, DIGESTS_FILE, image_digest, read_index, read_paths
 from shards.manifest import Manifest, Shard, is_mirror, read_manifest, repack_hint
 from shards.mirror import fetch_lists, fetch_shards, mirrored_url, refresh
 from shards.streaming import LocatedShards, make_pipeline, stream_images
@@ -47,8 +48,12 @@ class SplitFiles:
 
     @cached_property
     def digests(self) -> bytes:
-        """The digests of all images, read when the first is needed."""
-        return read_digests(self.folder, self.manifest, self.split)
+        """DIGEST bytes of each image, read when the first is needed; empty if they were packed without."""
+        try:
+            digests = read_regular(self.folder / self.split / DIGESTS_FILE)
+        except OSError:
+            return b""
+        return digests if len(digests) == DIGEST * self.manifest.splits[self.split].count else b""
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -277,5 +282,5 @@ def open_dataset(data_root: Path, name: str, *, stream: bool = False) -> ShardSe
 
     stream: see `ShardSet`. The manifest of a mirror is updated.
     """
-    refresh(data_root, name)
-    return ShardSet(data_root / name, read_manifest(data_root / name), stream=stream)
+    folder = refresh(data_root, name)
+    return ShardSet(folder, read_manifest(folder), stream=stream)

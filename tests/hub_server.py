@@ -8,6 +8,7 @@ import json
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import urlsplit
 
 import huggingface_hub.constants
@@ -15,9 +16,12 @@ import huggingface_hub.constants
 
 @dataclass
 class HubServer:
-    """repositories: files by their names; commits: how many there were; tokens: of all requests."""
+    """repositories: files by their names, or the status with which one is refused; commits: how many there were.
 
-    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    tokens: of all requests.
+    """
+
+    repositories: dict[str, Any] = field(default_factory=dict)
     objects: dict[str, bytes] = field(default_factory=dict)
     commits: int = 0
     tokens: set[str | None] = field(default_factory=set)
@@ -108,7 +112,10 @@ def handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             repository, _, rest = self.path[1:].partition("/resolve/")
             name = rest.partition("/")[2]
-            content = hub.repositories.get(repository, {}).get(name)
+            files = hub.repositories.get(repository, {})
+            if isinstance(files, int):
+                return self.reply(files, b"", X_Error_Code="GatedRepo")
+            content = files.get(name)
             if content is None:
                 code = "EntryNotFound" if repository in hub.repositories else "RepoNotFound"
                 return self.reply(404, b"", X_Error_Code=code)

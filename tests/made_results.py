@@ -47,7 +47,7 @@ def put_score(results, config, target, correct, total, *, of=None, rate=200.0, c
         EvalResult(
             config_hash=config.hash, target=str(at), correct=correct, total=total,
             per_class=PerClass(correct=[correct], total=[total]), limit=total if of else None,
-            dataset_size=of or total, num_classes=1, precision="fp32", batch_size=100, workers=0,
+            dataset_size=of or total, num_classes=1, precision=config.precision, batch_size=100, workers=0,
             seconds=total / rate, images_per_second=rate, images_per_second_model=2 * rate,
             manifest_digest="d" * 16, backbone_digest="b" * 16,
             checkpoint_sha256=checkpoint or f"{config.hash:0<64}", **provenance({}),

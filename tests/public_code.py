@@ -167,7 +167,7 @@ def take_steps(engine, batches, rate, losses):
     """
     rates = np.broadcast_to(rate, len(losses)).tolist()
     for step, (batch, rate, loss) in enumerate(zip(batches, rates, losses, strict=True)):
-        engine.set_rates(rate)
+        engine.scale_rates(rate)
         terms = engine.terms(batch)
         near(terms.detach() if np.ndim(loss) else terms.detach().sum(), loss)
         engine.backward(terms)

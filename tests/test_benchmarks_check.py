@@ -72,6 +72,11 @@ def test_missing_and_limited_results_never_agree(tmp_path, capsys):
     (MINI, {"datasets": ("tiles",), "methods": ("procap",)}, "generated data"),
     (PAPER, {**CHOSEN, "backbone": "ViT-B/32"}, "the backbone is ViT-B-32"),
     (PAPER, {**CHOSEN, "quick": True}, "--quick"),
+    (PAPER, {**CHOSEN, "seeds": (7,)}, "the seeds are 7, not 1, 2, 3"),
+    (PAPER, {**CHOSEN, "precision": "fp32"}, "precision fp32 instead of bf16"),
+    (PAPER, {**CHOSEN, "precision": "fp16"}, "precision fp16 instead of bf16"),
+    (PAPER, {**CHOSEN, "evaluation": {"resize": "squash"}}, "evaluation with squash"),
+    (PAPER, {**CHOSEN, "evaluation": {"precision": "fp16"}}, "evaluation with fp16"),
     (PAPER, {**CHOSEN, "limited": True}, "no result here has"),
     (PAPER, {**CHOSEN, "empty": True}, "no result here"),
 ])  # fmt: skip

@@ -14,6 +14,8 @@ from made_results import put_halves, put_run
 from benchmarks.cli import main
 from benchmarks.cli.app import COMMANDS, DATA_COMMANDS
 from benchmarks.console.output import note_failures
+from benchmarks.console.parse import parse_integers, parse_methods
+from procap.errors import UsageError
 from procap.weights.loading import load_clip
 from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
@@ -309,3 +311,35 @@ def test_a_pipe_that_closes_early_is_no_error():
     command = f"{sys.executable} -m benchmarks.cli ls datasets | head -1"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.stdout.startswith("data set") and "Traceback" not in done.stderr and "internal" not in done.stderr
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    ("train --methods coop maple --datasets digits", "--methods coop,maple"),
+    ("train --datasets digits, shapes --methods coop", "--datasets digits,shapes"),
+    ("bench few-shot --seeds 1 2", "--seeds 1,2"),
+])  # fmt: skip
+def test_a_list_with_blanks_is_shown_with_commas(words, line, capsys):
+    code, _, err = run(capsys, *words.split())
+    assert code == 2 and err == f"procap: error: lists have commas: {line}\n"
+
+
+@pytest.mark.parametrize(("text", "names"), [
+    ("CoOp,ProCAP", ["coop", "procap"]), ("LP++,CLIP-LoRA,Tip-Adapter-F", ["lppp", "cliplora", "tipadapterf"]),
+    ("MMRL++,2SFS,coop", ["mmrlpp", "2sfs", "coop"]),
+])  # fmt: skip
+def test_methods_may_be_named_as_papers_do(text, names):
+    assert parse_methods(text) == names
+
+
+def test_seeds_may_be_a_range():
+    assert parse_integers("1-3,7,2", "--seeds") == [1, 2, 3, 7]
+    for text in ("3-1", "1-", "-1", "1-2-3"):
+        with pytest.raises(UsageError, match="for example --seeds 1,2,3 or 1-3"):
+            parse_integers(text, "--seeds")
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch, capsys):
+    monkeypatch.delenv("PROCAP_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    code, _, err = run(capsys, "data", "show", "digits")
+    assert code == 2 and err.count("\n") == 1 and "PROCAP_HOME" in err

@@ -1,6 +1,7 @@
 """`procap data` on published layouts and own data: from folders to a trained table."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -105,6 +106,9 @@ WRONG = [
     (["pack", "imagenet", "--raw", "RAW"], 1, "published"),
     (["pack", "shapes", "--data", "https://127.0.0.1:9/shards"], 2, "can only be read"),
     (["pack", "missing.yaml"], 1, "missing.yaml"),
+    (["pack", "/wrong/path"], 2, "there is no folder /wrong/path"),
+    (["pack", "IMG.JPG"], 2, "there is no folder IMG.JPG"),
+    (["pack", "digits", "--skip-broken"], 2, "'digits' is of the catalogue"),
     (["show", "caltech101"], 1, "no shards of 'caltech101'"),
 ]
 
@@ -275,7 +279,7 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
 @pytest.mark.parametrize(("content", "words"), [
     ("flat", "it needs a folder of images per class, or a table labels.csv"),
     ("empty", "holds no class folders with images: it needs a folder of images per class"),
-    ("file", "labels.csv is no folder of images"),
+    ("file", "labels.csv is no folder"),
 ])  # fmt: skip
 def test_a_folder_whose_layout_is_not_clear_is_refused_and_no_file_is_written(tmp_path, capsys, content, words):
     root = tmp_path / "birds"
@@ -288,6 +292,153 @@ def test_a_folder_whose_layout_is_not_clear_is_refused_and_no_file_is_written(tm
     code, _, err = run(capsys, "data", "pack", path, "--data", tmp_path / "data")
     assert code in (1, 2) and words in err and len(err.strip().splitlines()) == 1
     assert not (tmp_path / "birds.yaml").exists()
+
+
+def put_sheet(root: Path, header: str, *lines: str) -> None:
+    (root / "labels.csv").write_text("\n".join((header, *lines)))
+
+
+UNCLEAR = {
+    "one class": (["images"], None, "has one class, 'images': put the images of each class into a folder"),
+    "parallel trees": (["color/a", "color/b", "grey/a", "grey/b"], None, "but the same folders, 'a', 'b', so it is"),
+    "splits in classes": (["a/train", "a/test", "b/train", "b/test"], None, "splits outside, such as test/a"),
+    "splits alone": (["train", "test"], None, "'test', 'train', which are names of splits"),
+    "a test split without classes": (["train/a", "train/b", "test"], None, "test holds no folders"),
+    "a table of unknown columns": (
+        ["one", "two"], ("x,y,z", "one/00.png,a,b"), "labels.csv (columns: 'x', 'y', 'z'; path (or filename), label"
+    ),
+    "a table of images elsewhere": (
+        ["one", "two"], ("Path,Label", "three/0.png,a", "three/1.png,b"), "are not there: 'three/0.png', 'three/1.png'"
+    ),
+    "a table of one class": (["images"], ("path,label", "images/00.png,a", "images/01.png,a"), "has one class, 'a'"),
+    "HEIC alone": ([], None, "2 heic); HEIC is not read: convert it to JPEG"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNCLEAR)
+def test_a_layout_with_evidence_against_it_is_refused(tmp_path, capsys, kind):
+    folders, table, words = UNCLEAR[kind]
+    put_classes(tmp_path / "birds", folders, each=2)
+    if table:
+        put_sheet(tmp_path / "birds", *table)
+    for i in range(0 if folders else 2):
+        put(tmp_path / "birds" / f"{i}.heic")
+    code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")
+    assert code == 1 and words in err and len(err.strip().splitlines()) == 1, err
+    assert not (tmp_path / "birds.yaml").exists()
+
+
+def test_a_table_whose_labels_need_names_leaves_a_file_to_edit(tmp_path, capsys):
+    put_classes(tmp_path / "birds", ["images"], each=4)
+    put_sheet(tmp_path / "birds", "image,label", *(f"images/{i:02d}.png,{i % 2}.0" for i in range(4)))
+    code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")
+    assert code == 1 and "labels are numbers without names: list them under classes" in err
+    file = tmp_path / "birds.yaml"
+    file.write_text(file.read_text() + "classes: [ara, emu]\n")
+    assert run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")[0] == 0
+
+
+def test_classes_may_be_called_like_splits_and_predictions_label_nothing(tmp_path, capsys):
+    put_classes(tmp_path / "things", ["train", "test", "val", "tram"], each=4)
+    put_sheet(tmp_path / "things", "class,count", "train,4", "tram,4")
+    (tmp_path / "things/codes.csv").write_text("id,label\ntrain,1\ntram,2\n")
+    (tmp_path / "things/predictions.csv").write_text("path,class,label,probability\ntram/00.png,train,train,0.9\n")
+    assert run(capsys, "data", "pack", tmp_path / "things", "--data", tmp_path / "data")[0] == 0
+    assert open_dataset(tmp_path / "data", "things").classnames == ("test", "train", "tram", "val")
+
+
+def test_a_folder_without_an_image_that_is_read_says_what_it_has(tmp_path, capsys):
+    for name in CLASSES:
+        put(tmp_path / "birds" / name / "0.ppm")
+    code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")
+    assert code == 1 and "birds holds no image that is read; left out: 4 files" in err and "(4 ppm)" in err
+
+
+def test_leavings_of_systems_are_named_and_not_packed(tmp_path, capsys):
+    put_classes(tmp_path / "birds", each=10)
+    put_classes(tmp_path / "birds", ["Ara/@eaDir", "Ara/_thumb", "#recycle", "lost+found", "Ara/.thumbnails"], each=3)
+    code, out, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")
+    assert code == 0 and re.search(r"birds +4 +40 ", out), out
+    assert "not packed, because systems leave such folders: 'Ara/@eaDir', 'Ara/_thumb', '#recycle' and 1 more" in err
+
+
+def test_files_that_cannot_be_read_are_listed_at_once_and_left_out_on_request(tmp_path, capsys):
+    put_classes(tmp_path / "birds", each=11)
+    for name in ("Ara/00.png", "bee_eater/01.png"):
+        (tmp_path / "birds" / name).unlink()
+    (tmp_path / "birds/Ara/00.png").symlink_to("/nowhere/object")
+    (tmp_path / "birds/Ara/batch").symlink_to("/nowhere/batch")
+    os.mkfifo(tmp_path / "birds/bee_eater/01.png")
+    words = ("data", "pack", tmp_path / "birds", "--data", tmp_path / "data")
+    code, _, err = run(capsys, *words)
+    left_out = ("Ara/00.png", "Ara/batch", "bee_eater/01.png")
+    assert code == 1 and all(f"{name} is not a readable image (it is " in err for name in left_out), err
+    code, out, err = run(capsys, *words, "--skip-broken")
+    assert code == 0 and re.search(r"birds +4 +42 ", out), err
+    assert all(f"left out, not readable: {name}" in err for name in left_out)
+
+
+def test_half_of_a_folder_left_out_is_a_warning(tmp_path, capsys):
+    put_classes(tmp_path / "birds", each=4)
+    for i in range(4):
+        put(tmp_path / "birds" / "Ara" / f"{i}.heic")
+    assert run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")[0] == 0
+    err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")[2]
+    assert "warning: left out: 4 files" in err and "(4 heic); HEIC is not read" in err
+
+
+def test_images_on_a_disk_that_cannot_be_written_are_packed_twice(tmp_path, capsys, monkeypatch):
+    put_classes(tmp_path / "input" / "birds", each=4)
+    monkeypatch.chdir(tmp_path)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "input" not in str(path) and access(path, mode))
+    for _ in range(2):
+        code, _, err = run(capsys, "data", "pack", "input/birds", "--data", "data")
+        assert code == 0 and [*tmp_path.rglob("*.yaml")] == [tmp_path / "birds.yaml"], err
+
+
+def test_a_folder_of_shards_that_cannot_be_written_is_refused_first(tmp_path, capsys, monkeypatch):
+    put_classes(tmp_path / "birds", each=4)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "new" / "data")
+    assert code == 2 and "choose another --data folder" in err and not (tmp_path / "birds.yaml").exists()
+
+
+def test_the_same_images_are_not_taken_for_those_of_another_folder_without_their_yaml_file(tmp_path, capsys):
+    put_classes(tmp_path / "birds", each=4)
+    for _ in range(2):
+        assert run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")[0] == 0
+        (tmp_path / "birds.yaml").unlink()
+
+
+def test_a_folder_called_like_a_data_set_is_pointed_out(tmp_path, capsys, monkeypatch):
+    put_classes(tmp_path / "Digits", each=4)
+    monkeypatch.chdir(tmp_path)
+    assert "pack the folder here as ./Digits" in run(capsys, "data", "pack", "Digits", "--data", "data")[2]
+
+
+@pytest.mark.parametrize(("names", "words"), [
+    (("red_ring", "red ring"), "classes have equal prompts ('red ring' = 'red_ring')"),
+    (("Blue star", "blue star"), "('Blue star' = 'blue star')"),
+    (("red ring", "red\u00a0ring"), "('red ring' = 'red\\xa0ring')"),
+    (("redring", "red\u200bring"), "('redring' = 'red\\u200bring')"),
+    (("1", "12"), "class names are numbers or WordNet ids ('1', '12')"),
+])  # fmt: skip
+def test_names_that_prompts_cannot_tell_apart_are_a_warning(tmp_path, capsys, names, words):
+    put_classes(tmp_path / "birds", names, each=4)
+    code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")
+    assert code == 0 and "warning: class" in err and words in err
+    assert names[0] != "1" or "ViT-B/16" not in err
+
+
+def test_a_published_set_of_different_images_is_packed_again(tmp_path):
+    build("dtd", tmp_path / "raw", 4, 2)
+    first = pack_source(available("dtd", tmp_path / "raw"), tmp_path / "data")
+    assert pack_source(available("dtd", tmp_path / "raw"), tmp_path / "data") == first
+    for file in (tmp_path / "raw").rglob("*.jpg"):
+        put(file, (9, 9, 9))
+    again = pack_source(available("dtd", tmp_path / "raw"), tmp_path / "data")
+    assert again.source == first.source and again != first
 
 
 @pytest.fixture(scope="module")

@@ -111,13 +111,15 @@ def test_samples_give_the_mean_of_their_probabilities(config, runtime, samples):
     result = sessions.evaluate(config, TARGET, replace(runtime, evaluation=EvalSettings(samples=samples)))
     right = (expected.argmax(dim=1) == torch.from_numpy(selection.images.labels)).tolist()
     assert result.correct_images().tolist() == right
+    true_class = expected[torch.arange(len(expected)), torch.from_numpy(selection.images.labels)]
+    assert result.calibration.nll == pytest.approx(-true_class.log().mean().item(), rel=1e-5)
     trained = sessions.load_trained(config, runtime)
     noises = [trained.method.draw(rng.generator(config.seed, "samples", number)) for number in range(samples)]
     space = setup.label_space(reader.open_dataset(runtime.data, "digits").manifest, selection.classnames)
     classify = trained.method.sampled_classifier(noises, space)
     transform = transforms.eval_transform(32, trained.clip.image_mean, trained.clip.image_std)
     logits = classify(torch.stack([transform(selection.images.image(i)) for i in range(4)]))
-    torch.testing.assert_close(logits.softmax(dim=1).double(), expected[:4], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(logits.softmax(dim=1).double(), expected[:4], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(("method", "options"), [("maple", {}), ("procap", {"gaussian": False})])
@@ -170,7 +172,9 @@ def test_a_suite_reads_the_results_of_its_own_settings(tmp_path):
     assert SuiteResults.read(suite, options, tmp_path).frame.empty
     folder = run_folders.RunFolder(tmp_path / run.path)
     default, settings = folder.read_evaluation(target), options.eval_settings
-    results.write_json(folder.eval_file(target, settings), default.model_copy(update={"settings": settings}))
+    results.write_json(
+        folder.eval_file(target, settings), default.model_copy(update={"settings": settings, "precision": "bf16"})
+    )
     done = SuiteResults.read(suite, options, tmp_path)
     assert list(done.frame.evaluation) == ["bf16, 2 samples"]
     [table, *_] = suite.tables(done)

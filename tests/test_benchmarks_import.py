@@ -230,7 +230,7 @@ def test_an_image_of_python_that_cannot_be_read_is_named(run, photos, tmp_path):
     readable = Image.open(sorted(photos.glob("0*.png"))[0])
     for picture, message in [
         (Image.new("F", (9, 9)), r"images\[1\] cannot be read: its pixels are 32-bit or floating-point numbers"),
-        (np.zeros((9, 9, 7), np.uint8), r"images\[1\] cannot be read: it is damaged"),
+        (np.zeros((9, 9, 7), np.uint8), r"images\[1\] cannot be read: an array of uint8 \[9, 9, 7\]"),
         (tmp_path / "missing.png", "missing.png cannot be read: No such file"),
     ]:
         with pytest.raises(UsageError, match=message):

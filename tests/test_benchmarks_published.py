@@ -29,19 +29,20 @@ from procap.errors import UsageError
 from procap.methods import METHODS
 from shards.catalogue import CATALOGUE
 from shards.catalogue import PUBLISHED as PUBLISHED_SETS
+from shards.files import file_sha256
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = ROOT.parent / "shared" / "published"
-FILES = sorted(file.name for file in PUBLISHED.glob("*.csv"))
+FILES = {
+    "ablation": "df949d4441dd7ccc", "base_to_novel": "1698719628061177", "cross_dataset": "0658f0b7dd111a52",
+    "datasets": "93c053ed24cd0c7d", "domain_generalization": "1a4f896824d8db0c", "runtime": "923465050e920c1f",
+    "seed_stability": "3487b1720525209d", "templates": "6f6154e09f998504", "training_duration": "31b7cdced9ba5285",
+}  # fmt: skip
+"""The first 16 hex digits of the SHA-256 of each table as it was copied from the paper."""
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_the_tables_are_the_papers_to_the_letter_and_are_installed(file):
+def test_the_tables_are_the_papers_to_the_letter_and_are_installed():
     assert '"benchmarks.experiment.published" = ["*.csv"]' in (ROOT / "pyproject.toml").read_text()
-    assert len(FILES) == 9
-    if not SHARED.is_dir():
-        pytest.skip(f"{SHARED} is not here")
-    assert (PUBLISHED / file).read_bytes() == (SHARED / file).read_bytes()
+    assert {file.stem: file_sha256(file)[:16] for file in PUBLISHED.glob("*.csv")} == FILES
 
 
 def test_names_of_data_sets_are_the_catalogues_and_lead_back():

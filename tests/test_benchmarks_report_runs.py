@@ -101,6 +101,17 @@ def test_a_sweep_has_a_table_by_its_name(made, capsys):
     assert "no --check" in capsys.readouterr().err
 
 
+def test_the_score_of_a_sweep_is_that_of_its_results(made, tmp_path, capsys):
+    root = tmp_path / "results"
+    shutil.copytree(made[0], root)
+    record = SweepFolder(root / "sweeps/rates").load()
+    [run] = record.configurations[0].runs
+    config = RunFolder(root / run).read_config()
+    put_score(root, config, "digits:base:val", 45, 45)
+    assert main(["table", "rates", "--results", str(root), "--format", "csv"]) == 0
+    assert ",0.01,100.0," in capsys.readouterr().out.splitlines()[1]
+
+
 def test_confusions_are_those_of_scikit_learn_and_classes_have_their_accuracy(tree, made, digits):
     from sklearn.metrics import confusion_matrix
 

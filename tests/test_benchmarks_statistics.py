@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ from made_results import answer_fields, made, put_run, put_score
 from benchmarks.cli import main
 from benchmarks.experiment.titles import choose_reference
 from benchmarks.results import load
+from benchmarks.results.frame import metric_over_seeds, read_frame
+from benchmarks.results.metrics import harmonic, make_metric
 from benchmarks.results.statistics import Comparison, compare, holm, measure_of, sign_flip_p
 from benchmarks.tables.comparison import comparison_table
+from procap.errors import UserError
 from runner.results import harmonic_mean
 
 SIZES = {"base": 40, "novel": 31, "all": 50}
@@ -51,6 +55,22 @@ def test_holm_rejects_what_stepping_down_rejects(values, level):
     corrected = holm(values)
     assert sum(p <= level for p in corrected) == len(rejected)
     assert all(p <= q <= 1 for p, q in zip(values, corrected, strict=True))
+
+
+def test_accuracies_of_different_seeds_or_limits_have_no_harmonic_mean():
+    base, novel = make_metric([80.0, 60.0], (1, 2), False), make_metric([40.0, 60.0], (1, 2), False)
+    assert harmonic(base, novel).values == (harmonic_mean(80.0, 40.0), 60.0)
+    assert harmonic(base, replace(novel, seeds=(1, 3))) is None
+    assert harmonic(base, replace(novel, limited=True)) is None
+
+
+def test_limited_results_are_not_averaged_with_whole_ones(tmp_path):
+    for seed, correct, of in ((1, 9, 40), (2, 20, None), (3, 40, None)):
+        put_score(
+            tmp_path, put_run(tmp_path, "coop", "digits", seed=seed), "digits:base", correct, (of and 10) or 40, of=of
+        )
+    metric = metric_over_seeds(load(tmp_path))
+    assert (metric.mean, metric.seeds, metric.limited) == (75.0, (2, 3), False)
 
 
 def answers(total: int, seeds: int, share: float, *seed: int) -> np.ndarray:
@@ -186,7 +206,7 @@ def test_the_chosen_reference_is_the_last_row_and_marked_in_suites_alone(tmp_pat
         assert table["rows"][-1]["labels"][-1] == reference
         assert main([*map(str, (*command, *words, *results))]) == 0
         out = capsys.readouterr().out
-        assert f"**{reference}" not in out and (f"{reference} (reference)" in out) == ("base-to-novel" in command)
+        assert f"**{reference}**" not in out and (f"{reference} (reference)" in out) == ("base-to-novel" in command)
     assert main(["table", "base-to-novel", *chosen, "--reference", "tcp", *map(str, results)]) == 2
     assert "unknown method 'tcp'" in capsys.readouterr().err
 
@@ -232,7 +252,10 @@ def test_a_missing_half_seed_or_data_set_leaves_the_rest(results):
 
 def test_different_images_are_never_compared(results):
     edit(file_of(results, "maple", "dtd", 3, "base"), manifest_digest="e" * 16)
-    assert list(procap_and_maple(results).tasks.seeds) == [(1, 2), (1, 2, 3), (1, 2, 3)]
+    compared = compare(split_variants(read_frame(results)), "ProCAP", "MaPLe", draws=50)
+    assert list(compared.tasks.seeds) == [(1, 2), (1, 2, 3), (1, 2, 3)]
+    with pytest.raises(UserError, match="results on different contents of dtd do not compare"):
+        load(results)
 
 
 def test_limited_results_are_not_compared(results):

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,11 @@ from test_runner_train import pack_digits
 from benchmarks.cli import main
 from benchmarks.cli import run_suites as bench_command
 from benchmarks.experiment.profiles import MINI
+from benchmarks.suites import load_suite
+from benchmarks.suites.planning import SuitePlan, last_options
 from cluster.launcher import launch
-from runner.run_collection import Collection, read_collection, read_collections
+from procap.errors import UserError
+from runner.run_collection import Collection, read_collection, read_collections, write_collection
 from runner.stop_signals import Interrupted
 
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -317,3 +321,19 @@ def test_runs_that_a_command_did_not_track_are_in_mlflow_after_the_next(
     assert main([*words, "--tracking", "off"]) == 0 and main(words) == 0
     runs, parents = count_tracked(tmp_path)
     assert runs == dict.fromkeys(load_outcomes(tmp_path), 1) and runs and parents == ["FINISHED"]
+
+
+def test_tables_of_a_suite_are_refused_for_another_file_or_content_of_its_name(tmp_path, capsys, monkeypatch):
+    text = "from dataclasses import replace\nfrom benchmarks.suites.stability import SUITE as S\n"
+    files = [tmp_path / f"{name}.py" for name in "ab"]
+    for file in files:
+        file.write_text(f"{text}SUITE = replace(S, name='mine', title='{file.stem}')\n")
+    first, second = (load_suite(str(file)) for file in files)
+    options = second.options(MINI)
+    write_collection(tmp_path, SuitePlan(second, options, second.plan(options)).collection)
+    assert last_options(second, tmp_path).profile == MINI
+    code, _, err = run(capsys, "table", files[0], "--results", tmp_path)
+    assert code == 1 and f"the results of suite 'mine' are of {second.source}, not of {first.source}: repeat" in err
+    edited = replace(second, source=load_suite(str(files[1])).source.replace("(", "(0"))
+    with pytest.raises(UserError, match=r"are of b\.py"):
+        last_options(edited, tmp_path)

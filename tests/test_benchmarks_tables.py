@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from command_line import run
 from golden_results import write_results
-from made_results import made, put_halves, put_run, put_score, table_of
+from made_results import made, put_config, put_halves, put_run, put_score, table_of
 from report_pages import Page, begin, put_entry, tables
 from toy_shards import toy_source
 
@@ -34,6 +34,7 @@ from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 from runner.calibration import ImagePredictions, measure_calibration
 from runner.failures import describe_failure
+from runner.planning import plan_run
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from shards.pack import pack_source
@@ -123,6 +124,99 @@ def test_every_number_agrees_with_an_independent_recomputation_from_the_counts(t
         check(average, *averaged)
     notes = notes_of(tmp_path)
     assert any("Seeds 1, 2, 3; ± is the sample standard deviation" in note for note in notes)
+
+
+def edit_training(results, config, **changes):
+    file = RunFolder(results / config.path).train_file
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def source(digest):
+    return {"package": "procap-bench", "version": "", "digest": digest * 16}
+
+
+UNLIKE = {
+    "epochs": ({"task": "few-shot"}, {}),
+    "sentences ffffffff": ({}, {"files": {"sentences": "f" * 64}}),
+    "code bbbbbbbb": ({}, {"method_source": source("b")}),
+    "rotation 9": ({"overrides": {"rotation": 9}}, {}),
+}
+"""How the last of three seeds differs: what was planned and what its training recorded, by what its row is called."""
+
+
+@pytest.mark.parametrize("word", UNLIKE)
+def test_a_seed_that_differs_in_anything_else_has_a_row_that_is_named_by_it(word, tmp_path):
+    plan, recorded = UNLIKE[word]
+    for seed in (1, 2, 3):
+        config = put_halves(tmp_path, "ivlp", "digits", (50, 100), (40, 100), seed=seed, **(plan if seed == 3 else {}))
+        same = {"files": {"sentences": "e" * 64}, "method_source": source("a")}
+        edit_training(tmp_path, config, **same | (recorded if seed == 3 else {}))
+    frame = load(tmp_path)
+    variants = frame.groupby("variant").seed.unique().map(list).to_dict()
+    assert sorted(variants.values()) == [[1, 2], [3]] and frame.groupby("variant").group.nunique().eq(1).all()
+    [unlike] = [title for title, seeds in variants.items() if seeds == [3]]
+    assert word in unlike and word not in next(title for title in variants if title != unlike)
+    assert {len(set(cells[0].seeds)) for cells in (row.cells for row in runs_table(tmp_path).rows)} == {1, 2}
+
+
+def test_seeds_that_start_from_runs_of_one_recipe_are_averaged_and_others_are_not(tmp_path):
+    for seed, rate in ((1, 0.1), (2, 0.1), (3, 1e-6)):
+        start = put_run(tmp_path, "coop", "digits", seed=seed, overrides={"lr": rate})
+        config = plan_run(method="kgcoop", dataset="digits", seed=seed)
+        started = config.model_copy(update={"init": start.path, "init_digest": f"{start.hash:0<64}"})
+        put_score(tmp_path, put_config(tmp_path, started), "digits:base", 50, 100)
+    assert sorted(load(tmp_path).groupby("variant").seed.unique().map(list)) == [[1, 2], [3]]
+
+
+def test_limits_of_different_size_are_not_averaged(tmp_path):
+    for seed, limit in ((1, 10), (2, 10), (3, 200)):
+        put_score(tmp_path, put_run(tmp_path, "coop", "digits", seed=seed), "digits:base", 5, limit, of=300)
+    titles = load(tmp_path).groupby("variant").seed.unique().map(list).to_dict()
+    assert titles == {"CoOp": [1, 2], "CoOp, limit 200": [3]}
+
+
+def test_a_suite_leaves_out_a_seed_that_differs_in_more_than_the_seed(tmp_path):
+    chosen = {"methods": ("coop",), "datasets": ("shapes",), "seeds": (1, 2, 3)}
+    done = made(tmp_path, "base-to-novel", **chosen)
+    assert done.halves(done.variants[0], "shapes")[2] is not None
+    edit_training(tmp_path, done.runs[1].spec.config, files={"sentences": "f" * 64})
+    edit_training(tmp_path, done.runs[0].spec.config, files={"sentences": "e" * 64})
+    edit_training(tmp_path, done.runs[2].spec.config, files={"sentences": "e" * 64})
+    again = SuiteResults.read(done.suite, done.options, tmp_path)
+    [(path, why)] = again.unreadable.items()
+    assert path == done.runs[1].path and "its file.sentences is ffffffff, that of other seeds eeeeeeee" in why
+    assert again.halves(again.variants[0], "shapes")[2] is None
+
+
+def test_runs_that_are_unfinished_or_deeper_in_the_folder_are_named(tmp_path):
+    put_halves(tmp_path, "coop", "digits", (50, 100), (40, 100))
+    unfinished = put_run(tmp_path, "coop", "digits", seed=2)
+    RunFolder(tmp_path / unfinished.path).train_file.unlink()
+    put_run(tmp_path / "old", "coop", "digits", seed=3)
+    with pytest.warns(UserWarning) as caught:
+        load(tmp_path)
+    said = [str(warning.message) for warning in caught]
+    assert len(said) == 2 and all(line.startswith("1 run left out, such as ") for line in said)
+    assert "seed2-" in said[0] and "is not finished" in said[0] and "old/base" in said[1] and "is deeper" in said[1]
+
+
+def test_seeds_that_were_imported_from_one_checkpoint_are_named(tmp_path):
+    for seed in (1, 2, 3):
+        config = put_halves(tmp_path, "coop", "digits", (50, 100), (40, 100), seed=seed)
+        edit_training(tmp_path, config, imported={"name": "m.pth", "sha256": "a" * 64, "epoch": 1})
+    assert any("IMPORTED: 3 runs of CoOp from 1 checkpoint." in note for note in notes_of(tmp_path))
+
+
+@pytest.mark.parametrize("twin", ["Caf\u00e9", "cafe\u0301", "ca\u200bf\u00e9", "CAF\u00c9", "caf\u00e9\u00a0"])
+def test_classes_whose_names_read_alike_are_named_below_a_table(twin, tmp_path):
+    config = put_run(tmp_path, "coop", "digits")
+    file = put_score(tmp_path, config, "digits:base", 6, 10)
+    names = {"correct": [3, 3], "total": [5, 5], "names": ["caf\u00e9", twin]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_classes": 2, "per_class": names}))
+    assert any("READ ALIKE: " in note and "of digits:base:test" in note for note in notes_of(tmp_path))
+    names["names"] = ["caf\u00e9", "cafe"]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"per_class": names}))
+    assert not any("READ ALIKE" in note for note in notes_of(tmp_path))
 
 
 def test_runs_that_differ_in_more_than_the_seed_get_rows_of_their_own(tmp_path):

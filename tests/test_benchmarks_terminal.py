@@ -1,11 +1,13 @@
 """The boundary of the command line: what it refuses, what it never prints, its demo, and MLflow in a browser."""
 
+import csv
 import io
 import itertools
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +23,10 @@ from benchmarks.cli import main
 from benchmarks.cli.demo import DATASETS, METHODS
 from benchmarks.cli.flags import RuntimeFlags, command_line
 from benchmarks.console.errors import one_line
-from benchmarks.console.output import OutputStream, note, show
+from benchmarks.console.output import OutputStream, csv_text, note, show
+from benchmarks.console.parse import parse_class_names
+from benchmarks.tables.render import render
+from benchmarks.tables.table import Row, Table
 from runner.config import RunConfig
 from runner.planning import plan_run
 from runner.run_collection import Collection, write_collection
@@ -202,3 +207,49 @@ def test_the_demo_records_its_runs_in_mlflow(tmp_path):
     sync = [*command, "track", "sync", "--results", str(out / "results")]
     printed = subprocess.run(sync, cwd=ROOT, check=True, env=environment, capture_output=True, text=True).stdout
     assert printed.startswith("0 runs and 0 collections sent to")
+
+
+@pytest.mark.parametrize("words", ["ls datasets", "ls words", "--help", "data show --help"])
+def test_a_closed_output_is_no_error(monkeypatch, capfd, words):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(words.split()) == 0
+    assert capfd.readouterr() == ("", "")
+
+
+def test_cells_that_spreadsheets_would_compute_are_quoted_in_csv():
+    formulas = ['=HYPERLINK("http://x","y")', "@SUM(1)", "+cmd", "-cmd", "-2+3|cmd", "+1+cmd|x!A0", "=1"]
+    plain = ["-5.5", "+5", "-.5", "-40 degrees", "+3 %", "- none", "a=b", "x@y", "7", ""]
+    rows = [*csv.reader(io.StringIO(csv_text([formulas, plain])))]
+    assert rows == [[f"'{cell}" for cell in formulas], plain]
+    table = Table("t", "title", ("class",), (), (Row(("=1+1",), ()),))
+    assert "'=1+1" in render(table, "csv")
+
+
+ANCHORS = "\n".join(["  a: &a0 [x, x]", *(f"  b{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10))])
+
+
+@pytest.mark.parametrize("text", [f"option:\n{ANCHORS}", "option: [[a]]", "option: [{a: b}]", "option: " + "[" * 5000])
+def test_a_configuration_of_nested_values_is_one_line(tmp_path, capsys, text):
+    file = tmp_path / "flags.yaml"
+    file.write_text(text)
+    assert main(["train", "--config", str(file)]) == 2
+    assert "\n" not in (err := capsys.readouterr().err.strip()) and str(file) in err
+
+
+def test_a_configuration_is_not_read_from_a_pipe(tmp_path, capsys):
+    os.mkfifo(tmp_path / "flags.yaml")
+    assert main(["train", "--config", str(tmp_path / "flags.yaml")]) == 1
+    assert "it is no regular file" in capsys.readouterr().err
+
+
+def test_class_names_are_read_as_csv_or_from_a_file(tmp_path):
+    assert parse_class_names('"crane, bird", red rose,') == ["crane, bird", "red rose"]
+    (tmp_path / "names.txt").write_text("crane, bird\nred rose\n\n")
+    assert parse_class_names(str(tmp_path / "names.txt")) == ["crane, bird", "red rose"]
+
+def test_a_port_of_another_program_is_refused_and_no_link_leads_there(tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["ui", "--results", str(tmp_path), "--port", str(port)]) == 1
+    captured = capsys.readouterr()
+    assert not captured.out and f"port {port} of 127.0.0.1" in captured.err and "--port" in captured.err

@@ -16,6 +16,7 @@ from statistics import fmean, stdev
 
 import pytest
 from command_line import plan_sweep
+from local_server import LocalServer
 from test_cluster_sweep import ASKED, GRID, PARAMS, make_paths, run, spec
 
 from benchmarks.cli import main
@@ -405,3 +406,11 @@ def test_a_missing_device_is_refused_locally_and_left_to_the_nodes_of_a_cluster(
         pass
     with connect(cluster, replace(paths, runtime=replace(paths.runtime, device="cuda"))) as found:
         assert found.max_concurrent == 3
+
+
+def test_a_sweep_reads_data_behind_a_url(local_ray, few_digits, where, tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+    with LocalServer(few_digits) as server:
+        places = [*where, "--data", server.url, "--results", str(tmp_path / "results")]
+        assert main(["sweep", *ASKED[:-4], "--seeds", "1", "--epochs", "1", "--param", "lr=0.1", *places]) == 0

@@ -3,9 +3,13 @@
 import json
 import shlex
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from child_process import start_process
 from command_line import plan_sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,14 +18,15 @@ from small_runs import make_runtime
 from benchmarks.cli import main
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.cli.sweep_settings import make_commands
+from benchmarks.sweeps.table import find_best
 from cluster import distributed_trial, executor, ray_cluster
 from cluster.run import Halving, StoragePaths, TrialReport
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
-from cluster.sweep_record import SweepSettings, make_runs
+from cluster.sweep_record import Configuration, SweepSettings, make_runs
 from procap.errors import UsageError, UserError
 from runner.planning import plan_run
 from runner.run_folders import RunFolder
-from runner.run_state import RunSpec
+from runner.run_state import RunSpec, score
 from runner.session import Session
 
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "3"]
@@ -32,6 +37,19 @@ GRID = ["--name", "grid", "--param", "lr=1e4,1e3,0.02", *PARAMS]
 def sweep_settings(**changes: object) -> SweepSettings:
     fields: dict[str, object] = {"name": "s", "space": {}, "methods": ("coop",), "datasets": ("digits",), "seeds": (1,)}
     return SweepSettings.model_validate(fields | changes)
+
+
+def test_the_score_of_two_targets_is_their_harmonic_mean_and_of_more_their_mean():
+    assert score([80.0, 40.0]) == pytest.approx(160 / 3)
+    assert score([70.0]) == 70.0 and score([10.0, 20.0, 60.0]) == 30.0
+
+
+def test_the_best_configuration_is_a_finished_one():
+    run = plan_run(method="coop", dataset="digits").path
+    stopped = Configuration(values={"lr": 1.0}, runs=(run,), state="stopped", curve={1: 99.0}, epochs=3)
+    assert find_best([stopped, Configuration(values={"lr": 2.0})]) is None
+    finished = Configuration(values={"lr": 3.0}, runs=(run,), state="finished", scores={run: 9.0}, epochs=3)
+    assert find_best([stopped, finished]) == finished
 
 
 @pytest.mark.parametrize(("words", "named"), [
@@ -192,7 +210,7 @@ def test_what_would_be_lost_or_never_run_is_refused(capsys, line, message):
 
 def run(method="coop", seed=1, epochs=1, **more):
     changes = {"epochs": epochs, "batch_size": 16, "warmup_epochs": 0, "lr": 0.01}
-    return plan_run(method=method, dataset="digits", seed=seed, shots=4, recipe="procap", overrides=changes, **more)
+    return plan_run(method=method, dataset="digits", seed=seed, shots=4, recipe="procap", shared=changes, **more)
 
 
 def spec(config, targets=("digits:base", "digits:novel")):
@@ -242,3 +260,25 @@ def test_ranks_of_one_node_follow_each_other():
     assert [int(one["LOCAL_RANK"]) for one in environments] == [0, 0, 1, 1]
     assert {(one["LOCAL_WORLD_SIZE"], one["WORLD_SIZE"]) for one in environments} == {("2", "4")}
     assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in environments} == {("10.0.0.2", "1")}
+
+
+def test_a_temporary_folder_that_is_too_long_for_ray_says_what_to_set(tmp_path, monkeypatch):
+    folder = tmp_path / ("a" * 90)
+    folder.mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    remedy = "set RAY_TMPDIR to a folder with a short path"
+    with pytest.raises(UserError, match=remedy) as refused, ray_cluster.ray_connection("local", cpus=1):
+        pass
+    assert f"see {folder}/ray/session_latest/logs" in str(refused.value)
+
+
+@pytest.mark.slow
+def test_a_signal_while_ray_starts_ends_with_its_code(few_digits, tmp_path):
+    words = ["sweep", *ASKED, *GRID, "--data", str(few_digits), "--results", str(tmp_path), "--tracking", "off"]
+    command = [sys.executable, "-m", "benchmarks.cli", *words]
+    with start_process(command, stderr=subprocess.PIPE, text=True) as process:
+        while "starting Ray" not in process.stderr.readline():
+            pass
+        time.sleep(2)
+        process.terminate()
+        assert process.wait() == 143

@@ -9,25 +9,23 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from documented import NOT_RUN, PAGES, ROOT, Workplace, blocks, reason_not_to_run, shell_lines, substitute
+from local_server import LocalServer
+from nodes import SETTINGS, Nodes
+from own_images import put_classes
 from PIL import Image
 from plug_ins import install
 
 from benchmarks.cli import main
 from procap.errors import UsageError
+from shards.remote import upload
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 README_BYTES = 10_240
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of `page` in `language`, continued lines joined."""
-    found = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    return [block.replace("\\\n", " ") for block in found]
 
 
 def anchors(page: Path) -> set[str]:
@@ -79,12 +77,7 @@ MORE_TOKENS = ("low-rank", "aligned", "averaged", "near", "taught")
 
 def run_blocks(page: Path, folder: Path) -> None:
     (folder / "tests").symlink_to(ROOT / "tests")
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("PROCAP_", "MLFLOW_", "RAY_"))},
-        "PROCAP_HOME": str(folder / "home"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{folder}:{ROOT}",
-    }
+    environment = typed_environment(folder) | {"PYTHONPATH": f"{folder}:{ROOT}"}
     command = ["bash", "-c", "\n".join(["set -e", *blocks(page, "bash")])]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -146,6 +139,71 @@ def test_the_commands_of_a_page_run(page, tmp_path):
     if page.stem == "extending":
         write_examples(page, tmp_path)
     run_blocks(page, tmp_path)
+
+
+NO_NETWORK = {"https_proxy": "http://127.0.0.1:1", "no_proxy": "127.0.0.1"}
+"""A proxy that does not answer: no test depends on servers of others."""
+
+
+def typed_environment(folder: Path) -> dict[str, str]:
+    """The environment of a user who has activated the project's, without settings of this machine."""
+    inherited = {name: value for name, value in os.environ.items() if not re.match("PROCAP_|MLFLOW_|RAY_", name)}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return inherited | {"PROCAP_HOME": str(folder / "home"), "PATH": path, **NO_NETWORK}
+
+
+@pytest.fixture
+def workplace(tmp_path, s3):
+    """A folder for the commands of a page, with a web server and an object store that have its data."""
+    environment, bucket = typed_environment(tmp_path) | s3.environment, f"s3://{s3.bucket}/{tmp_path.name}"
+    places = {"folder": str(tmp_path), "data": str(tmp_path / "data"), "bucket": bucket}
+    place = Workplace(tmp_path, environment, places)
+    place.prepare()
+    for file in (file for file in (tmp_path / "data").rglob("*") if file.is_file()):
+        upload(file, f"{bucket}/{file.relative_to(tmp_path)}")
+    with LocalServer(tmp_path / "data") as server:
+        place.places["web"] = server.url
+        yield place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if shell_lines(page, "sh")], ids=lambda page: page.stem)
+def test_every_command_of_a_page_runs_as_users_type_it(page, workplace):
+    lines = [substitute(line) for line in shell_lines(page, "sh") if not reason_not_to_run(line)]
+    with ExitStack() as stack:
+        if any("--launcher ray" in line for line in lines):
+            nodes = stack.enter_context(Nodes(workplace.folder / "nodes", environment=workplace.environment))
+            nodes.start_head(cpus=1, dashboard=True)
+            for _ in range(2):
+                nodes.add(cpus=1)
+            workplace.environment |= {**SETTINGS, "RAY_ADDRESS": nodes.address}
+            workplace.places["dashboard"] = nodes.dashboard
+        failures = [why for line in lines if (why := workplace.run(line))]
+    assert not failures, "\n".join(failures)
+
+
+PLANNED = re.compile(r"procap (train|eval|bench|sweep|data pack|data fetch) (?!.*(\{[rwb]|sentences=|examples))")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_with_a_plan_can_be_planned(page, tmp_path, monkeypatch, capsys, few_digits):
+    """Of runs that are named by a path of their own, the slow test makes one."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"PROCAP_HOME": str(tmp_path / "home"), **NO_NETWORK}.items():
+        monkeypatch.setenv(name, value)
+    put_classes(tmp_path / "birds")
+    assert main(["data", "pack", "birds"]) == 0
+    places = {"data": str(few_digits), "folder": str(tmp_path)}
+    lines = [substitute(line) for line in shell_lines(page, "sh") if not reason_not_to_run(line)]
+    for line in filter(PLANNED.match, lines):
+        words = shlex.split(line.format(**places))[1:]
+        assert main([*words, *["--dry-run"] * ("--dry-run" not in words)]) == 0, (line, capsys.readouterr().err)
+
+
+def test_the_tables_of_commands_have_no_entry_without_a_command():
+    lines = [line for page in PAGES for line in shell_lines(page, "sh", "bash")]
+    unused = [start for start in NOT_RUN if not any(re.match(start, line) for line in lines)]
+    assert not unused
 
 
 def run_python(code: str, folder: Path) -> str:

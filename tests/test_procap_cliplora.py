@@ -95,11 +95,28 @@ def test_without_dropout_merged_weights_equal_the_public_code(encoders):
 def test_with_dropout_the_loss_and_its_gradients_equal_the_public_code(encoders, monkeypatch):
     measured, method = figures_of("cliplora"), built()
     with_drawn_masks(method, monkeypatch)
+    if encoders == "plain":
+        # It computes the masks by itself.
+        monkeypatch.setattr(
+            reference, "_dropout_factors", lambda dropout, number, x: dropout.factors(x, "qkvo"[number])
+        )
     run = reference.with_plain_encoders(method) if encoders == "plain" else method
     loss = run.loss(images(), LABELS, (torch.zeros((), dtype=torch.int64),))["ce"]
     near(loss.detach(), measured["dropout/loss/ce"])
     loss.backward()
     compare_gradients(method, "dropout/grad/")
+
+
+def test_the_plain_reference_gives_the_same_loss_with_masks_that_it_computes_by_itself(monkeypatch):
+    method, noise = built(), (torch.tensor(2**61 + 12345),)
+    with torch.no_grad():
+        fast = method.loss(images(), LABELS, noise)["ce"]
+        other = method.loss(images(), LABELS, (noise[0] + 1,))["ce"]
+        for name in ("factors", "random_words"):
+            monkeypatch.setattr(Dropout, name, None)
+        plain = reference.with_plain_encoders(method).loss(images(), LABELS, noise)["ce"]
+    near(plain, fast)
+    assert abs(other - fast) > 100 * abs(plain - fast)
 
 
 def test_recipe_and_sizes_are_those_of_the_public_code():

@@ -5,17 +5,20 @@ import gzip
 import json
 import os
 import pickle
+import re
 import shutil
 import socket
 import warnings
 import zipfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import huggingface_hub
 import open_clip
 import pytest
 import torch
+from hub_server import HubServer
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny_geometry import open_clip_config
@@ -324,9 +327,29 @@ def test_absent_weights_say_what_works_and_nothing_is_fetched(monkeypatch, tmp_p
     with pytest.raises(UserError) as caught:
         load_clip(name)
     message = str(caught.value)
-    for part in (missing, "--pretrained PATH", "HF_HUB_OFFLINE=0"):
+    for part in (missing, "--pretrained FILE", "HF_HUB_OFFLINE=0"):
         assert part in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(("name", "answer", "reason"), [
+    ("hf-hub:lab/clp", {}, "no repository lab/clp (404)"),
+    ("hf-hub:lab/clip", {"lab/clip": {"a": b""}}, "lab/clip has no file open_clip_config.json (404)"),
+    ("ViT-B/16", {"timm/vit_base_patch16_clip_224.openai": 401}, "not open to this user (401)"),
+    ("ViT-B/16", {"timm/vit_base_patch16_clip_224.openai": 403}, "hf auth login"),
+    ("ViT-B/16", None, "cannot be reached"),
+])  # fmt: skip
+def test_a_download_that_fails_says_why_and_what_else_works(name, answer, reason, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    with ExitStack() as stack:
+        stack.enter_context(hub := HubServer(repositories=answer or {}))
+        hub.connect(monkeypatch, tmp_path)
+        if answer is None:
+            stack.close()
+        with pytest.raises(UserError, match=re.escape(reason)) as caught:
+            load_clip(name)
+    message = str(caught.value)
+    assert "--pretrained FILE" in message and "HF_HUB_OFFLINE" not in message and "\n" not in message
 
 
 @pytest.mark.parametrize("spelling", ["tiny-vit", "hf-hub:us/tiny"])

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -260,11 +261,12 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
     theirs += "class Quiet(Theirs):\n    @classmethod\n    def recipe(cls, *task):\n        return CoOp.recipe(*task)\n"
     theirs += "from procap.methods.features import FeatureMethod\nclass Headless(FeatureMethod):\n    pass\n"
     modules = {"their_method": theirs, "half_written": "class Theirs(\n", "exits": "import sys\nsys.exit('bye')\n"}
+    modules["stops"] = "raise KeyboardInterrupt\n"
     points = {
         "theirs": "their_method:Theirs", "broken": "no_such_module:Theirs", "odd": "their_method:NotAMethod",
         "half": "half_written:Theirs", "exits": "exits:Theirs", "bare": "their_method:Bare",
         "maple": "their_method:Theirs", "quiet": "their_method:Quiet",
-        "headless": "their_method:Headless",
+        "headless": "their_method:Headless", "stops": "stops:Theirs",
     }  # fmt: skip
     install(tmp_path, modules, points)
     monkeypatch.syspath_prepend(tmp_path)
@@ -275,6 +277,7 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
         "broken": "cannot be loaded from no_such_module:Theirs: ModuleNotFoundError",
         "half": "cannot be loaded from half_written:Theirs: SyntaxError",
         "exits": "SystemExit: bye .*exits.py, line 2",
+        "stops": "cannot be loaded from stops:Theirs: KeyboardInterrupt",
         "odd": "is not a subclass",
         "headless": r"has no head\(\)$",
         "bare": r"has no recipe\(\), no plans\(\)$",
@@ -285,6 +288,15 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
     assert describe_method("theirs")["summary"] == "their own method"
     assert describe_method("theirs")["selection"] == "last step"
     assert describe_method("quiet")["recipe"] == "the method's own"
+
+
+def test_the_code_of_a_built_in_method_covers_the_methods_that_it_builds_on(monkeypatch):
+    before = {name: method_source(name) for name in METHODS}
+    assert len({source.digest for source in before.values()}) > 30
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda file: read(file) + b"\nX = 1" * (file.name == "coop.py"))
+    changed = {name for name, source in before.items() if method_source(name) != source}
+    assert {"coop", "dept", "kdpl", "dpc", "cocoop"} <= changed and not {"maple", "probe", "procap"} & changed
 
 
 def test_methods_are_described_as_their_classes_say_without_importing_torch():
@@ -298,7 +310,7 @@ def test_methods_are_described_as_their_classes_say_without_importing_torch():
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_the_code_of_a_plug_in_is_its_file_and_the_version_of_its_package(tmp_path, monkeypatch):
+def test_the_code_of_a_plug_in_is_that_of_its_modules_without_comments_and_its_version(tmp_path, monkeypatch):
     package = tmp_path / "packed_methods"
     package.mkdir()
     for name in ("__init__", "first", "second"):
@@ -306,7 +318,13 @@ def test_the_code_of_a_plug_in_is_its_file_and_the_version_of_its_package(tmp_pa
     points = {"first": "packed_methods.first:A", "second": "packed_methods.second:B"}
     install(tmp_path, {}, points)
     monkeypatch.syspath_prepend(tmp_path)
+    (package / "helper.py").write_text("Y = 1")
+    (package / "first.py").write_text("from .helper import Y")
     before = {name: method_source(name) for name in points}
+    (package / "first.py").write_text('"""A docstring."""\n# a comment\nfrom  .helper  import Y')
+    assert method_source("first") == before["first"]
+    (package / "helper.py").write_text("Y = 2")
+    assert method_source("first") != before["first"] and "packed_methods" not in sys.modules
     (package / "first.py").write_text("X = 1")
     assert method_source("first") != before["first"] and method_source("second") == before["second"]
     install(tmp_path, {}, points, version="2")

@@ -21,6 +21,7 @@ from procap.methods import METHODS, build_method, method_class
 from procap.methods.features import FeatureMethod
 from procap.plan import NO_CHANGE
 from procap.teacher import text_features
+from procap.towers import FrozenTower
 from procap.weights.architectures import model_configs, plain_towers
 from procap.weights.loading import load_clip
 from runner.setup import make_eval_transform
@@ -61,10 +62,24 @@ def shallow(monkeypatch):
     return cut
 
 
+def test_a_frozen_tower_encodes_texts_in_parts_and_a_batch_of_images_as_it_is():
+    sizes = []
+
+    class Counting(torch.nn.Module):
+        def forward(self, part):
+            sizes.append(len(part))
+            return part.flatten(1)
+
+    tower = FrozenTower(Counting())
+    assert tower(torch.zeros(3000, 3, 2, 2)).shape == (3000, 12) and sizes == [3000]
+    assert tower(torch.zeros(300, 77)).shape == (300, 77) and sizes[1:] == [106, 106, 88]
+
+
 def assert_encodes_as_open_clip(name: str, tmp_path, cut) -> CLIP:
     cut(name)
     theirs = open_clip.create_model(name, load_weights=False).eval()
     save_file({key: weight.contiguous() for key, weight in theirs.state_dict().items()}, tmp_path / "w.safetensors")
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": model_configs()[name]}))
     ours = load_clip(name, str(tmp_path / "w.safetensors"))
     assert ours.plain_towers == plain_towers(model_configs()[name])
     size, context = ours.geometry.image_size, ours.geometry.context_length

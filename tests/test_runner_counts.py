@@ -14,7 +14,7 @@ from small_runs import make_runtime
 
 from benchmarks import results
 from runner.acceleration import Acceleration
-from runner.calibration import BINS, Calibration, ReliabilityBins, measure_calibration
+from runner.calibration import BINS, Calibration, ImagePredictions, ReliabilityBins, measure_calibration
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
@@ -37,6 +37,23 @@ def test_labels_that_do_not_fit_the_counts_are_refused(tmp_path):
     assert EvalResult.model_validate(document | sound).wrong_images().T.tolist() == [[0, 1]] * 2 + [[1, 0]] * 3
     with pytest.raises(ValueError, match="7 and 7 images"):
         EvalResult.model_validate(document | {name: labels[:7] for name, labels in sound.items()})
+
+
+def test_a_confidence_on_an_edge_belongs_to_the_bin_below_it():
+    edges, zeros = np.array([0.2, 0.4, 0.6, 0.8]), np.zeros(4)
+    labels = zeros.astype(int)
+    bins = measure_calibration(ImagePredictions(labels, labels, edges, zeros, zeros)).equal_width
+    assert [number for number, count in enumerate(bins.count, 1) if count] == [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize("changed", ["checkpoint_sha256", "backbone_digest"])
+def test_an_evaluation_of_other_weights_is_not_current(tmp_path, changed):
+    config = put_run(tmp_path, "maple", "digits")
+    put_score(tmp_path, config, "digits:base", 3, 8)
+    folder = RunFolder(tmp_path / config.path)
+    [result], training = folder.read_evaluations(), folder.read_training()
+    assert result.is_current(training, None)
+    assert not result.is_current(training.model_copy(update={changed: "0" * 16}), None)
 
 
 def plan(checkpoint: str, method: str = "maple", **options: float) -> RunConfig:

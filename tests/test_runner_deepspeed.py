@@ -92,7 +92,7 @@ def trained(engine, steps=range(STEPS)):
     for number in steps:
         images = torch.randn(BATCH, 3, 32, 32, generator=seeded(10 + number))
         batch = Batch(images[ranks.rank :: ranks.size], torch.arange(BATCH) % 5, method.draw(seeded(20 + number)))
-        engine.set_rates(*(1e-3 / (number + 1) / (group + 1) for group in range(len(engine.optimizer.param_groups))))
+        engine.set_rates([1e-3 / (number + 1) / (group + 1) for group in range(len(engine.optimizer.param_groups))])
         terms = engine.terms(batch)
         engine.backward(terms)
         engine.update()

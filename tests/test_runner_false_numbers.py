@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from runner.config import RunConfig, RuntimeConfig
 from runner.planning import plan_run
 from runner.results import CheckpointCard, write_bytes
 from runner.run_folders import RunFolder
+from shards.manifest import lines_digest
 
 EVAL, TRAIN, CHECKPOINT, CONFIG = "eval/shapes-base-test.json", "train.json", "checkpoint.safetensors", "config.json"
 
@@ -68,6 +70,9 @@ def runs(made, tmp_path) -> list[RunFolder]:
     return [RunFolder(path.parent) for path in sorted(tmp_path.rglob(CONFIG))]
 
 
+BINS = {"ece": 0.0, "count": [2] + 14 * [0], "confidence": [0.0] * 15, "correct": [1] + 14 * [0]}
+CALIBRATION = {"nll": 1.0, "brier": 1.0, "equal_width": BINS}
+SAMPLES = {"shots": 16, "seed": 1, "digest": lines_digest(["a.png"]), "samples": ["a.png"]}
 FIELDS: dict[str, list[tuple[dict[str, Any], str]]] = {
     EVAL: [
         ({"correct": 41}, "41 of 40"),
@@ -75,7 +80,18 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"total": 0, "correct": 0}, "total = 0"),
         ({"per_class__total": [41]}, "30 of 41"),
         ({"num_classes": 2}, "num_classes is 2"),
+        ({"per_class": {"correct": [41, -11], "total": [20, 20]}, "num_classes": 2}, "correct.1 = -11"),
+        ({"per_class": {"correct": [29, 1], "total": [20, 20]}, "num_classes": 2}, "29 of 20 images of class 0"),
+        ({"per_class__names": ["a", "b"]}, "per_class has 1 classes"),
+        ({"dataset_size": 39}, "total = 40 images, of dataset_size = 39"),
+        ({"limit": 5}, "of dataset_size = 40 with limit = 5"),
+        ({"limit": None, "dataset_size": 99}, "of dataset_size = 99 with limit = None"),
+        ({"precision": "bf16"}, "was computed in bf16, its run in fp32"),
         ({"labels": [0], "predicted": [0]}, "1 and 1 images"),
+        ({"labels": [0] * 40}, "belong together"),
+        ({"labels": [0] * 40, "predicted": [99] * 40}, "name class 99 of 1"),
+        ({"labels": [0] * 40, "predicted": [0] * 40}, "labels and predicted contradict per_class"),
+        ({"calibration": CALIBRATION}, "calibration has 1 of 2 correct images"),
         ({"images_per_second": float("nan")}, "images_per_second = nan"),
         ({"target": "shapes:novel:test"}, "holds 'shapes:novel:test'"),
         ({"target": "shapes"}, "target = 'shapes'"),
@@ -90,6 +106,8 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"steps": True}, "steps = True"),
         ({"seconds": -1.0}, "seconds = -1.0"),
         ({"epochs__0__terms__ce": float("inf")}, r"epochs.0.terms.ce = inf"),
+        ({"fewshot": SAMPLES | {"digest": "0" * 16}}, "samples are not those of digest"),
+        ({"fewshot": SAMPLES | {"seed": 9}}, "samples of 16 shots and seed 9: move it away"),
     ],
     CONFIG: [({"seed": 2}, "was moved or changed"), ({"seed": True}, "seed = True")],
 }  # fmt: skip
@@ -121,6 +139,18 @@ FILES: dict[str, tuple[Callable[[RunFolder, RunFolder], object], str]] = {
     "no configuration": (lambda one, _: (one.path / CONFIG).unlink(), "no config.json"),
     "renamed": (lambda one, _: shutil.copytree(one.path, f"{one.path}-old"), "-old was moved"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "words"), [
+    (EVAL, "it has 30 GB, the limit is 1 GB"), (CONFIG, "it has 30 GB, the limit is 1 GB"),
+    (CHECKPOINT, "it has 30 GB, the limit is 24 GB"),
+])  # fmt: skip
+def test_a_file_too_large_for_the_memory_is_refused(runs, file, words):
+    os.truncate(runs[0].path / file, 30 * 10**9)
+    with pytest.raises(UserError, match=words):
+        runs[0].read_config()
+        runs[0].read_evaluations()
+        read_checkpoint(runs[0].checkpoint_file)
 
 
 @pytest.mark.parametrize("name", FILES)

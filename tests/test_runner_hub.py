@@ -89,7 +89,7 @@ def test_a_published_run_is_evaluated_under_its_address(trained, hub, tmp_path, 
     words = ("push", runtime.results / config.path, "--to", "lab/run")
     code, out, err = run(capsys, *words, "--dry-run")
     assert code == 0 and not hub.repositories and "nothing was uploaded" in err
-    assert {line.split()[0] for line in out.splitlines()[2:]} == {"config.json", "model.safetensors", "README.md"}
+    assert {line.split()[0] for line in out.splitlines()[2:]} == {"run.json", "model.safetensors", "README.md"}
     code, _, err = run(capsys, *words)
     assert code == 0 and hub.commits == 1 and "Bearer hf_test" in hub.tokens, err
     files = hub.repositories["lab/run"]
@@ -99,8 +99,8 @@ def test_a_published_run_is_evaluated_under_its_address(trained, hub, tmp_path, 
     for result in results:
         counts = {"correct": result.correct, "total": result.total}
         assert measured[result.target.split(":")[1]] == (round(result.accuracy, 2), counts)
-    document = json.loads(files["config.json"])
-    assert document["config"]["method"] == "coop" and str(short_checkpoint.parent) not in files["config.json"].decode()
+    document = json.loads(files["run.json"])
+    assert document["config"]["method"] == "coop" and str(short_checkpoint.parent) not in files["run.json"].decode()
     (tmp_path / short_checkpoint.name).symlink_to(short_checkpoint)
     code, out, err = run(
         capsys, "eval", SOURCE, "--data", few_digits, "--targets", "digits:base,digits:novel", "--tracking", "off"
@@ -116,22 +116,22 @@ def test_what_does_not_belong_together_is_refused(trained, hub, tmp_path, few_di
     config, runtime = trained("coop")
     files = shared.shared_files(make_run(config, runtime), "lab/run")
     elsewhere = make_runtime(few_digits, tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="hf://lab/run is not there"):
+    with pytest.raises(UserError, match="no repository lab/run"):
         fetch_run(SOURCE, Session(elsewhere))
     hub.repositories["lab/run"] = files | {"model.safetensors": files["model.safetensors"][:-4] + b"\0\0\1\0"}
     with pytest.raises(UserError, match="do not belong together"):
         fetch_run(SOURCE, Session(elsewhere))
-    hub.repositories["lab/run"] = files | {"config.json": files["config.json"].replace(b'"seed": 1', b'"seed": 2')}
+    hub.repositories["lab/run"] = files | {"run.json": files["run.json"].replace(b'"seed": 1', b'"seed": 2')}
     with pytest.raises(UserError, match="do not belong together"):
         fetch_run(SOURCE, Session(elsewhere))
     assert not (tmp_path / "elsewhere").exists()
     hub.repositories["lab/run"] = files
     fetch_run(SOURCE, Session(elsewhere))
     fetch_run(SOURCE, Session(elsewhere))
-    other = json.loads(files["config.json"])
+    other = json.loads(files["run.json"])
     weights = files["model.safetensors"].replace(b"digits", b"digitz", 1)
     other["training"]["checkpoint_sha256"] = hashlib.sha256(weights).hexdigest()
-    hub.repositories["lab/run"] = {"config.json": json.dumps(other).encode(), "model.safetensors": weights}
+    hub.repositories["lab/run"] = {"run.json": json.dumps(other).encode(), "model.safetensors": weights}
     with pytest.raises(UserError, match="has a different training than hf://lab/run"):
         fetch_run(SOURCE, Session(elsewhere))
 

@@ -298,6 +298,11 @@ def test_ranks_are_read_from_the_environment():
     assert ranks_from_environment(single) == Ranks()
 
 
+def test_variables_that_a_scheduler_has_left_are_named_as_torchrun_names_them():
+    with pytest.raises(UsageError, match="LOCAL_RANK, LOCAL_WORLD_SIZE one is missing"):
+        ranks_from_environment({"RANK": "0", "WORLD_SIZE": "2"})
+
+
 @pytest.mark.parametrize(("change", "words"), [
     ({"RANK": ""}, "one is missing or wrong"),
     ({"WORLD_SIZE": "two"}, "one is missing or wrong .*'two'"),

@@ -87,7 +87,8 @@ def test_a_run_that_is_evaluated_on_many_data_sets_has_at_most_15_metrics(store,
     for number in range(12):
         target, correct = Target(f"set{number}", "all"), 40 + 2 * number
         counts = PerClass(correct=[correct], total=[80])
-        copy = result.model_copy(update={"target": str(target), "correct": correct, "per_class": counts})
+        changes = {"target": str(target), "correct": correct, "per_class": counts, "calibration": None}
+        copy = result.model_copy(update=changes)
         write_json(folder.eval_file(target, copy.settings), copy)
     export()
     (run,) = runs_of(store, folder)

@@ -15,6 +15,7 @@ from sessions import train
 from small_runs import make_runtime
 
 from benchmarks.cli import main
+from benchmarks.suites import planning
 from cluster.launcher import launch
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import StoragePaths
@@ -110,6 +111,36 @@ def test_a_run_of_other_weights_is_neither_reused_nor_evaluated(runtime, tmp_pat
     for again in (train, lambda *run: sessions.evaluate(run[0], BASE, run[1])):
         with pytest.raises(UserError, match=why):
             again(config, there)
+
+
+def test_runs_of_a_built_in_method_are_refused_under_other_code(plan, runtime, tmp_path):
+    there = dataclasses.replace(runtime, results=tmp_path)
+    config = plan("coop")
+    result = train(config, there)
+    folder = run_folders.RunFolder(tmp_path / config.path)
+    other = result.method_source.model_copy(update={"digest": "0" * 16})
+    write_json(folder.train_file, result.model_copy(update={"method_source": other}))
+    why = r"was trained by procap-bench \(source 0{16}\), and the code that is installed now is procap-bench \(source"
+    for again in (train, lambda *run: sessions.evaluate(run[0], BASE, run[1]), sessions.load_trained):
+        with pytest.raises(UserError, match=why):
+            again(config, there)
+    assert planning.read_state(RunSpec(config=config, targets=()), there).status == "other code"
+
+
+def test_a_run_with_the_hash_of_another_one_is_not_taken_for_it(runtime, tmp_path):
+    there = dataclasses.replace(runtime, results=tmp_path)
+    rates = {"epochs": 2, "lr": 0.0016678}, {"epochs": 2, "lr": 0.0321604}
+    one, other = (plan_run(method="coop", dataset="digits", shots=1, overrides=changes) for changes in rates)
+    assert one.path == other.path and one.identity() != other.identity()
+    assert isinstance(train(one, there), TrainResult)
+    sessions.evaluate(one, BASE, there)
+    for again in (train, lambda *run: train(*run, force=True), lambda *run: sessions.evaluate(run[0], BASE, run[1])):
+        with pytest.raises(UserError, match="has another run, whose hash happens to be the same"):
+            again(other, there)
+    with pytest.raises(UserError, match="whose hash happens to be the same"):
+        planning.read_state(RunSpec(config=other, targets=()), there)
+    run_folders.RunFolder(tmp_path / one.path).config_file.write_text("{")
+    assert isinstance(train(one, there, force=True), TrainResult), "a broken file is no other run"
 
 
 def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, runtime, tmp_path, monkeypatch):

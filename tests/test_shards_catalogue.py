@@ -1,13 +1,13 @@
 """Data sets by name: the fifteen published ones line by line, derived ones, and ones that only shards describe."""
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
+from published_splits import split_files
 from toy_shards import CLASSNAMES, toy_source
 
-from benchmarks.console.parse import parse_datasets
+from benchmarks.console.parse import expand_datasets, parse_datasets
 from procap.errors import UsageError, UserError
 from shards.catalogue import CATALOGUE, PUBLISHED, find
 from shards.manifest import FILE, lines_digest
@@ -16,7 +16,7 @@ from shards.raw.published import imagenet_wnids, published_classnames, raw_layou
 from shards.resolve import is_packed, resolve_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = ROOT.parent / "shared"
+TABLES = ROOT / "benchmarks" / "experiment" / "published"
 SETS = {dataset.name: dataset for dataset in PUBLISHED}
 
 
@@ -64,10 +64,7 @@ def test_a_set_has_the_published_sizes_and_lies_where_coop_puts_it(name, title, 
 
 
 def test_sizes_and_descriptions_are_those_the_paper_prints():
-    file = SHARED / "published" / "datasets.csv"
-    if not file.is_file():
-        pytest.skip(f"{file} is not here")
-    rows = {row["dataset"]: row for row in csv.DictReader(file.open())}
+    rows = {row["dataset"]: row for row in csv.DictReader((TABLES / "datasets.csv").open())}
     assert [dataset.title for dataset in PUBLISHED] == list(rows)
     for dataset in PUBLISHED:
         row = rows[dataset.title]
@@ -90,10 +87,8 @@ def test_prompts_are_coops_with_a_full_stop_and_the_papers_two_without(dataset):
 
 
 def test_the_papers_prompts_are_those_it_prints():
-    file = SHARED / "published" / "templates.csv"
-    if not file.is_file():
-        pytest.skip(f"{file} is not here")
-    rows = {row["dataset"]: (row["template_1"], row["template_2"]) for row in csv.DictReader(file.open())}
+    lines = csv.DictReader((TABLES / "templates.csv").open())
+    rows = {row["dataset"]: (row["template_1"], row["template_2"]) for row in lines}
     assert len(rows) == 11
     # The shifts are not in its list: they are asked for as ImageNet is.
     assert {dataset.title: dataset.templates for dataset in PUBLISHED} == {
@@ -122,13 +117,12 @@ def test_wordnet_ids_are_the_published_ones():
     assert not any(raw_layout(SETS[name]).indices for name in SETS if name not in ("imagenet-a", "imagenet-r"))
 
 
-@pytest.mark.parametrize("name", [name for name in SETS if SETS[name].raw and SETS[name].raw.split_file])
+SPLIT_FILES = {name: SETS[name].raw.split_file for name in SETS if SETS[name].raw and SETS[name].raw.split_file}
+
+
+@pytest.mark.parametrize("name", [name for name in SPLIT_FILES if name not in ("food101", "sun397")])
 def test_published_split_files_are_recognised(name):
-    file = SHARED / "splits" / raw_layout(SETS[name]).split_file
-    if not file.is_file():
-        assert name in ("food101", "sun397") or not file.parent.is_dir(), f"{file} is not here"
-        pytest.skip(f"{file} is not here")
-    lists = json.loads(file.read_text(encoding="utf-8"))
+    lists = split_files()[SPLIT_FILES[name]]
     assert {split: len(records) for split, records in lists.items()} == SETS[name].counts
     digests = {
         split: lines_digest(f"{path}\t{label}\t{classname}" for path, label, classname in records)
@@ -214,3 +208,9 @@ def test_groups_of_data_sets(data, tmp_path):
     assert parse_datasets("my-birds.v2,digits,my-birds.v2", data) == ["my-birds.v2", "digits"]
     eleven = [name for name, dataset in CATALOGUE.items() if dataset.images_from == "folder" and not dataset.test_only]
     assert parse_datasets("paper", tmp_path) == eleven and len(eleven) == 11
+
+
+def test_a_group_has_one_meaning_and_any_capitals():
+    assert expand_datasets("WORLD") == expand_datasets("all") and "shapes-v2" in expand_datasets("All")
+    assert expand_datasets("Paper,dtd")[:2] == ["imagenet", "caltech101"] and len(expand_datasets("paper,dtd")) == 15
+    assert expand_datasets("digits,all", trained=True)[0] == "digits"

@@ -14,6 +14,7 @@ from command_line import run
 from local_server import Answer, LocalServer
 from miniature_roots import available, build
 
+from benchmarks.cli.data_sources import select_published
 from procap.errors import UserError
 from shards import catalogue
 from shards.catalogue import Archive, find
@@ -245,3 +246,21 @@ def test_an_empty_folder_is_named_with_the_command_that_fills_it_in_one_line(tmp
     (tmp_path / "empty").mkdir()
     code, out, err = run(capsys, "data", *command.split(), tmp_path / "empty")
     assert code in (1, 2) and not out and len(err.splitlines()) == 1 and "procap data fetch paper" in err
+
+
+def test_a_plan_needs_no_network(tmp_path, capsys, monkeypatch):
+    with LocalServer(tmp_path) as server:
+        connect(server, monkeypatch)
+    code, out, err = run(capsys, "data", "fetch", "paper,ImageNet", "--dry-run", "--data", tmp_path / "data")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert code == 0 and len(lines) == 18 and str(tmp_path / "data") in err, err
+    assert "$HF_TOKEN" in lines["imagenet"] and "non-commercial" in lines["imagenet"]
+    assert f"hf://{HUB_REPOSITORY}/dtd.zip" in lines["dtd"] and "unknown" in lines["dtd"]
+
+
+@pytest.mark.parametrize(("names", "expected"), [
+    (["imagenet,dtd"], {"imagenet", "dtd"}), (["ImageNet", "dtd"], {"imagenet", "dtd"}), (["dtd", "Paper"], 14),
+])  # fmt: skip
+def test_imagenet_is_left_out_of_the_group_alone(names, expected):
+    chosen = {dataset.name for dataset in select_published(names)}
+    assert (chosen == expected) if isinstance(expected, set) else (len(chosen) == expected and "imagenet" not in chosen)

@@ -1,16 +1,16 @@
-"""Few-shot samples and halves: the draws of CoOp, proven on the published split files where they are at hand."""
+"""Few-shot samples and halves: the draws of CoOp, proven on the published split files."""
 
 import json
 import random
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
 from command_line import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published_splits import split_files
 from toy_shards import CLASSNAMES, COUNTS, label, pixels, toy_source
 
 from procap import errors
@@ -23,8 +23,6 @@ from shards.image_selection import (
     select_target_images,
 )
 
-SPLITS = Path(__file__).resolve().parents[1].parent / "shared" / "splits"
-
 
 @dataclass
 class Published:
@@ -35,10 +33,7 @@ class Published:
 
 
 def published(name: str) -> Published:
-    file = SPLITS / f"split_zhou_{name}.json"
-    if not file.exists():
-        pytest.skip(f"{file.name} is not beside the project")
-    splits = json.loads(file.read_text())
+    splits = split_files()[f"split_zhou_{name}.json"]
     return Published(
         {split: [path for path, _, _ in rows] for split, rows in splits.items()},
         {split: [int(label) for _, label, _ in rows] for split, rows in splits.items()},

@@ -1,6 +1,7 @@
 """Decoding: the pixels CoOp would see from every kind of file, the same all ways in, and a reason for what is none."""
 
 import io
+import os
 import struct
 import subprocess
 import sys
@@ -244,6 +245,9 @@ def test_a_picture_has_the_same_pixels_all_ways_in(name, packed, tmp_path):
         "image": convert(Image.open(file)),
         "array": convert(EXPECTED[name]),
     }
+    if "12 bits" in name:
+        bands = DEEP[name.removeprefix("12 bits: ")][1]
+        ways["array of 16 bits"] = convert(TWELVE[..., bands if any(bands) else 0])
     if "12 bits" not in name or "grey TIFF" in name:
         loaded = Image.open(file)
         loaded.load()
@@ -406,3 +410,18 @@ def test_bombs_take_no_memory():
     assert run.returncode == 0, run.stderr
     grown, _, reason = run.stdout.partition(" ")
     assert int(grown) < 50_000 and "damaged (Decompressed data too large" in reason
+
+
+def test_all_files_of_a_folder_are_listed_or_named(tmp_path):
+    for name in ("photos/b.png", "photos/@eaDir/b.png", "disk/c.jfif"):
+        put(tmp_path / name)
+    (tmp_path / "photos/disk").symlink_to(tmp_path / "disk")
+    (tmp_path / "photos/up").symlink_to("..")
+    (tmp_path / "photos/gone.png").symlink_to("/nowhere/gone.png")
+    os.mkfifo(tmp_path / "photos/pipe.png")
+    errors = {}
+    listed = [name for name, _ in find_images([tmp_path / "photos", tmp_path / "photos/pipe.png"], errors.setdefault)]
+    assert [name.removeprefix(f"{tmp_path}/photos/") for name in listed] == ["b.png", "disk/c.jfif"]
+    assert {Path(name).name: reason[:9] for name, reason in errors.items()} == {
+        "gone.png": "is a link", "pipe.png": "is a link"
+    }  # fmt: skip

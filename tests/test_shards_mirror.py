@@ -48,7 +48,13 @@ def same_images(split: ImageList, name: str) -> bool:
 
 
 def cached_tars(root: Path) -> list[str]:
-    return sorted(str(file.relative_to(root)) for file in root.rglob("*.tar"))
+    return sorted(str(file.relative_to(folder_of(root).parent)) for file in root.rglob("*.tar"))
+
+
+def folder_of(root: Path) -> Path:
+    """The only folder of `root` with the files of a manifest."""
+    [lists] = root.glob("*/toy/manifest.json")
+    return lists.parent
 
 
 def change_manifest(server, change):
@@ -109,7 +115,7 @@ def test_an_altered_shard_on_the_server_is_refused_by_name(server, root):
 @pytest.mark.parametrize("damage", ["cut", "index"])
 def test_files_damaged_in_the_mirror_are_downloaded_again(server, root, damage):
     same_images(open_dataset(root, "toy").open_images("test"), "test")
-    file = root / "toy" / "test" / ("index.npy" if damage == "index" else "0.tar")
+    file = folder_of(root) / "test" / ("index.npy" if damage == "index" else "0.tar")
     data = file.read_bytes()
     file.write_bytes(data[:-512] if damage == "cut" else data[:300] + bytes([data[300] ^ 1]) + data[301:])
     server.asked.clear()
@@ -131,6 +137,7 @@ def test_a_repacked_set_replaces_its_copy(server, root):
     after = open_dataset(root, "toy").open_images("test")
     assert np.asarray(after.image(16)).max() == 0
     assert np.array_equal(np.asarray(after.image(0)), pixels("test", 0))
+    assert same_images(before, "test"), "a command keeps what it has opened"
 
 
 @pytest.mark.parametrize("change", [
@@ -178,7 +185,7 @@ def test_a_check_of_a_mirror_covers_what_was_downloaded(server, root, capsys):
     counts = {split.name: (split.readable, split.shards, split.shards_present) for split in report.splits}
     assert report.ok and counts == {"train": (23, 5, 5), "val": (0, 5, 0), "test": (0, 4, 0)}
     assert not server.paths(".tar")
-    file = root / "toy" / "train" / "1.tar"
+    file = folder_of(root) / "train" / "1.tar"
     data = bytearray(file.read_bytes())
     data[700] ^= 1
     file.write_bytes(data)
@@ -187,8 +194,8 @@ def test_a_check_of_a_mirror_covers_what_was_downloaded(server, root, capsys):
     assert not server.paths(".tar"), "a check reports, it does not repair"
     assert main(["data", "check", "--data", str(root)]) == 1
     advice = capsys.readouterr().err.splitlines()[-1]
-    assert advice.endswith(f"to repair 'toy', delete {root / 'toy'} and it is fetched again")
-    shutil.rmtree(root / "toy")
+    assert advice.endswith(f"to repair 'toy', delete {folder_of(root)} and it is fetched again")
+    shutil.rmtree(folder_of(root))
     assert len(open_dataset(root, "toy").open_images("train")) == COUNTS["train"] and check_dataset(root, "toy").ok
 
 

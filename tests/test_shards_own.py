@@ -2,16 +2,19 @@
 
 import csv
 import re
+import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from own_images import CLASSES, put, put_classes
 from PIL import ExifTags, Image
 
 from procap.errors import UserError
 from shards.pack import pack_source
 from shards.raw.description import Description
+from shards.raw.guess import find_description
 from shards.raw.user_dataset import user_source
 from shards.reader import open_dataset
 from shards.records import Source, png
@@ -19,6 +22,7 @@ from shards.records import Source, png
 HEAD = "name: my-birds\ntemplate: a photo of a {}, a type of bird.\n"
 SORTED = ("Ara", "Zebra finch", "bee_eater", "coal tit")
 EACH = 10
+TEST = "split: test\n"
 RULE = "split: {train: 0.5, val: 0.2, test: 0.3, seed: 1}\n"
 
 
@@ -194,9 +198,88 @@ def test_a_mistake_in_the_yaml_file_is_named_in_one_line(tmp_path, kind):
     assert message.startswith(str(file)) and "\n" not in message and len(message) < 700
 
 
+def as_lines(pairs, separator=",", header=()):
+    return "".join(f"{separator.join(map(str, row))}\n" for row in [*filter(None, [header]), *pairs])
+
+
+PAIRS = [(f"pictures/{name}/{i}.png", name) for name in ("ara", "emu") for i in range(2)]
+FORMATS = {
+    "metadata.jsonl of the Hub": ("b.jsonl", "".join(f'{{"file_name": "{p}", "label": "{n}"}}\n' for p, n in PAIRS)),
+    "UTF-16 with tabs, as Excel writes it": ("b.csv", as_lines(PAIRS, "\t", ("path", "label")).encode("utf-16")),
+    "semicolons and a byte order mark": ("b.csv", as_lines(PAIRS, ";", ("Image", "Species")).encode("utf-8-sig")),
+    "without a header": ("b.csv", as_lines(PAIRS)),
+    "ids without endings": ("b.csv", as_lines([(p[:-4], n) for p, n in PAIRS], header=("id", "breed"))),
+    "a list separated by blanks": ("labels.txt", as_lines(PAIRS, " ")),
+    "unknown names of two columns": ("b.csv", as_lines(PAIRS, header=("picture", "kind"))),
+    "one column per class": (
+        "b.csv", as_lines([(p, float(n == "ara"), float(n == "emu")) for p, n in PAIRS], ",", ("image", "ara", "emu")),
+    ),
+    "absolute paths of another machine": (
+        "b.csv", as_lines([(f"/home/ann/data/{p}", n) for p, n in PAIRS], header=("path", "label")),
+    ),
+    "paths from further outside": ("b.csv", as_lines([(f"root/{p}", n) for p, n in PAIRS], header=("path", "label"))),
+    "more columns and row numbers": (
+        "b.csv",
+        as_lines([(i, 4, p, i, n) for i, (p, n) in enumerate(PAIRS)], header=("", "width", "path", "label", "class")),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_table_is_read_as_other_programs_write_it(tmp_path, kind):
+    name, content = FORMATS[kind]
+    root = tmp_path / "root"
+    for path, _ in PAIRS:
+        put(root / path)
+    (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    file, text = find_description(root)
+    source = user_source(file, yaml.safe_dump(yaml.safe_load(text) | {"split": "test"}))
+    assert source.classnames == ("ara", "emu")
+    assert rows(source, "test") == [(path, ("ara", "emu").index(label)) for path, label in PAIRS]
+
+
+def test_whole_numbers_with_a_point_are_numbers(tmp_path):
+    for i in range(4):
+        put(tmp_path / f"{i}.png")
+    put_table(tmp_path, [(f"{i}.png", f"{i % 2}.0") for i in range(4)], ("path", "label"))
+    file = sheet(tmp_path, f"table: birds.csv\n{TEST}")
+    with pytest.raises(UserError, match="labels are numbers without names: list them under classes"):
+        user_source(file)
+    source = user_source(sheet(tmp_path, f"table: birds.csv\nclasses: [ara, emu]\n{TEST}"))
+    assert rows(source, "test") == [(f"{i}.png", i % 2) for i in range(4)]
+
+
+def test_accents_that_are_stored_in_different_ways_are_one_class(tmp_path):
+    for form, number in (("NFC", 0), ("NFD", 1)):
+        put(tmp_path / "images" / unicodedata.normalize(form, "Kéa") / f"{number}.png")
+    put(tmp_path / "images" / "emu" / "2.png")
+    listed = f"classes: [emu, {unicodedata.normalize('NFD', 'Kéa')}]\n"
+    assert user_source(sheet(tmp_path, f"folder: images\n{TEST}")).classnames == ("Kéa", "emu")
+    assert user_source(sheet(tmp_path, f"folder: images\n{TEST}{listed}")).classnames == ("emu", "Kéa")
+
+
+@pytest.mark.parametrize(("names", "classes"), [
+    (("n01440764", "n03773504", "n04008634"), ("tench", "missile (n03773504)", "missile (n04008634)")),
+    (("001.Black_footed_Albatross", "002.Emu"), ("Black_footed_Albatross", "Emu")),
+    (("10_euro", "50_euro"), ("10_euro", "50_euro")),
+    (("737-200", "737-300"), ("737-200", "737-300")),
+])  # fmt: skip
+def test_wordnet_ids_and_running_numbers_do_not_go_into_prompts(tmp_path, names, classes):
+    put_classes(tmp_path / "birds", names, each=4)
+    file, text = find_description(tmp_path / "birds")
+    assert user_source(file, text).classnames == classes
+
+
+def test_a_validation_split_without_a_class_is_noted(tmp_path):
+    for split, names in (("train", CLASSES), ("val", CLASSES[1:]), ("test", CLASSES)):
+        put_classes(tmp_path / "images" / split, names, each=1)
+    source = user_source(sheet(tmp_path, "folder: images\n"))
+    assert source.notes == ("val has no image of 'Zebra finch': settings chosen on it ignore such classes",)
+
+
 TABLES: dict[str, tuple[str, str, str]] = {
     "missing image": ("csv", "path,label\na.png,x\ngone.png,y\n", "1 of 2 images are not in .*'gone.png'"),
-    "unknown columns": ("csv", "p,q,r\na.png,x,y\nb.png,y,x\n", "columns: 'p', 'q', 'r'; path .or filename.*are needed"),
+    "unknown columns": ("csv", "p,q,r\na.png,x,y\nb.png,y,x\n", "columns: 'p', 'q', 'r'; path .or filename"),
     "no label": ("csv", "path,label\na.png,\nb.png,x\n", "csv: line 2.label = '': is neither"),
     "unknown split": ("csv", "path,label,split\na.png,x,train\nb.png,x,dev\n", "line 3.split = 'dev': is none of"),
     "a path out of the folder": ("csv", "path,label\n../a.png,x\n", "line 2.path = '../a.png': is not a plain path"),
@@ -204,7 +287,7 @@ TABLES: dict[str, tuple[str, str, str]] = {
     "numbers without names": ("csv", "path,label\na.png,0\nb.png,1\n", "labels are numbers .* list them under classes"),
     "nothing": ("csv", "path,label\n", "lists no images"),
     "an image in two splits": ("csv", "path,label,split\na.png,x,train\na.png,x,test\n", "'a.png' more than once"),
-    "Latin-1": ("csv", "path,label\na.png,M\udcf6we\n", "birds.csv cannot be read: 'utf-8' codec"),
+    "Latin-1": ("csv", "path,label\na.png,M\udcf6we\n", "birds.csv cannot be read .*utf-8. codec"),
     "an open quote": ("csv", 'path,label\n"a.png,x\n', "unexpected end of data"),
     "class not trained": (
         "csv",
@@ -259,6 +342,32 @@ def test_images_at_any_depth_below_a_class_folder_belong_to_its_class(tmp_path):
     assert source.classnames[0] == "Ara"
     part = source.part("test", 0, 3)
     assert part.paths == ("Ara/00.png", "Ara/01.png", "Ara/2025/autumn/1.png") and set(part.labels) == {0}
+
+
+def test_linked_folders_are_read_once_and_links_to_folders_around_them_are_not(tmp_path):
+    put_classes(tmp_path / "images", CLASSES[:2], each=2)
+    put_classes(tmp_path / "disk", ["batch", "batch/more"], each=1)
+    cls = tmp_path / "images" / CLASSES[0]
+    for name, target in (("batch", tmp_path / "disk/batch"), ("again", tmp_path / "disk/batch"), ("up", "..")):
+        (cls / name).symlink_to(target)
+    (tmp_path / "disk/batch/back").symlink_to(tmp_path / "images")
+    source = user_source(sheet(tmp_path, f"folder: images\n{TEST}"))
+    paths = [path for path, label in rows(source, "test") if source.classnames[label] == CLASSES[0]]
+    assert sorted(path.rpartition("/")[2] for path in paths) == ["00.png", "00.png", "00.png", "01.png"]
+
+
+def test_images_that_are_replaced_by_others_of_equal_size_are_packed_again(tmp_path):
+    for name in CLASSES:
+        for i in range(2):
+            file = tmp_path / "images" / name / f"{i}.bmp"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (5, 4), (i, 2, 3)).save(file)
+    source = user_source(sheet(tmp_path, f"folder: images\n{TEST}"))
+    first = pack_source(source, tmp_path / "data")
+    assert pack_source(source, tmp_path / "data") == first
+    Image.new("RGB", (5, 4), (99, 2, 3)).save(tmp_path / "images" / CLASSES[0] / "0.bmp")
+    again = user_source(sheet(tmp_path, f"folder: images\n{TEST}"))
+    assert again.origin == source.origin and pack_source(again, tmp_path / "data").digest != first.digest
 
 
 def test_the_data_page_lists_every_key_of_the_yaml_file():

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from miniature_roots import build
+from published_splits import split_files
 from small_runs import mark_slow
 
 from procap.errors import UserError
@@ -85,16 +86,11 @@ def test_lists_of_the_published_sizes_are_held_to_the_class_names(name, tmp_path
             raw_source(dataset, tmp_path)
 
 
-SPLITS = Path(__file__).resolve().parents[1].parent / "shared" / "splits"
 SEVEN = ("caltech101", "oxford-pets", "stanford-cars", "oxford-flowers", "dtd", "eurosat", "ucf101")
 
 
 def rows_of(name: str) -> dict[str, list[list]]:
-    raw = find(name).raw
-    file = SPLITS / raw.split_file
-    if not file.exists():
-        pytest.skip(f"{file.name} is not beside the project")
-    return json.loads(file.read_text())
+    return split_files()[find(name).raw.split_file]
 
 
 @pytest.fixture(scope="module", params=mark_slow(SEVEN, ("caltech101", "dtd")))
@@ -111,7 +107,7 @@ def stubs(request, tmp_path_factory):
         (images / parent).mkdir(parents=True, exist_ok=True)
     for path in paths:
         os.close(os.open(f"{images}/{path}", os.O_CREAT))
-    shutil.copy(SPLITS / raw.split_file, folder)
+    (folder / raw.split_file).write_text(json.dumps(rows))
     yield name, root
     shutil.rmtree(root)
 

@@ -1,5 +1,6 @@
 """Reading: what was packed comes back by position, and damage is refused by name before it can change a number."""
 
+import io
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from toy_shards import CLASSNAMES, COUNTS, label, pixels, toy_source
 from procap.errors import UsageError, UserError
 from shards.check import check_dataset
 from shards.files import file_sha256
+from shards.image_selection import load_few_shot
 from shards.loader import evaluation_batches
 from shards.pack import pack_source
 from shards.reader import ImageList, open_dataset
@@ -190,6 +192,90 @@ def renew_hashes(folder: Path) -> None:
         file = folder.parent / shard["file"]
         shard.update(sha256=file_sha256(file), size=file.stat().st_size)
     (folder.parent / "manifest.json").write_text(json.dumps(content))
+
+
+def save(rows) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, rows)
+    return buffer.getvalue()
+
+
+DAMAGED_LISTS = {
+    "an empty index": ("index.npy", lambda data: b""),
+    "a cut header": ("index.npy", lambda data: data[:40]),
+    "objects": ("index.npy", lambda data: save(np.array([{}, []], dtype=object))),
+    "a different count": ("index.npy", lambda data: save(np.load(io.BytesIO(data))[:-1])),
+    "floats": ("index.npy", lambda data: save(np.zeros(17))),
+    "a label without a name": ("index.npy", lambda data: save(changed(data, "label", 99))),
+    "a shard that is not there": ("index.npy", lambda data: save(changed(data, "shard", 99))),
+    "paths that are not UTF-8": ("paths.txt", lambda data: data.replace(b"kite", b"k\xffte")),
+    "a path too few": ("paths.txt", lambda data: data.partition(b"\n")[2]),
+}
+
+
+def changed(data: bytes, field: str, value: int):
+    rows = np.load(io.BytesIO(data))
+    rows[field][3] = value
+    return rows
+
+
+@pytest.mark.parametrize("kind", DAMAGED_LISTS)
+def test_lists_that_were_damaged_together_with_the_manifest_are_refused_in_one_line(root, kind):
+    name, change = DAMAGED_LISTS[kind]
+    file = root / "toy/test" / name
+    file.write_bytes(change(file.read_bytes()))
+    renew_hashes(file.parent)
+    with pytest.raises(UserError, match=rf"{name} is not usable .*procap data pack toy --force") as error:
+        assert open_dataset(root, "toy").open_images("test").paths
+    assert "\n" not in str(error.value) and not check_dataset(root, "toy").ok
+
+
+READ = ("manifest.json", "test/index.npy", "test/paths.txt", "test/1.tar", "test/digests.bin")
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("is_pipe", [True, False])
+def test_pipes_and_devices_are_not_read(root, name, is_pipe):
+    file = root / "toy" / name
+    file.unlink()
+    os.mkfifo(file) if is_pipe else file.symlink_to("/dev/zero")
+    if name == "test/digests.bin":
+        assert open_dataset(root, "toy").open_images("test").image(0)
+        return
+    assert not check_dataset(root, "toy").ok
+    with pytest.raises(UserError, match="no regular file"):
+        assert open_dataset(root, "toy").open_images("test").paths
+
+
+def test_an_image_that_was_exchanged_is_refused_when_it_is_read_alone(root):
+    file = root / "toy/train/1.tar"
+    with tarfile.open(file) as tar:
+        image = tar.getmembers()[5]
+    data = bytearray(file.read_bytes())
+    data[image.offset_data + image.size - 5] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(UserError, match=r"train/1\.tar is altered .the digest of train/.*6\.png differs.*--force"):
+        images = load_few_shot(open_dataset(root, "toy"), 0, 1).train
+        for i in range(len(images)):
+            images.read(i)
+    # Without digests, as in sets that were packed before there were any, the whole shard is compared.
+    (file.parent / "digests.bin").unlink()
+    images = open_dataset(root, "toy").open_images("train")
+    assert images.read(0)
+    with pytest.raises(UserError, match=r"train/1\.tar is altered .SHA-256 differs"):
+        images.read(5)
+
+
+@pytest.mark.parametrize(("place", "value"), [
+    ("splits/test/count", 18),
+    ("splits/test/shards/0/count", 4),
+    ("classnames", ["left-handed teapot", "red_ball", "crane (floating)", "potter's wheel", "kite"]),
+    ("classnames/4", "dragon"),
+    ("splits/test/digest", "0" * 16),
+])  # fmt: skip
+def test_a_check_compares_counts_and_names_with_the_lists(root, place, value):
+    edit(root / "toy/manifest.json", place, value)
+    assert not check_dataset(root, "toy").ok
 
 
 def test_an_undecodable_image_is_refused_when_it_is_read(root):

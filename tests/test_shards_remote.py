@@ -234,3 +234,14 @@ def test_users_signatures_and_secret_variables_are_masked_and_nothing_else(text,
     monkeypatch.setenv("LAB_TOKEN", HUSH)
     monkeypatch.setenv("LAB_KEY", "/run/hidden")
     assert mask(text) == masked
+
+
+@pytest.mark.parametrize("read", [
+    lambda url, target: read_file(url),
+    lambda url, target: download(url, target, sha256=SHA256),
+    lambda url, target: read_files(url.removesuffix("/a.tar"), ["a.tar"]),
+])  # fmt: skip
+def test_an_answer_that_ends_early_is_asked_for_again(server, target, read):
+    server.answers["/a.tar"] = [Answer(cut=1000), Answer(cut=0)]
+    read(f"{server.url}/a.tar", target)
+    assert len(server.asked) == 3

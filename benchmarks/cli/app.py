@@ -157,6 +157,9 @@ def run(argv: list[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     verbose = "-v" in arguments or "--verbose" in arguments
+    # If this process has run a command before, this one asks servers again. Most commands import no mirror.
+    if mirror := sys.modules.get("shards.mirror"):
+        mirror.refresh.cache_clear()
     try:
         with sigterm_as_interrupt() as terminated, one_line_warnings():
             command = typer.main.get_command(program)
@@ -173,7 +176,7 @@ def _run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        message, exit_code = explain(error, verbose=verbose)
+        message, exit_code = explain(error, verbose=verbose, arguments=arguments)
         write_error_file(f"procap: {message}")
         # Wrong usage and signals have one message in all processes; torchrun prints the first other failure itself.
         is_first = not is_distributed() or os.environ["LOCAL_RANK"] == "0"

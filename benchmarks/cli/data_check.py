@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -9,12 +10,13 @@ import typer
 from benchmarks.cli.flags import Data, OutputFlags, Workers, command
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import parts_progress
-from benchmarks.console.parse import split_names
+from benchmarks.console.parse import expand_datasets, split_names
 from procap.errors import UserError
 from runner.environment import available_cores
 from shards.check import check_dataset
 from shards.default_paths import data_root
 from shards.manifest import repack_hint
+from shards.mirror import refresh
 from shards.resolve import packed_names, resolve_dataset
 
 
@@ -26,8 +28,11 @@ def check(
     workers: Workers = None,
 ) -> int:
     """Check packed shards: hash every shard and decode every image."""
-    root, chosen = data_root(data), split_names(",".join(names or ())) or ["all"]
-    selected = packed_names(root) if "all" in chosen else [resolve_dataset(name, root).name for name in chosen]
+    root, text = data_root(data), ",".join(names or ())
+    packed, named = packed_names(root), split_names(text)
+    # Of a group those that are packed.
+    chosen = [name for name in expand_datasets(text) if name in named or name in packed]
+    selected = [resolve_dataset(name, root).name for name in chosen] if named else packed
     if not selected:
         at = f" --data {quote(root)}"
         hint = f"pack generated data: procap data pack shapes{at}; get the paper's: procap data fetch paper{at}"
@@ -51,7 +56,8 @@ def check(
     for name in broken:
         for problem in problems[name]:
             note(f"procap: {problem}")
-        note(f"procap: to repair '{name}', {repack_hint(root / name)}")
+        with suppress(UserError):
+            note(f"procap: to repair '{name}', {repack_hint(refresh(root, name))}")
     if output.json:
         show_json({"data": str(root), "ok": not broken, "problems": problems})
     return 1 if broken else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +13,13 @@ import typer
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.data_sources import packing_root, report_packed, select_published
 from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag, switch
-from benchmarks.console.output import columns, note, note_failures, show
+from benchmarks.console.output import columns, note, show
 from benchmarks.console.packing import pack_with_progress
-from procap.errors import UserError
+from procap.errors import Unreachable, UserError
 from runner.environment import available_cores
 from runner.progress import ProgressDisplay
-from shards.fetch import FetchPlan, check_space, fetch, list_hub, plan_fetch, work_folder
+from shards.catalogue import Archive, Dataset
+from shards.fetch import FetchPlan, check_space, describe_source, fetch, list_hub, plan_fetch, work_folder
 from shards.files import file_lock
 from shards.manifest import Manifest, read_manifest
 from shards.raw.published import raw_source
@@ -46,28 +48,53 @@ def fetch_datasets(
     """
     root = packing_root(data)
     datasets = {dataset.name: dataset for dataset in select_published(names)}
-    if len(datasets) > 1 and "imagenet" in datasets and "imagenet" not in names:
-        del datasets["imagenet"]
-        note("imagenet is left out; with your account of the Hub: procap data fetch imagenet")
     packed = [name for name in datasets if is_packed(root, name) and not mode.force]
     missing = [dataset for name, dataset in datasets.items() if name not in packed]
-    hub_files = list_hub() if not official and any(dataset.raw and dataset.raw.hub for dataset in missing) else {}
+    if mode.dry_run:
+        return _show_plan(missing, packed, root, official)
+    hub_files = _hub_files(missing, official)
     failures, plans = Failures(len(missing), verbose=output.verbose), list[FetchPlan]()
     for dataset in missing:
         with failures.collect(dataset.name):
             plans.append(plan_fetch(dataset, hub_files))
-    if mode.dry_run:
-        rows = [(plan.dataset.name, plan.origin, f"{plan.size / 1e9:,.2f} GB") for plan in plans]
-        rows += [(name, f"packed in {root}", "-") for name in packed]
-        total = sum(plan.size for plan in plans) / 1e9
-        show(columns(("data set", "source", "size"), rows) + f"\n{total:,.2f} GB in all. Nothing was downloaded.")
-        return note_failures(len(plans), failures.reasons)
     check_space(plans, root)
     manifests = {name: read_manifest(root / name) for name in packed}
     for plan in plans:
         with failures.collect(plan.dataset.name):
             manifests[plan.dataset.name] = _fetch_and_pack(plan, root, mode.force, workers or available_cores())
     return report_packed(manifests, failures.reasons, root, output)
+
+
+def _hub_files(datasets: Sequence[Dataset], official: bool) -> dict[str, Archive]:
+    return list_hub() if not official and any(dataset.raw and dataset.raw.hub for dataset in datasets) else {}
+
+
+def _show_plan(missing: Sequence[Dataset], packed: Iterable[str], root: Path, official: bool) -> int:
+    """Print what would be downloaded; without a network the sizes are missing."""
+    sizes: dict[str, int] = {}
+    with suppress(UserError):
+        hub_files = _hub_files(missing, official)
+        for dataset in missing:
+            try:
+                sizes[dataset.name] = plan_fetch(dataset, hub_files).size
+            except Unreachable:
+                break
+            # ImageNet without a token, and a set without an official archive.
+            except UserError:
+                continue
+    rows = [(name, f"packed in {root}", "-", "-", "-") for name in packed]
+    for dataset in missing:
+        source, token = describe_source(dataset, official)
+        size = f"{sizes[dataset.name] / 1e9:,.2f} GB" if dataset.name in sizes else "unknown"
+        rows.append((dataset.name, source, size, token, dataset.licence))
+    note(f"packed into {root}; archives lie in {work_folder(root, 'NAME')} until then")
+    table = columns(("data set", "source", "size", "token", "licence"), rows)
+    known = len(sizes) == len(missing)
+    total = f"{sum(sizes.values()) / 1e9:,.2f} GB in all. " if known else ""
+    show(f"{table}\n{total}Nothing was downloaded.")
+    if not known:
+        note("other ways: --official, a mirror in $HF_ENDPOINT, or your own files: procap data pack NAME --raw FOLDER")
+    return 0
 
 
 def _fetch_and_pack(plan: FetchPlan, root: Path, force: bool, workers: int) -> Manifest:

@@ -23,7 +23,7 @@ from shards.resolve import is_packed
 @command(
     "procap data pack shapes digits",
     "procap data pack caltech101 dtd eurosat --raw /datasets",
-    "procap data pack all --raw /datasets --data /scratch/shards",
+    "procap data pack paper --raw /datasets --data /scratch/shards",
     "procap data pack birds",
     "procap data pack my-birds.yaml",
 )
@@ -32,7 +32,7 @@ def pack(
     output: OutputFlags,
     names: Annotated[
         list[str],
-        typer.Argument(metavar="NAME...", help="data sets, folders of images, YAML files, or all, paper, world"),
+        typer.Argument(metavar="NAME...", help="data sets, folders of images, YAML files, or all, paper"),
     ],
     data: Annotated[str, flag("FOLDER", "folder of the shards")] = "",
     raw: Annotated[

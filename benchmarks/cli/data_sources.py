@@ -11,10 +11,10 @@ from textwrap import indent
 
 from benchmarks.cli.flags import OutputFlags
 from benchmarks.console.output import columns, note, note_failures, quote, show, show_json
-from benchmarks.console.parse import split_names
+from benchmarks.console.parse import expand_datasets, split_names
 from procap.errors import UsageError
 from shards.builtin_sources import builtin_source
-from shards.catalogue import CATALOGUE, GROUPS, PUBLISHED, Dataset, find, find_or_none
+from shards.catalogue import GROUPS, PUBLISHED, Dataset, find, find_or_none
 from shards.default_paths import data_root
 from shards.manifest import FILE, Manifest
 from shards.mirror import refuse_packing
@@ -48,8 +48,8 @@ def select_datasets(names: Iterable[str], raw: Path | None, data_root: Path) -> 
     selected: dict[str, DatasetToPack] = {}
     for text in names:
         for name in [text] if is_user_folder(text) else split_names(text):
-            group = _resolve_group(name, raw) if name in GROUPS else [_resolve_name(name, raw, data_root)]
-            for dataset in group:
+            group = _resolve_paper(raw) if name.lower() == "paper" else expand_datasets(name)
+            for dataset in (_resolve_name(member, raw, data_root) for member in group):
                 first = selected.setdefault(dataset.name, dataset)
                 if first.yaml_file != dataset.yaml_file:
                     raise UsageError(f"{first.yaml_file} and {dataset.yaml_file} both describe '{dataset.name}'")
@@ -58,10 +58,8 @@ def select_datasets(names: Iterable[str], raw: Path | None, data_root: Path) -> 
     return list(selected.values())
 
 
-def _resolve_group(name: str, raw: Path | None) -> list[DatasetToPack]:
-    generated = [_from_builtin(dataset) for dataset in CATALOGUE.values() if dataset.images_from != "folder"]
-    if name == "world" or (name == "all" and raw is None):
-        return generated
+def _resolve_paper(raw: Path | None) -> list[str]:
+    """List the published sets whose folders lie in `raw`, and print which are left out."""
     if raw is None:
         raise UsageError("'paper' is packed from raw folders: name the folder that holds them with --raw")
     present = [dataset for dataset in PUBLISHED if find_folder(dataset, raw)]
@@ -71,14 +69,14 @@ def _resolve_group(name: str, raw: Path | None) -> list[DatasetToPack]:
         )
     if absent := [dataset.name for dataset in PUBLISHED if dataset not in present]:
         note(f"not in {raw}, left out: {', '.join(absent)}")
-    return [*(_from_raw_folder(dataset, raw) for dataset in present), *(generated if name == "all" else ())]
+    return [dataset.name for dataset in present]
 
 
 def is_user_folder(name: str) -> bool:
     """Whether a name is a folder of images; a folder called like a data set is written as `./name`."""
     if not Path(name).expanduser().is_dir():
         return False
-    return os.sep in name or name in (".", "..") or not (name in GROUPS or find_or_none(name))
+    return os.sep in name or name in (".", "..") or not (name.lower() in GROUPS or find_or_none(name))
 
 
 def report_note(text: str) -> None:
@@ -96,8 +94,8 @@ def _resolve_name(name: str, raw: Path | None, data_root: Path) -> DatasetToPack
     if name.lower().endswith((".yaml", ".yml")):
         return _from_file(path)
     if os.sep in name or is_image_name(name) or path.is_file():
-        state = "is no folder of images" if path.exists() else "does not exist: there is no such folder"
-        raise UsageError(f"{name} {state}; name a folder of images, a YAML file or a data set")
+        what = f"{name} is no folder" if path.exists() else f"there is no folder {name}"
+        raise UsageError(f"{what}: name a folder of images, a YAML file or a data set")
     dataset = resolve_dataset(name, data_root)
     if path.is_dir() and not raw and not (path / FILE).exists():
         note(f"procap: warning: '{name}' is taken for the data set of that name; pack the folder here as ./{name}")
@@ -125,10 +123,12 @@ def _from_raw_folder(dataset: Dataset, raw: Path | None) -> DatasetToPack:
 
 
 def select_published(names: Sequence[str]) -> list[Dataset]:
-    """Find published data sets by name; "paper" and "all" are all of them."""
-    if "all" in names or "paper" in names:
-        return list(PUBLISHED)
-    selected = {dataset.name: dataset for text in names for dataset in map(find, split_names(text))}
+    """Find published data sets by name; "paper" is all but ImageNet, which is named by itself."""
+    text = ",".join(names)
+    selected = {dataset.name: dataset for dataset in map(find, expand_datasets(text))}
+    if "imagenet" in selected and not any(find_or_none(name) is selected["imagenet"] for name in split_names(text)):
+        del selected["imagenet"]
+        note("imagenet is left out; with your account of the Hub: procap data fetch imagenet")
     if generated := [name for name, dataset in selected.items() if dataset.images_from != "folder"]:
         raise UsageError(f"'{generated[0]}' has no raw folder: procap data pack {generated[0]} makes it")
     return list(selected.values())

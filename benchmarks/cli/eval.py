@@ -55,7 +55,8 @@ def evaluate(
     runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)
     planning = Session(runtime)
     if folders and (selection != flags.SelectionFlags() or recipe_flags != flags.RecipeFlags()):
-        raise UsageError("give run folders, or flags such as --methods and --datasets that name runs, not both")
+        reason = "give run folders, or flags such as --methods and --datasets that name runs, not both"
+        raise UsageError(f"{reason}; lists have commas, as in --methods coop,maple")
 
     def find_runs() -> tuple[list[RunSpec], Path, str | None]:
         """Find the runs with their targets, the results folder that they lie in, and its URL."""

@@ -76,7 +76,7 @@ class ChoiceFlags:
     datasets: Annotated[
         str, flag("A,B", "names, or all (those that need no files), paper (the paper's)", "--datasets", "--dataset")
     ] = ""
-    seeds: Annotated[str, flag("1,2,3", "random seeds [default: 1; in suites: the suite's]")] = ""
+    seeds: Annotated[str, flag("1,2,3", "random seeds, also 1-3 [default: 1; in suites: the suite's]")] = ""
     shots: Annotated[str, flag("N|full", "training images per class [default: 16]")] = ""
     backbone: Annotated[
         str, flag("NAME", "CLIP, see `procap ls backbones` [default: mini; in suites: the profile's]")

@@ -157,8 +157,10 @@ def _runs(results: str, selection: SelectionFlags) -> Listing:
         note(f"{plural(len(folders), 'run')} below {results}, none that fits")
     elif any(row["accuracy"] is not None for row in rows):
         note("accuracy: on the run's own data set, in %; after base classes the harmonic mean of base and novel")
-    # In place of a frame, of which the titles need these two columns alone.
-    titles = title_variants(SimpleNamespace(**{name: [row[name] for row in rows] for name in ("method", "settings")}))
+    # In place of a frame, of which the titles need these columns alone.
+    columns_of = {"method": "method", "dataset": "dataset", "target": "classes", "path": "run", "settings": "settings"}
+    values = {column: [row[name] for row in rows] for column, name in columns_of.items()}
+    titles = title_variants(SimpleNamespace(**values))
     for row, title in zip(rows, titles, strict=True):
         row["settings"] = title.removeprefix(title_method(row["method"])).removeprefix(", ")
     shown = (*COLUMNS, *["settings"] * any(row["settings"] for row in rows), "run")

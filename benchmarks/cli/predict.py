@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,9 +43,7 @@ def predict(
     ] = None,
     out: Annotated[Path | None, flags.flag("FILE", "CSV file [default: stdout]")] = None,
     top: Annotated[int, flags.flag("K", "at most K classes of an image, the most probable first", min=1)] = 1,
-    names: Annotated[
-        str, flags.flag("A,B|FILE", "classes to choose from, or a file of them [default: those that the run learned]")
-    ] = "",
+    names: Annotated[str, flags.flag("A,B|FILE", "classes to choose from [default: those that the run learned]")] = "",
     best: Annotated[
         bool, flags.switch("--best", "of the runs that flags select, that with the highest validation accuracy")
     ] = False,
@@ -82,7 +81,7 @@ def predict(
 
     paths = [path.expanduser() for path in paths]
     images = find_images(paths, on_error)
-    with RowFile(out) as table:
+    with _open_table(out) as table:
         classifier = ImageClassifier(load_trained(found), parse_class_names(names))
         config, classes = found.config, classifier.classnames
         if config.classes != "all" and not names:
@@ -90,7 +89,7 @@ def predict(
             note(f"an image gets one of the {known}; --names gives others, or train with --classes all")
         predictions = classifier.predict(images, workers, on_error)
         labels = list(zip(classifier.space.classnames, classes, strict=True))
-        count = _write_predictions(predictions, labels, min(top, len(classes)), table)
+        count = _write_predictions(predictions, labels, min(top, len(classes)), out, table)
     files = [str(path / file) for path in paths if path.is_dir() for file, _ in walk_files(path)]
     if skipped := sum(not is_image_name(file) and file not in failed for file in files):
         note(f"{plural(skipped, 'file')} skipped, no images")
@@ -102,56 +101,31 @@ def predict(
     return 1 if failed else 0
 
 
-class RowFile:
-    """Rows of a CSV file, written one by one; without a file, to stdout.
+@contextmanager
+def _open_table(out: Path | None) -> Iterator[Any]:
+    """Open what rows are written to one by one: stdout, or the file `out`, with bytes that are no UTF-8 escaped.
 
-    A file that is there is replaced by the first row. Bytes of file names that are no UTF-8 are escaped.
-    Raises UserError for a file that cannot be written: when it is made, before the work that would be lost.
+    Raises UserError for a file that cannot be written, before the work that would be lost; what is in it stays until
+    the first row.
     """
-
-    def __init__(self, file: Path | None) -> None:
-        self.file, self.rows = file, 0
-        self._is_new = file is not None and not file.exists()
-        with self._named_errors():
-            options: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": "", "buffering": 1}
-            self._stream = file.open("a", **options) if file else None
-
-    def __enter__(self) -> RowFile:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.file and self._stream:
-            self._stream.close()
-            if self._is_new and not self.rows:
-                self.file.unlink()
-
-    def write(self, row: Sequence[str]) -> None:
-        line = csv_text([row])
-        with self._named_errors():
-            if self._stream is None:
-                show(line[:-1])
-            else:
-                if not self.rows and self._stream.seekable():
-                    self._stream.truncate(0)
-                self._stream.write(line)
-        self.rows += 1
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if self.file is None:
-                raise
-            reason = error.strerror or error
-            raise UserError(f"--out {self.file} cannot be written ({reason}): name another file") from error
+    if out is None:
+        yield SimpleNamespace(write=lambda line: show(line.rstrip("\n")))
+        return
+    try:
+        with out.open("a", encoding="utf-8", errors="backslashreplace", newline="", buffering=1) as file:
+            yield file
+    except OSError as error:
+        if error.filename not in (None, str(out)):
+            raise
+        reason = error.strerror or error
+        raise UserError(f"--out {out} cannot be written ({reason}): name another file") from error
+    finally:
+        if out.is_file() and not out.stat().st_size:
+            out.unlink()
 
 
 def _write_predictions(
-    predictions: Iterator[tuple[str, Tensor]],
-    labels: Sequence[tuple[str, str]],
-    top: int,
-    table: RowFile,
+    predictions: Iterator[tuple[str, Tensor]], labels: Sequence[tuple[str, str]], top: int, out: Path | None, file: Any
 ) -> int:
     """Write a row for each image, after the names of the columns, unless there is no image; returns their number.
 
@@ -160,16 +134,17 @@ def _write_predictions(
     from runner.progress import ProgressDisplay
     from runner.stop_signals import StopRequest
 
-    out = table.file
     count, columns = 0, ("class", "label", "probability")
     numbers = ["", *(f"_{rank}" for rank in range(2, top + 1))]
     with ProgressDisplay("predict", 0, unit="images", quiet=out is None, timed=False) as display, StopRequest() as stop:
         for count, (name, probabilities) in enumerate(predictions, 1):
             if count == 1:
-                table.write(["path", *(f"{column}{number}" for number in numbers for column in columns)])
+                if out and file.seekable():
+                    file.truncate(0)
+                file.write(csv_text([["path", *(f"{column}{number}" for number in numbers for column in columns)]]))
             best = zip(*(values.tolist() for values in probabilities.topk(top)), strict=True)
             cells = [cell for value, label in best for cell in (*labels[label], f"{value:.{DIGITS}f}")]
-            table.write((name, *cells))
+            file.write(csv_text([(name, *cells)]))
             display.total = count
             display.update(count)
             stop.check(f"stopped after {plural(count, 'image')}{f' in {out}' if out else ''}; repeated, it starts over")

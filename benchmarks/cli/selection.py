@@ -14,7 +14,9 @@ from typing import Any
 from benchmarks.cli.flags import ChoiceFlags, EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags
 from benchmarks.console.output import note, plural, quote
 from benchmarks.console.parse import (
-    dataset_groups,
+    expand_datasets,
+    expand_methods,
+    expand_names,
     parse_assignments,
     parse_datasets,
     parse_integers,
@@ -27,7 +29,7 @@ from benchmarks.console.parse import (
 from benchmarks.experiment.published import table1_methods
 from benchmarks.experiment.titles import sort_methods
 from procap.errors import UsageError, check_names, explain_invalid
-from procap.methods import METHOD_GROUPS, method_class, method_paths
+from procap.methods import method_class, method_paths
 from procap.weights.architectures import canonical_name, named_architecture
 from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import can_classify, check_read, control_options, plan_run
@@ -103,7 +105,7 @@ def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, 
 
     Methods that are named one by one are kept: their training says what is missing.
     """
-    kept, named = [], split_names(text)
+    kept, named = [], expand_names(text, {}, method_paths())
     for method in methods:
         name = "" if method in named else method_class(method).required_option
         if not name or any(values.get(method, {}).get(name) for values in options):
@@ -185,16 +187,13 @@ def runtime_config(
 def run_filter(selection: SelectionFlags) -> Callable[[RunConfig], bool]:
     """Make a predicate that tests whether the flags select a run."""
     # An empty list selects every run, also those of methods that are not installed.
-    method_groups = {"all": method_paths(), "table1": table1_methods(), **METHOD_GROUPS}
-    parts = split_names(selection.methods) if selection.methods != "all" else []
-    methods = [name for part in parts for name in method_groups.get(part, [part])]
-    groups, sets = dataset_groups(), split_names(selection.datasets)
+    methods = expand_methods(selection.methods, table1_methods()) if selection.methods.lower() != "all" else []
     precisions, backbones, tags = map(split_names, (selection.precision, selection.backbone, selection.pretrained))
     check_names("method", methods, method_paths())
     check_names("precision", precisions, PRECISIONS)
     for name in backbones:
         named_architecture(name, None)
-    datasets = [(find_or_none(name), name.lower()) for part in sets for name in groups.get(part, [part])]
+    datasets = [(find_or_none(name), name.lower()) for name in expand_datasets(selection.datasets)]
     chosen: Mapping[str, Sequence[Any]] = {
         "method": methods,
         "dataset": [dataset.name if dataset else name for dataset, name in datasets],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,48 @@ def split_names(text: str) -> list[str]:
 
 def parse_class_names(text: str) -> list[str]:
     """Read the lines of a file, or split a comma list as CSV is: names with commas stand between quotes."""
-    if os.path.isfile(text):
-        names = Path(text).read_text(encoding="utf-8-sig").splitlines()
-    else:
-        names = next(csv.reader([text], skipinitialspace=True), [])
+    is_file = os.path.isfile(text)
+    lines = Path(text).read_text(encoding="utf-8-sig").splitlines() if is_file else []
+    names = lines if is_file else next(csv.reader([text], skipinitialspace=True), [])
     return list(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
+def expand_names(text: str, groups: Mapping[str, Iterable[str]], known: Iterable[str] = ()) -> list[str]:
+    """Split a comma list and replace groups, in any case, by their members, without duplicates.
+
+    known: names that a part may spell differently: CLIP-LoRA is cliplora, and LP++ is lppp.
+    """
+    by_spelling = {normalize(name): [name] for name in known} | {name: [*members] for name, members in groups.items()}
+    names = (by_spelling.get(part.lower()) or by_spelling.get(normalize(part), [part]) for part in split_names(text))
+    return list(dict.fromkeys(name for part in names for name in part))
+
+
+def normalize(name: str) -> str:
+    """Return the spelling of a method without capitals, dashes and blanks; + is p, as in lppp."""
+    return re.sub(r"[-_\s]", "", name.lower().replace("+", "p"))
+
+
+def expand_datasets(text: str, *, trained: bool = False) -> list[str]:
+    """Expand the groups of a comma list of data sets. trained: leave out the members that have no training images."""
+    from shards.catalogue import GROUPS
+
+    groups = {
+        name: [dataset.name for dataset in members if not (trained and dataset.test_only)]
+        for name, members in GROUPS.items()
+    }
+    return expand_names(text, groups)
+
+
 def parse_integers(text: str, flag: str) -> list[int]:
-    """Parse a comma list of whole numbers. Raises UsageError naming the flag and the invalid part."""
-    parts = split_names(text)
-    for part in parts:
-        if not _is_number(part):
-            raise UsageError(f"{flag}: '{part}' is not a whole number of 0 or more; for example {flag} 1,2,3")
-    return list(dict.fromkeys(map(int, parts)))
+    """Parse a comma list of whole numbers and ranges such as 1-3. Raises UsageError naming the flag and the part."""
+    numbers: list[int] = []
+    for part in split_names(text):
+        first, _, last = part.partition("-")
+        last = last or first
+        if not (_is_number(first) and _is_number(last) and int(first) <= int(last) and part[-1] != "-"):
+            raise UsageError(f"{flag}: '{part}' is not a whole number of 0 or more; for example {flag} 1,2,3 or 1-3")
+        numbers += range(int(first), int(last) + 1)
+    return list(dict.fromkeys(numbers))
 
 
 def _is_number(text: str) -> bool:
@@ -54,18 +83,21 @@ def parse_shot_counts(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(parse_shot_count, split_names(text))))
 
 
-def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
-    """Parse methods, without duplicates: "all" is every installed one, "table1" those given; see `METHOD_GROUPS`.
-
-    Raises UsageError for an unknown name, and for a plug-in that cannot be loaded.
-    """
-    from procap.methods import METHOD_GROUPS, METHODS, method_class, method_paths
+def expand_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
+    """Expand a comma list of methods: "all" is every installed one, "table1" those given; see `METHOD_GROUPS`."""
+    from procap.methods import METHOD_GROUPS, method_paths
 
     known = list(method_paths())
-    if not split_names(text):
-        raise UsageError(f"--methods is missing; for example --methods procap; known: {', '.join(known)}")
-    groups: dict[str, Iterable[str]] = {"all": known, "table1": table1, **METHOD_GROUPS}
-    chosen = list(dict.fromkeys(name for part in split_names(text) for name in groups.get(part, [part])))
+    return expand_names(text, {"all": known, "table1": table1, **METHOD_GROUPS}, known)
+
+
+def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
+    """Parse methods as `expand_methods`; UsageError for an unknown name and for a plug-in that cannot be loaded."""
+    from procap.methods import METHODS, method_class, method_paths
+
+    chosen = expand_methods(text, table1)
+    if not chosen:
+        raise UsageError(f"--methods is missing; for example --methods procap; known: {', '.join(method_paths())}")
     # Methods of this program are known to work, and importing one imports torch.
     for name in (name for name in chosen if name not in METHODS):
         method_class(name)
@@ -75,26 +107,14 @@ def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
 def parse_datasets(text: str, data: Path | None = None) -> list[str]:
     """Parse the data sets to train on, without duplicates.
 
-    Names are those of `dataset_groups`, the catalogue and what is packed in `data`. Raises UsageError for others.
+    Names are groups, those of the catalogue and of what is packed in `data`. Raises UsageError for others.
     """
     from shards.resolve import resolve_dataset
 
-    groups, parts = dataset_groups(), split_names(text)
-    if not parts:
-        raise UsageError(f"--datasets is missing; for example --datasets shapes; known: {', '.join(groups['all'])}")
-    names = (name for part in parts for name in groups.get(part, [part]))
+    if not (names := expand_datasets(text, trained=True)):
+        known = ", ".join(expand_datasets("all", trained=True))
+        raise UsageError(f"--datasets is missing; for example --datasets shapes; known: {known}")
     return list(dict.fromkeys(resolve_dataset(name, data).name for name in names))
-
-
-def dataset_groups() -> dict[str, list[str]]:
-    """List the data sets to train on: "all" those that need no raw files, "paper" those that the paper trains on."""
-    from shards.catalogue import CATALOGUE
-
-    trained = [dataset for dataset in CATALOGUE.values() if not dataset.test_only]
-    return {
-        "all": [dataset.name for dataset in trained if dataset.images_from != "folder"],
-        "paper": [dataset.name for dataset in trained if dataset.images_from == "folder"],
-    }
 
 
 def parse_assignments(texts: Iterable[str], flag: str) -> dict[str, Any]:

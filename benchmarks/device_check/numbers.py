@@ -159,7 +159,7 @@ def check_deterministic(case: DeviceCase) -> dict[str, Any]:
 
 def _train(case: DeviceCase) -> dict[str, Tensor]:
     training, images, labels = make_training(case, "procap", (10, 4), "bf16" if case.on_gpu else "fp32")
-    training.engine.set_rates(1e-3)
+    training.engine.scale_rates(1e-3)
     for number in range(STEPS):
         training(training.batch(images, labels, number))
     return {name: p.detach().float().cpu() for name, p in training.method.named_parameters() if p.requires_grad}

@@ -103,7 +103,7 @@ def check_graphs(case: DeviceCase) -> dict[str, Any]:
             if on.graphs and not training.is_captured:
                 raise UserError(f"steps of {name} are not captured: the host waits for the device in them")
             for number in range(REPLAYS):
-                training.engine.set_rates(1e-3 / (number + 1))
+                training.engine.scale_rates(1e-3 / (number + 1))
                 count = 3 if number == REPLAYS // 2 else 4
                 terms = training(training.batch(images[:count], labels[:count], number))
             learned = {each: p.detach().cpu() for each, p in training.method.named_parameters() if p.requires_grad}

@@ -230,6 +230,7 @@ class Suite:
     finish: makes further results from a `SuiteResults` when all runs are done; its flag: make them again.
     quick_datasets, quick_seeds: shorter lists under `--quick`, unless they are empty.
     published: the file of `published/` with published numbers; `prompt_picture` is a caption.
+    source: name and digest of the user's file that defines it, as `load_suite` sets it; empty for one of ours.
     """
 
     name: str
@@ -249,6 +250,7 @@ class Suite:
     quick_datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     quick_seeds: tuple[int, ...] = ()
     published: str = ""
+    source: str = ""
 
     @property
     def heading(self) -> str:

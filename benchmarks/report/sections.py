@@ -17,11 +17,13 @@ from benchmarks.suites.planning import last_options
 from benchmarks.sweeps.table import sweep_table
 from benchmarks.tables.runs import calibration_of_runs, run_tables, title_runs
 from benchmarks.tables.table import Table
-from cluster.sweep_record import SWEEPS, SweepFolder
+from cluster.sweep_record import SWEEPS, SweepFolder, read_scores
 from procap.errors import UserError, check_names
-from runner.config import RunConfig
+from runner.config import RunConfig, RuntimeConfig
 from runner.run_collection import find_collections, read_collection
 from runner.run_folders import RunFolder
+from runner.session import Session
+from shards.default_paths import data_root
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +87,7 @@ def read_sections(
             continue
         try:
             if folder.parent.name == "sweep":
-                sections.append(_read_sweep(folder, results))
+                sections.append(_read_sweep(folder, Session(RuntimeConfig(data or data_root(), results))))
             else:
                 sections.append(_read_suite(folder, words.get(folder.name), results, data, reference))
         except UserError as error:
@@ -156,7 +158,7 @@ def read_runs(
     def make_tables() -> list[Table]:
         return [*run_tables(frame, reference), *calibration_of_runs(frame, reference)] if len(frame) else []
 
-    titled = title_runs(frame, reference)[0] if len(frame) else frame
+    titled = title_runs(frame, reference) if len(frame) else frame
     return Section("runs", heading, titled, [config.path for _, config in folders], make_tables, unfinished)
 
 
@@ -175,11 +177,12 @@ def _read_results(folders: Folders, results: Path) -> tuple[pd.DataFrame, list[U
     return make_frame(records), _sort(unfinished)
 
 
-def _read_sweep(folder: Path, results: Path) -> Section:
+def _read_sweep(folder: Path, session: Session) -> Section:
+    results = session.runtime.results
     collection, record = read_collection(folder), SweepFolder(results / SWEEPS / folder.name).load()
     if collection is None or record is None:
         raise UserError("its sweep.json is missing")
-    settings, configurations = record.settings, record.configurations
+    settings, configurations = record.settings, [read_scores(stored, session) for stored in record.configurations]
     runs = map(RunFolder, (results / path for path in collection.runs))
     folders = [(run, config) for run in runs if (config := run.read_config())]
     frame, unfinished = _read_results(folders, results)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in, title_method
 from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UserError
-from procap.methods import METHODS, method_source
+from procap.methods import METHODS
 from procap.recipe import format_value
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
-from runner.run_folders import RunFolder, find_runs, locate_run
+from runner.run_folders import RUNS, RunFolder, find_runs, locate_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +58,9 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         fps, fps_model        evaluated images per second with and without decoding
         chosen_on_test        whether weights or settings were chosen by test accuracy (option selection = test)
         imported              whether the weights were imported from a checkpoint of public code
-        source                package, version and digest of the code of a plug-in method; empty for a built-in one
+        imported_file         first 8 hex digits of the SHA-256 of that checkpoint; empty for none
+        source                package, version and digest of the code of the method; empty for imported weights
+        group                 8 hex digits, equal for results that differ in data set, target and seed alone
         train_seconds         NaN for a method that trains nothing, and for imported weights
         steps                 of the optimizer; 0 for a method that trains nothing, and for imported weights
         gradient_norms        norms of the weighted loss terms' gradients at the end, by term; {} if not recorded
@@ -66,8 +72,8 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         correct_images        which images were right [total]; None if not recorded
         wrong_images          true and predicted labels [2, total - correct] of the others, in order
 
-    Raises UserError if there is no such folder or suite, if a file is broken, or if an evaluation used other
-    weights than the run has now.
+    Raises UserError if there is no such folder or suite, if a file is broken, if an evaluation used other weights than
+    the run has now, or if images of a data set or weights of a backbone differ between results.
     """
     root = open_results(results)
     runs = None
@@ -80,7 +86,9 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
     # Runs without training that differ only in seed or shots have the same results.
     # As text, because the dicts in `settings` cannot be hashed.
     columns = frame[["method", "dataset", "target", "manifest", "settings", "limited"]].astype(str)
-    return frame[~columns.duplicated() | (frame.epochs > 0)]
+    frame = frame[~columns.duplicated() | (frame.epochs > 0)]
+    check_contents(frame)
+    return frame
 
 
 def open_results(results: str | Path) -> Path:
@@ -99,11 +107,20 @@ def open_results(results: str | Path) -> Path:
 def read_frame(
     results: Path, selected: Callable[[RunConfig], bool] = lambda config: True, evaluation: str | None = None
 ) -> pd.DataFrame:
-    """Load a local folder, restricted to some runs and settings of the evaluation; see `load`."""
+    """Load a local folder, restricted to some runs and settings of the evaluation; see `load`.
+
+    Warns of runs that are not finished, and of those at another depth of the folder, which have no rows.
+    """
     records: list[dict[str, Any]] = []
+    left_out = {"is not finished": [], "is deeper in the folder": sorted(results.glob(f"*/{RUNS}/config.json"))}
     for folder, config in run_folders(results):
         if selected(config) and (training := folder.read_training()):
             records += make_records(folder, config, training, folder.read_evaluations())
+        elif selected(config):
+            left_out["is not finished"].append(folder.path)
+    for why, paths in left_out.items():
+        if paths:
+            warnings.warn(f"{plural(len(paths), 'run')} left out, such as {paths[0]}, which {why}", stacklevel=2)
     return make_frame(record for record in records if evaluation in (None, record["evaluation"]))
 
 
@@ -136,6 +153,7 @@ def make_records(
         "epochs": config.recipe.epochs,
         "chosen_on_test": config.chosen_on_test,
         "imported": training.imported is not None,
+        "imported_file": training.imported.sha256[:8] if training.imported else "",
         "source": str(training.method_source or ""),
         "train_seconds": training.seconds if config.recipe.epochs and not training.imported else math.nan,
         "steps": training.steps,
@@ -143,7 +161,7 @@ def make_records(
         # Sums of all terms would not compare between methods with different terms.
         "losses": [next(iter(epoch.terms.values())) for epoch in training.epochs],
     }
-    settings = describe_settings(config)
+    settings = describe_settings(config) | _describe_training(folder, config, training)
     weights = training.backbone_digest, training.checkpoint_sha256
     for result in results:
         if (result.backbone_digest, result.checkpoint_sha256) != weights:
@@ -153,12 +171,14 @@ def make_records(
                 f"repeat it: procap eval {folder.path} --targets {result.target} --force"
             )
         target, calibration = Target.parse_unchecked(result.target), result.calibration
+        limit = {"limit": str(result.limit)} if result.limited else {}
         result_fields = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "limited")
         yield {
             **run,
             **{name: getattr(result, name) for name in result_fields},
             # In `settings`, so that titles name evaluations under different settings as they do varied options.
-            "settings": settings | {"evaluation": result.settings.label or "default"},
+            "settings": (of_result := settings | {"evaluation": result.settings.label or "default", **limit}),
+            "group": digest_of([config.method, of_result]),
             "target": str(target),
             "target_dataset": target.dataset,
             "target_classes": target.classes,
@@ -185,7 +205,8 @@ COLUMNS = (
     *("path", "hash", "method", "variant", "config", "options", "settings", "dataset", "classes", "shots", "seed"),
     *("backbone", "pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split"),
     *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "calibration", "per_class"),
-    *("images", "limited", "evaluation", "fps", "fps_model", "chosen_on_test", "imported", "source"),
+    *("images", "limited", "evaluation", "fps", "fps_model", "chosen_on_test", "imported", "imported_file"),
+    *("source", "group"),
     *("train_seconds", "steps", "gradient_norms", "losses", "manifest", "contents", "backbone_digest", "written"),
     *("correct_images", "wrong_images"),
 )
@@ -219,12 +240,6 @@ def check_contents(frame: pd.DataFrame) -> None:
             )
 
 
-def is_of_other_code(method: str, sources: Iterable[str]) -> bool:
-    """Whether runs were trained by code that is not installed; of an uninstalled method, whether they differ."""
-    digests, installed = {*sources} - {""}, method_source(method)
-    return bool(digests - {str(installed)}) if installed else len(digests) > 1
-
-
 def is_half(frame: pd.DataFrame) -> pd.Series:
     """Mark the rows with base or novel test images of the data set on whose base classes the run was trained."""
     is_same_set = (frame.target_dataset == frame.dataset) & (frame.split == "test")
@@ -250,15 +265,42 @@ def describe_settings(config: RunConfig) -> dict[str, str]:
     if config.recipe.epochs:
         settings |= {"shots": str(config.shots or "full"), "recipe": config.recipe_name}
         # The method of the run that the training started from.
-        settings["init"] = Path(config.init).parts[-4] if config.init else "none"
-        # Published recipes set these two by data set.
-        fields = set(config.identity()["recipe"]) - {"colour_jitter", "rotation"}
+        settings["init"] = RunConfig.parse_path(config.init)["method"] if config.init else "none"
+        fields = config.identity()["recipe"]
         settings |= {f"recipe.{name}": format_value(getattr(config.recipe, name)) for name in sorted(fields)}
     return settings
 
 
+def digest_of(values: Any) -> str:
+    """Return 8 hex digits of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _describe_training(folder: RunFolder, config: RunConfig, training: TrainResult) -> dict[str, str]:
+    """Collect what tells trainings of one configuration apart: code, files, and the run that they started from."""
+    settings = {f"file.{name}": digest[:8] for name, digest in training.files.items() if name != "init"}
+    if training.method_source:
+        settings["code"] = training.method_source.digest[:8]
+    if config.init:
+        # Each seed may start from a run of its own seed: runs count by their settings where they can be read.
+        start = RunFolder(folder.path.parents[RUNS.count("/")] / config.init).read_config()
+        dataset = start.dataset if start and start.dataset != config.dataset else ""
+        settings["start"] = digest_of([dataset, describe_settings(start)]) if start else config.init_digest[:8]
+    return settings
+
+
+def find_differences(rows: Iterable[Mapping[str, str]]) -> dict[str, Counter[str]]:
+    """Count the values of each setting that differs between rows; those without a value are left out."""
+    counts: dict[str, Counter[str]] = {}
+    for name, value in (item for settings in rows for item in settings.items()):
+        counts.setdefault(name, Counter())[value] += 1
+    return {name: values for name, values in counts.items() if len(values) > 1}
+
+
 SHARED = ("backbone", "pretrained", "precision", "shots")
 """Settings that are compared between all rows; others are compared between the rows of one method."""
+WITHIN = ("code", "start", "limit", "recipe.colour_jitter", "recipe.rotation")
+"""Settings that are, as files, compared within a data set alone; published recipes set the last two by data set."""
 
 
 def title_variants(frame: Any) -> list[str]:
@@ -266,7 +308,8 @@ def title_variants(frame: Any) -> list[str]:
 
     The classes trained on are no part of it. A recipe is one value if all rows of its method have a recipe with a
     name, else its fields are. What more than half of the rows of a method have is not named, unless it is SHARED.
-    frame: anything with the columns `method` and `settings`.
+    Rows that would have one title on a data set, and differ in anything but the seed, are named by that as well.
+    frame: anything with the columns `method`, `dataset`, `target`, `path` and `settings`.
     """
     rows = list(zip(frame.method, frame.settings, strict=True))
     counts: dict[tuple[str, str], Counter[str]] = {}
@@ -278,7 +321,8 @@ def title_variants(frame: Any) -> list[str]:
         if name in SHARED:
             return len(counts["", name]) > 1
         has_names = "custom" not in counts.get((method, "recipe"), ())
-        if name == "classes" or (name.startswith("recipe") and (name == "recipe") != has_names):
+        of_recipe = name.startswith("recipe") and (name == "recipe") != has_names
+        if name == "classes" or of_recipe or name in WITHIN or name.startswith("file."):
             return False
         values = counts[method, name]
         return 2 * values[value] <= values.total()
@@ -287,7 +331,18 @@ def title_variants(frame: Any) -> list[str]:
     for method, settings in rows:
         named = [(name.rpartition(".")[2], value) for name, value in settings.items() if is_named(method, name, value)]
         titles.append(", ".join([title_method(method), *(" ".join(item) for item in named)]))
-    return titles
+    groups: dict[tuple[str, ...], list[tuple[str, Mapping[str, str]]]] = {}
+    for *key, path, settings in zip(titles, frame.dataset, frame.target, frame.path, frame.settings, strict=True):
+        groups.setdefault((*key, settings["classes"]), []).append((path, settings))
+    further: dict[tuple[str, str], dict[str, None]] = {}
+    for (title, *_), runs in groups.items():
+        for name, values in find_differences(settings for _, settings in runs).items():
+            for path, settings in runs:
+                if name in settings and 2 * values[settings[name]] <= values.total():
+                    words = f"{name.rpartition('.')[2]} {settings[name]}"
+                    further.setdefault((title, path), {})[words] = None
+    keys = zip(titles, frame.path, strict=True)
+    return [", ".join([title, *further.get((title, path), {})]) for title, path in keys]
 
 
 def variant_order(method: str, settings: Mapping[str, str]) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun, Variant
 from benchmarks.experiment.titles import choose_reference
-from benchmarks.results.frame import check_contents, is_of_other_code, make_frame, make_records, metric_over_seeds
+from benchmarks.results.frame import check_contents, find_differences, make_frame, make_records, metric_over_seeds
 from benchmarks.results.metrics import Metric, average, harmonic
 from procap.errors import UserError
 from runner.config import Target
@@ -45,7 +45,8 @@ class SuiteResults:
     """A suite with chosen options, its planned runs, and a frame of the results that exist.
 
     frame: columns of `benchmarks.results.load`, and `number`, the variant's index in `variants`. A result of a method
-    without training has one row for each seed. unreadable: why files of a run cannot be read; its results are missing.
+    without training has one row for each seed. unreadable: why files of a run cannot be read, or
+    how it differs from other seeds in more than the seed; its results are missing.
     """
 
     suite: Suite
@@ -78,7 +79,15 @@ class SuiteResults:
                     unreadable[run.path] = str(error)
         frame = make_frame(records).assign(number=[record["number"] for record in records])
         check_contents(frame)
-        return cls(suite, options, runs, frame, results, unreadable)
+        unlike = {}
+        for _, rows in frame.groupby(["number", "dataset", "target"]):
+            for name, values in find_differences(rows.settings).items():
+                usual = values.most_common(1)[0][0]
+                for path, settings in zip(rows.path, rows.settings, strict=True):
+                    if (value := settings.get(name, usual)) != usual:
+                        unlike[path] = f"its {name} is {value}, that of other seeds {usual}: repeat it with --force"
+        frame = frame[~frame.path.isin(list(unlike))]
+        return cls(suite, options, runs, frame, results, unreadable | unlike)
 
     @cached_property
     def variants(self) -> list[Variant]:
@@ -154,8 +163,10 @@ class SuiteResults:
         changes += ["each method in ProCAP's recipe"] if chosen.recipe == "procap" else []
         if chosen.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in self.variants):
             changes.append(f"shots {chosen.shots[0] or 'all'} instead of {SHOTS}")
-        if chosen.eval_settings.samples:
-            changes.append("samples of Gaussian tokens, of which the paper's inference has the means")
+        if chosen.eval_settings.label:
+            changes.append(f"evaluation with {chosen.eval_settings.label}")
+        if chosen.precision not in ("", PAPER.precision):
+            changes.append(f"precision {chosen.precision} instead of {PAPER.precision}")
         return f"settings differ from the published ones: {', '.join(changes)}" if changes else ""
 
     def with_published(self, metric: Metric | None, published: float | None) -> Metric | None:
@@ -171,7 +182,6 @@ class SuiteResults:
         for variant, name in zip(self.variants, names, strict=True):
             words = [f"{key} {value}" for key, value in variant.key.items() if key != column]
             parts = [name, *words] if names.count(name) > 1 else [name]
-            parts += ["other code"] if is_of_other_code(variant.method, self.rows(variant).source) else []
             groups.setdefault(", ".join(parts), []).append(variant)
         last = choose_reference((variant.method for variant in self.variants), self.options.reference) if groups else ""
         # False sorts before True, and the sort is stable: only the reference moves.

@@ -166,7 +166,7 @@ class Case:
 
     def _epochs(self, training: Training) -> Generator[tuple[Tensor, ...], None, None]:
         for epoch in range(self.config.recipe.epochs):
-            training.engine.set_rates(*self.schedule.rates(self.schedule.first_step(epoch), epoch))
+            training.engine.set_rates(self.schedule.rates(self.schedule.first_step(epoch), epoch))
             batches = self.schedule.batches(epoch)
             yield from batches if isinstance(self.stream, DeviceTrainStream) else self._moved(batches)
 

@@ -6,9 +6,11 @@ A user's own suite is a file that defines `SUITE`, given by its path: `procap be
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -46,7 +48,9 @@ def load_suite(name: str) -> Suite:
         raise UsageError(f"suite '{name}': SUITE is no benchmarks.experiment.suite.Suite")
     if name not in SUITES and suite.name in (*SUITES, ALL):
         raise UsageError(f"suite '{name}' is called '{suite.name}' like one of ours, whose tables it would replace")
-    return suite
+    if name in SUITES:
+        return suite
+    return replace(suite, source=f"{Path(name).name} ({hashlib.sha256(Path(name).read_bytes()).hexdigest()[:8]})")
 
 
 def suite_help(name: str) -> str:

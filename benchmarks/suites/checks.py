@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.console.output import note
 from procap.errors import UserError
-from procap.methods import METHODS
 from procap.recipe import warmup_warning
 from runner.config import RunConfig, RuntimeConfig
 from runner.run_folders import RunFolder
@@ -32,12 +32,14 @@ def check_weights_of(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> No
 
 
 def check_code(paths: Iterable[str], results: Path) -> None:
-    """Raise UserError if different code of a plug-in than is installed trained one of these runs."""
-    # A run's path is classes/dataset/method/backbone/shots/seed.
-    for path in (path for path in paths if path.split("/")[2] not in METHODS):
-        folder = RunFolder(results / path)
-        config, training = folder.read_config(), folder.read_training()
-        if config and training and (why := training.changed_code(config)):
+    """Raise UserError if different code of a method than is installed trained one of these runs."""
+    for path in paths:
+        folder, why = RunFolder(results / path), ""
+        # The run itself reports a file that cannot be read.
+        with suppress(UserError):
+            config, training = folder.read_config(), folder.read_training()
+            why = training.changed_code(config) if config and training else ""
+        if why:
             raise UserError(why)
 
 

@@ -30,12 +30,21 @@ class SuitePlan:
     def collection(self) -> Collection:
         """The record of the suite next to its tables."""
         runs = tuple(dict.fromkeys(run.path for run in self.runs))
-        return Collection(kind="suite", name=self.suite.name, runs=runs, settings=self.options.to_json())
+        suite, settings = self.suite, self.options.to_json()
+        return Collection(kind="suite", name=suite.name, runs=runs, settings=settings, source=suite.source)
 
 
 def last_options(suite: Suite, results: Path, data: Path | None = None, *, profile: str = "") -> SuiteOptions:
-    """Return the options of the last `procap bench` of a suite, else its default options in `profile`."""
+    """Return the options of the last `procap bench` of a suite, else its default options in `profile`.
+
+    Raises UserError if another file, or another content of the file, defined the suite then.
+    """
     collection = read_collection(results / COLLECTIONS / "suite" / suite.name)
+    if collection and collection.source not in ("", suite.source):
+        raise UserError(
+            f"the results of suite '{suite.name}' are of {collection.source}, not of {suite.source}: repeat procap "
+            "bench with this file, or give its suite another name"
+        )
     if collection and collection.settings and profile in ("", collection.settings.get("profile")):
         return SuiteOptions.from_json(collection.settings, data)
     return suite.options(find_profile(profile or MINI.name), data=data)

@@ -19,7 +19,9 @@ def check_table(results: SuiteResults, tolerance: float) -> tuple[Table, bool]:
     well. Returns the table, and whether all numbers agree and no result is missing. Raises UserError with the reason
     if nothing can be compared.
     """
-    if reason := results.why_incomparable:
+    seeds, usual = results.options.seeds, results.suite.seeds
+    of_seeds = f"the seeds are {', '.join(map(str, seeds))}, not {', '.join(map(str, usual))}" if seeds != usual else ""
+    if reason := results.why_incomparable or of_seeds:
         raise UserError(f"{results.name}: nothing to check, these results do not compare with published ones: {reason}")
     rows: list[tuple[float, Row]] = []
     # The main table has every published number; the other tables repeat them.

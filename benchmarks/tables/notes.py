@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,9 +63,23 @@ def run_notes(
     names = f"Seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{spread}." * bool(seeds)
     setting = [*rules, names, describe_shared(runs)]
     marks = {LIMITED: frame.limited.any(), CHOSEN_ON_TEST: frame.chosen_on_test.any()}
-    limited = [*limited, *(note for note, is_used in marks.items() if is_used)]
+    limited = [*limited, *(note for note, is_used in marks.items() if is_used), *_note_twins(frame)]
     lines = [" ".join(filter(None, part)) for part in (setting, missing, limited, note_code(frame))]
     return Notes([line for line in lines if line], describe_recipes(runs))
+
+
+def _note_twins(frame: pd.DataFrame) -> list[str]:
+    """Name classes whose names read alike, whose prompts can be equal: they differ in case, blanks or coding alone."""
+    sentences = []
+    for target, counts in dict(zip(frame.target, frame.per_class, strict=True)).items():
+        alike: dict[str, dict[str, None]] = {}
+        for name in counts.names or ():
+            composed = unicodedata.normalize("NFKC", name).replace("_", " ").casefold()
+            visible = "".join(char for char in composed if unicodedata.category(char) != "Cf")
+            alike.setdefault(" ".join(visible.split()), {})[name] = None
+        twins = [" and ".join(map(ascii, names)) for names in alike.values() if len(names) > 1]
+        sentences += [f"READ ALIKE: {join_first(twins)} of {target}."] if twins else []
+    return sentences
 
 
 def describe_shared(runs: Iterable[tuple[str, RunConfig]]) -> str:
@@ -104,7 +119,9 @@ def note_code(frame: pd.DataFrame) -> list[str]:
     """Name imported checkpoints, and runs of plug-ins whose code differs between runs or from what is installed."""
     sentences = []
     for method, runs in frame[frame.imported].groupby("method", sort=False):
-        sentences.append(f"IMPORTED: {plural(runs.path.nunique(), 'run')} of {title_method(str(method))}.")
+        count, files = runs.path.nunique(), runs.imported_file.nunique()
+        source = f" from {plural(files, 'checkpoint')}" if files < count else ""
+        sentences.append(f"IMPORTED: {plural(count, 'run')} of {title_method(str(method))}{source}.")
     for method, runs in frame[frame.source != ""].groupby("method", sort=False):
         installed = str(method_source(str(method)) or "")
         counts = runs.groupby("source").path.nunique()

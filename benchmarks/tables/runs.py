@@ -14,7 +14,6 @@ from benchmarks.results.frame import (
     check_contents,
     dataset_order,
     is_half,
-    is_of_other_code,
     metric_over_seeds,
     title_variants,
     variant_order,
@@ -34,22 +33,21 @@ def run_tables(frame: pd.DataFrame, reference: str = "") -> list[Table]:
 
     reference: the method whose rows are last, see `choose_reference`.
     """
-    frame, left_out = title_runs(frame, reference)
+    frame = title_runs(frame, reference)
     half = is_half(frame)
-    tables = [_halves_table(frame[half], left_out)] if half.any() else []
-    return tables if half.all() else [*tables, _targets_table(frame[~half], left_out)]
+    tables = [_halves_table(frame[half])] if half.any() else []
+    return tables if half.all() else [*tables, _targets_table(frame[~half])]
 
 
 def calibration_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]:
     """Make the table of calibration of all runs; see `calibration_tables`."""
-    frame, left_out = title_runs(frame, reference)
-    frame = frame.sort_values("order", kind="stable")
+    frame = title_runs(frame, reference).sort_values("order", kind="stable")
     variants = {str(title): rows for title, rows in frame.groupby("title", sort=False)}
-    return calibration_tables(variants, _note_runs(frame, left_out))
+    return calibration_tables(variants, _note_runs(frame))
 
 
-def title_runs(frame: pd.DataFrame, reference: str = "") -> tuple[pd.DataFrame, list[str]]:
-    """Return one result per row, seed and target with a column `title`, and sentences on runs that are left out.
+def title_runs(frame: pd.DataFrame, reference: str = "") -> pd.DataFrame:
+    """Return one result per row, seed and target, with a column `title`.
 
     Results of untrained methods get the seeds of the other rows. Raises UserError if images of a data set or weights
     of a backbone differ.
@@ -67,24 +65,17 @@ def title_runs(frame: pd.DataFrame, reference: str = "") -> tuple[pd.DataFrame, 
         order=[ranks[repr(key)] for key in keys],
         dataset_rank=[dataset_order(name) for name in frame.dataset],
     )
-    for title, rows in frame[frame.source != ""].groupby("title"):
-        if is_of_other_code(str(rows.method.iloc[0]), rows.source):
-            frame.loc[frame.title == title, "title"] = f"{title}, other code"
     trained = frame[frame.epochs > 0]
-    # Colour jitter and rotation are not in titles: published recipes set them by data set.
-    repeated = trained.duplicated(["dataset", "classes", "seed", "title", "target"])
-    left_out = [f"LEFT OUT: {path}: another run of its row has this seed." for path in trained[repeated].path.unique()]
-    trained = trained[~repeated]
     seeds = trained.groupby(["dataset", "classes", "target"]).seed.unique()
     parts = [trained]
     for key, rows in frame[frame.epochs == 0].groupby(["dataset", "classes", "target", "title"]):
         # Seeds of trained results on the same target, else of all trained results, else its own.
         used_seeds = set(seeds.get(key[:3], trained.seed.unique())) or set(rows.seed)
         parts += [rows.head(1).assign(seed=seed) for seed in sorted(used_seeds)]
-    return pd.concat(parts).sort_values(["dataset_rank", "order"], kind="stable"), left_out
+    return pd.concat(parts).sort_values(["dataset_rank", "order"], kind="stable")
 
 
-def _halves_table(frame: pd.DataFrame, left_out: Sequence[str]) -> Table:
+def _halves_table(frame: pd.DataFrame) -> Table:
     datasets = list(dict.fromkeys(frame.dataset))
     # By data set and title, the labels of a row: its cells of HALVES and SPEEDS.
     cells_by_row: dict[tuple[str, str], Sequence[Metric | None]] = {}
@@ -100,12 +91,12 @@ def _halves_table(frame: pd.DataFrame, left_out: Sequence[str]) -> Table:
     rows = [Row(key, tuple(cells), group=key[0], average=key[0] == AVERAGE) for key, cells in cells_by_row.items()]
     averaged = any(row.average for row in rows)
     rule = f"HM: harmonic mean{' of base and novel accuracy (of the averages)' if averaged else ''}."
-    notes = _note_runs(frame, left_out, rule, metrics=[each for cells in cells_by_row.values() for each in cells[:3]])
+    notes = _note_runs(frame, rule, metrics=[each for cells in cells_by_row.values() for each in cells[:3]])
     details, labels = (NOTE_ON_SPEED, *notes.details), ("Data set", "Method")
     return Table("table", "Base and novel classes", labels, (*HALVES, *SPEEDS), rows, notes.lines, details)
 
 
-def _targets_table(frame: pd.DataFrame, left_out: Sequence[str]) -> Table:
+def _targets_table(frame: pd.DataFrame) -> Table:
     results = frame.assign(
         trained_on=frame.dataset + ":" + frame.classes, tested=[dataset_order(name) for name in frame.target_dataset]
     ).sort_values(["trained_on", "tested", "target"], kind="stable")
@@ -115,16 +106,14 @@ def _targets_table(frame: pd.DataFrame, left_out: Sequence[str]) -> Table:
         cells = (metrics[-1], *average_speeds(results_of_row)[:2])
         # Only the method may vary within a group, so the training set is part of the group's name.
         rows.append(Row((trained_on, target, title), cells, group=f"{trained_on} {target}"))
-    notes = _note_runs(frame, left_out, metrics=metrics)
+    notes = _note_runs(frame, metrics=metrics)
     details, labels = (NOTE_ON_SPEED, *notes.details), ("Trained on", "Tested on", "Method")
     return Table("table-targets", "Accuracy", labels, (Column("Accuracy"), *SPEEDS), rows, notes.lines, details)
 
 
-def _note_runs(
-    frame: pd.DataFrame, left_out: Sequence[str], *rules: str, metrics: Iterable[Metric | None] = ()
-) -> Notes:
+def _note_runs(frame: pd.DataFrame, *rules: str, metrics: Iterable[Metric | None] = ()) -> Notes:
     """Write the notes of runs, with the seeds if they are the same in all metrics."""
     runs = frame.drop_duplicates("path")
     seeds = {metric.seeds for metric in metrics if metric}
     shared = seeds.pop() if len(seeds) == 1 else ()
-    return run_notes(frame, zip(runs.title, runs.config, strict=True), shared, rules, left_out)
+    return run_notes(frame, zip(runs.title, runs.config, strict=True), shared, rules)

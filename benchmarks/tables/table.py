@@ -53,7 +53,7 @@ class Table:
     """A table of rows.
 
     notes: at most four lines, printed below it. details: further ones, in JSON. matrix: it counts true classes by
-    predicted ones; cells of a page are shaded by their share of the row. reference: label of rows that others are compared with.
+    predicted ones; cells of a page are shaded by their share of the row. reference: label of the rows to compare with.
     """
 
     name: str

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError, explain_invalid, unknown_name
-from procap.methods.plugins import PlugInSource, find_place, find_plugins, plugin_source
+from procap.methods.plugins import MethodSource, code_digest, find_place, find_plugins, plugin_source
 from procap.weights.architectures import check_towers
 
 if TYPE_CHECKING:
@@ -109,10 +109,12 @@ def method_class(name: str) -> type[Method]:
     return cls
 
 
-def method_source(name: str) -> PlugInSource | None:
-    """Identify the installed code of a plug-in; None for a built-in method, and for one that is not installed."""
-    point = None if name in METHODS else find_plugins().get(name)
-    return plugin_source(point) if point else None
+def method_source(name: str) -> MethodSource | None:
+    """Identify the installed code of a method; None for one that is not installed."""
+    if name in METHODS:
+        digest = code_digest(METHODS[name].partition(":")[0])
+        return MethodSource(package="procap-bench", version="", digest=digest)
+    return plugin_source(point) if (point := find_plugins().get(name)) else None
 
 
 def loading_error(name: str) -> str:
@@ -124,7 +126,7 @@ def loading_error(name: str) -> str:
     return ""
 
 
-def describe_change(name: str, recorded: PlugInSource | None) -> str:
+def describe_change(name: str, recorded: MethodSource | None) -> str:
     """Describe how the code of method `name` differs from what trained a run; empty if it does not or is unknown."""
     if recorded is None or (installed := method_source(name)) is None or installed == recorded:
         return ""

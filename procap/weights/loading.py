@@ -160,7 +160,7 @@ def _hub_file(repository: str, *names: str) -> Path:
     except UserError as error:
         allow = "allow the download with HF_HUB_OFFLINE=0, or " * is_offline
         page = f"https://huggingface.co/{repository}"
-        elsewhere = f"{allow}download {names[0]} from {page} elsewhere: --backbone ARCHITECTURE --pretrained FILE"
+        elsewhere = f"{allow}download the weights from {page} elsewhere: --backbone ARCHITECTURE --pretrained FILE"
         raise UserError(f"{error}; {elsewhere}") from error
 
 
@@ -180,12 +180,6 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
     state, declared = read_weights(source.file) if source.file else ({}, {})
     # The configuration in a file counts for `mini`, and for a file that is named without an architecture.
     config = declared if "vision_cfg" in declared and not source.model else source.config
-    if source.unknown and not declared:
-        raise UsageError(
-            f"{source.file} does not tell its {source.unknown}, in which weights of {source.name} differ: put its "
-            f'{CONFIG_FILE} beside it, such as {{"model_cfg": {{"quick_gelu": false}}}}, or name QuickGELU by '
-            f"--backbone {source.name.removesuffix('-quickgelu')}-quickgelu"
-        )
     if not config:
         raise UsageError(f"{source.file} has no configuration of its model: name the architecture next to it")
     # Weights do not tell the activation: a configuration, the file's metadata or the tag can name it.
@@ -209,9 +203,17 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
         # CoCa's decoder writes captions.
         unused = ("text_decoder.", *[f"{tower}." for tower in ("visual", "text") if tower in about])
         plain_state = {name: weight for name, weight in state.items() if not name.startswith(unused)}
-        return CLIP.from_state(plain_state, geometry, **about)
+        clip = CLIP.from_state(plain_state, geometry, **about)
     except ValueError as error:
         raise UserError(f"{source.file} does not fit {source.name}: it {error}") from None
+    # Only now: a file that does not fit has other problems.
+    if source.unknown and not declared:
+        raise UsageError(
+            f"{source.file} does not tell its {source.unknown}, in which weights of {source.name} differ: put its "
+            f'{CONFIG_FILE} beside it, such as {{"model_cfg": {{"quick_gelu": false}}}}, or name QuickGELU by '
+            f"--backbone {source.name.removesuffix('-quickgelu')}-quickgelu"
+        )
+    return clip
 
 
 def _build(source: WeightsSource, state: dict[str, Tensor], quick_gelu: bool, seed: int) -> Any:

@@ -108,22 +108,24 @@ def scan_folders(root: Path) -> tuple[list[ListedImage], list[str], list[str]]:
     for split, prefix in splits.items():
         for name in list_class_folders(root / prefix):
             entries = dict(sorted(walk_files(root, posixpath.join(prefix, name))))
-            leavings += [path for path, entry in entries.items() if entry == "leavings"]
-            files = [path for path, entry in entries.items() if entry != "leavings"]
             # What is no file is listed too, and then reported or left out as an unreadable image.
-            paths = [path for path in files if (is_image_name(path) or entries[path] == "other") and not unsafe_path(path)]
+            is_image = {path: is_image_name(path) or entry == "other" for path, entry in entries.items()}
+            paths = [path for path in entries if is_image[path] and not unsafe_path(path)]
             images += [ListedImage(path=path, label=name, split=split) for path in paths]
-            unread = sorted({*files} - {*paths})
-            if not paths:
-                found = f" ({describe_left_out(unread, 1).removeprefix('warning: ')})" if unread else ""
-                problems.append(f"folder: {root / prefix / name} holds no image{found}: remove the folder, or add its images")
+            leavings += [path for path, entry in entries.items() if entry == "leavings"]
+            unread = sorted(entries.keys() - {*paths, *leavings})
             left_out += unread
+            if not paths:
+                found = f" ({describe_left_out(unread, 0)})".replace("warning: ", "") if unread else ""
+                hint = "remove the folder, or add its images"
+                problems.append(f"folder: {root / prefix / name} holds no image{found}: {hint}")
     # Files next to the folders are left out as well, and named.
     for folder in dict.fromkeys(("", *splits.values())):
         for name, entry in list_folder(root / folder).items():
             if entry == "other" and not is_image_name(name):
                 # It may stand for the images of a class.
-                problems.append(f"folder: {root / folder / name} is a link without a target: remove it, or mend it")
+                what = "is a link without a target, or no regular file"
+                problems.append(f"folder: {root / folder / name} {what}: remove it, or mend it")
             elif entry != "folder":
                 (leavings if entry == "leavings" else left_out).append(posixpath.join(folder, name))
     notes = [describe_left_out(left_out, len(images))] if left_out else []

@@ -29,15 +29,12 @@ Images = list[tuple[str, int]]
 IMAGE_EXTENSIONS = frozenset((*IMAGES, *JPEG_ENDINGS))
 NOTES = frozenset(("db", "ini", "txt", "md", "csv", "tsv", "json", "xml", "yaml", "yml", "html", "log", "pdf"))
 """Extensions of files that people and systems leave among images."""
-LEAVINGS = frozenset(
-    ("__macosx", "@eadir", "@tmp", "@recycle", "#recycle", "#snapshot", "lost+found", "found.000", "lost.dir",
-     "$recycle.bin", "system volume information", "network trash folder", "temporary items", "__pycache__",
-     "_thumb", "_thumbs", "_thumbnails", "thumbs", "thumbnails")
-)  # fmt: skip
-"""Names, in lower case, of folders that archives, file servers, cameras and systems create: copies and deleted files.
-
-Small copies of images would be in the training and in the test split.
-"""
+LEAVINGS = frozenset((
+    "__macosx", "@eadir", "@tmp", "@recycle", "#recycle", "#snapshot", "lost+found", "found.000", "$recycle.bin",
+    "system volume information", "network trash folder", "temporary items", "lost.dir", "__pycache__", "_thumb",
+    "_thumbs", "_thumbnails", "thumbs", "thumbnails",
+))  # fmt: skip
+"""Folders, in lower case, of copies and deleted files, which archives, file servers, cameras and systems create."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +109,11 @@ def list_folder(folder: Path) -> dict[str, str]:
     """
 
     def classify(entry: os.DirEntry[str]) -> str:
-        # Python's methods of an entry raise for a link to itself, these do not.
-        is_folder = os.path.isdir(entry) if entry.is_symlink() else entry.is_dir()
-        if is_folder:
+        # The methods of an entry need no call of the system, and raise for a link to itself.
+        is_link = entry.is_symlink()
+        if os.path.isdir(entry) if is_link else entry.is_dir():
             return "leavings" if entry.name.lower() in LEAVINGS else "folder"
-        return "file" if os.path.isfile(entry) else "other"
+        return "file" if (os.path.isfile(entry) if is_link else entry.is_file()) else "other"
 
     try:
         with os.scandir(folder) as entries:
@@ -130,9 +127,11 @@ def list_folder(folder: Path) -> dict[str, str]:
 def walk_files(root: Path, folder: str = "") -> Iterator[tuple[str, str]]:
     """Yield what lies below `root / folder` and is no folder: its path relative to root, and what `list_folder` says.
 
-    Linked folders are read after all others, and each folder once, however many links lead to it.
+    Linked folders are read after all others, each folder once, however many links lead to it, and none around this one.
     """
-    waiting, visited = [folder], set[str]()
+    start, whole = Path(os.path.realpath(root / folder)), Path(os.path.realpath(root))
+    # What lies around it are the folders of different classes.
+    waiting, visited = [folder], {*map(str, (whole, *whole.parents, *start.parents))} - {str(start)}
     while waiting:
         path = waiting.pop()
         if (target := os.path.realpath(root / path)) in visited:

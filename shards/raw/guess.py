@@ -27,7 +27,7 @@ from shards.raw.class_folders import (
 from shards.raw.description import read_description
 from shards.raw.folders import describe_left_out, is_image_name, list_folder, split_sizes
 from shards.raw.published import imagenet_wnids, published_classnames
-from shards.raw.tables import TABLES, Table, describe_columns, read_lines, read_table
+from shards.raw.tables import Table, read_lines, read_table
 
 HEADER = """\
 # Guessed by `procap data pack {folder}`: {what}.
@@ -36,6 +36,8 @@ HEADER = """\
 RULES = ({"train": 0.5, "val": 0.2, "test": 0.3}, {"train": 0.5, "test": 0.5})
 """Fractions of a random split; the second is for classes of two or three images."""
 SEED = 1
+TABLE = re.compile(r".*\.(csv|tsv|jsonl)|.*(label|annotation).*\.(txt|json|xlsx?|ods|parquet)")
+"""Names, in lower case, of files that may label the images next to them."""
 
 
 def find_description(folder: Path) -> tuple[Path, str]:
@@ -45,9 +47,9 @@ def find_description(folder: Path) -> tuple[Path, str]:
     Raises UsageError for a file that describes different images, UserError if no layout fits.
     """
     folder = folder.resolve()
-    is_writable = os.access(folder.parent, os.W_OK)
-    files = [folder.with_name(f"{folder.name}.yaml"), Path.cwd() / f"{folder.name}.yaml"]
-    file = files[0] if is_writable or files[0].exists() else files[1]
+    file = folder.with_name(f"{folder.name}.yaml")
+    if not file.exists() and not os.access(folder.parent, os.W_OK):
+        file = Path.cwd() / file.name
     if file.exists():
         written = read_description(file)
         images = (file.parent / text for text in (written.folder, written.images, written.table) if text)
@@ -57,9 +59,9 @@ def find_description(folder: Path) -> tuple[Path, str]:
         return file, ""
     keys, what, labels = guess_keys(folder)
     if len(labels) < 2:
-        layout = "put the images of each class into a folder of its own, or add a table labels.csv of path,label"
-        raise UserError(f"{folder} has one class ({first_few([*map(str, labels)])}), {what}: {layout}; or write {file}")
-    if not is_writable:
+        layout = "put the images of each class into a folder, or add a table labels.csv of path,label"
+        raise UserError(f"{folder} has one class, {first_few([*map(str, labels)])}: {layout}; or write {file}")
+    if file.parent != folder.parent:
         keys |= {key: str(folder.parent / keys[key]) for key in ("folder", "table", "images") if key in keys}
     # A name has at most 64 letters, and `my-` may come in front.
     name = re.sub(r"[^a-z0-9.]+", "-", folder.name.lower()).strip("-.")[:60] or "images"
@@ -76,12 +78,11 @@ def find_description(folder: Path) -> tuple[Path, str]:
 
 def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
     """Guess how the images of a folder are labelled and split: the keys of its YAML file, the guess, the labels."""
-    tables = _find_tables(folder)
-    if len(tables) > 1:
-        hint = "join them, or name one of them in a YAML file"
-        raise UserError(f"{folder} holds several tables ({', '.join(table for table, _ in tables)}): {hint}")
-    if tables:
-        return _guess_table(folder, *tables[0])
+    if tables := _find_tables(folder):
+        if len(tables) > 1:
+            hint = "join them, or name one of them in a YAML file"
+            raise UserError(f"{folder} holds several tables ({', '.join(tables)}): {hint}")
+        return _guess_table(folder, *tables.popitem())
     root = find_class_root(folder)
     names = list_class_folders(folder / root)
     if not names:
@@ -98,8 +99,9 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
     if splits:
         words = ", ".join(f"{split} from {name}/" for split, name in splits.items())
         return keys, f"folders of class folders, {words}", labels
-    count = len(names)
-    return keys | _guess_split(images), f"{count} class folder{'s' * (count != 1)}, split at random", {*names}
+    # An empty folder is reported later.
+    labels = labels if len(labels) > 1 else {*names}
+    return keys | _guess_split(images), f"{len(names)} class folders, split at random", labels
 
 
 def _check_class_folders(root: Path) -> None:
@@ -107,16 +109,18 @@ def _check_class_folders(root: Path) -> None:
     names = list_class_folders(root)
     words = {word for words in SPLIT_WORDS.values() for word in words}
     if {name.lower() for name in names} <= words:
-        needed = f"put the images of each class into a folder ({names[0]}/CLASS), or add a table of path,label,split"
-        raise UserError(f"{root} holds {', '.join(names)}, which are names of splits and not of classes: {needed}")
+        what = f"{first_few(names)}, which are names of splits" if names else "no folders"
+        hint = "put the images of each class into a folder, such as train/CLASS, or add a table of path,label,split"
+        raise UserError(f"{root} holds {what}: {hint}")
     inner = {name: list_folder(root / name) for name in names}
     counts = Counter(sub for entries in inner.values() for sub, entry in entries.items() if entry == "folder")
     shared = [name for name, count in counts.items() if count > 1]
-    has_images = any(is_image_name(file) for entries in inner.values() for file in entries)
-    if len(shared) > 1 and not has_images:
-        what = f"the folders {first_few(names)} hold no images but the same folders, {first_few(shared)}"
-        hint = f"pack the one that has your classes: procap data pack {quote(str(root / names[0]))}"
-        raise UserError(f"{root}: {what}, so it is not clear which are the classes; {hint}, or write a YAML file")
+    if len(shared) > 1 and not any(is_image_name(file) for entries in inner.values() for file in entries):
+        what = f"{root}: the folders {first_few(names)} hold no images but the same folders, {first_few(shared)}"
+        hint = f"pack the one that has the classes (procap data pack {quote(str(root / names[0]))}) or write YAML"
+        if {name.lower() for name in shared} <= words:
+            hint = f"put the folders of splits outside, such as {shared[0]}/{names[0]}"
+        raise UserError(f"{what}, so it is not clear which are the classes: {hint}")
 
 
 def _guess_names(labels: Collection[str | int]) -> dict[str, str]:
@@ -142,32 +146,26 @@ def _guess_split(images: Iterable[ListedImage]) -> dict[str, Any]:
     return {"split": {**rule, "seed": SEED}}
 
 
-def _find_tables(folder: Path) -> list[tuple[str, str]]:
+def _find_tables(folder: Path) -> dict[str, str]:
     """Find the tables of labels in a folder, each with the folder that its files are relative to.
 
     Raises UserError if there is none but a table that is about images and does not say which column labels them.
     """
-    entries = list_folder(folder)
-    names = [name for name, entry in entries.items() if entry == "file" and name.lower().endswith(TABLES)]
+    names = [name for name, entry in list_folder(folder).items() if entry == "file" and TABLE.fullmatch(name.lower())]
     # The Hub's tables lie next to the images.
-    inner = [f"{name}/metadata{ending}" for name in list_class_folders(folder) for ending in TABLES]
-    tables = {name: _locate_table(folder, name) for name in [*names, *filter(lambda name: (folder / name).is_file(), inner)]}
-    tables = {name: (table, place) for name, (table, place) in tables.items() if not table.is_prediction}
-    labelled = [(name, place) for name, (table, place) in tables.items() if table.located and table.labels]
-    unclear = [f"{name} ({describe_columns(table)})" for name, (table, _) in tables.items() if table.is_unclear]
+    inner = (f"{name}/metadata{ending}" for name in list_class_folders(folder) for ending in (".csv", ".jsonl"))
+    labelled, unclear = dict[str, str](), list[str]()
+    for name in (*names, *(name for name in inner if (folder / name).is_file())):
+        lines, place = read_lines(folder / name), posixpath.dirname(name)
+        below = [posixpath.join(place, sub) for sub in list_class_folders(folder / place)]
+        below += [posixpath.join(path, sub) for path in below for sub in list_class_folders(folder / path)]
+        places = (path for path in (place, *below) if Table(lines[:20], folder / path).is_located)
+        table = Table(lines, folder / (place := next(places, place)))
+        labelled |= {name: place} if table.is_labelled else {}
+        unclear += [f"{name} ({table})"] if table.is_unclear else []
     if unclear and not labelled:
         raise UserError(f"{folder}: it is not clear how this labels the images: {unclear[0]}; or move the table away")
     return labelled
-
-
-def _locate_table(folder: Path, name: str) -> tuple[Table, str]:
-    """Read a table, and find the folder that its files are relative to: its own, or one in it or below that."""
-    lines, place = read_lines(folder / name), posixpath.dirname(name)
-    inner = [posixpath.join(place, sub) for sub in list_class_folders(folder / place)]
-    below = [posixpath.join(path, sub) for path in inner for sub in list_class_folders(folder / path)]
-    places = (path for path in (place, *inner, *below) if Table(lines[:20], folder / path).located)
-    place = next(places, place)
-    return Table(lines, folder / place), place
 
 
 def _guess_table(folder: Path, table: str, place: str) -> tuple[dict[str, Any], str, set[str | int]]:

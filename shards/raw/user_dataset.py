@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from unicodedata import normalize
 
 from procap.errors import UserError
 from shards.check import PART, check_part
@@ -49,6 +50,8 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
     else:
         root, origin = _resolve(file, description.folder or ""), "own folders"
         images, folder_problems, notes = scan_folders(root)
+    if not images:
+        raise UserError(f"{root} holds no image that is read; {'; '.join(notes).removeprefix('warning: ')}")
     names, labels = _number_classes(description, images)
     if skip_broken:
         images, broken = _split_unreadable(root, images, workers)
@@ -64,7 +67,7 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
         notes += [f"val has no image of {unseen}: settings chosen on it ignore such classes"] if absent else []
     listing = Listing(root, names, splits, origin, scanned=True)
     sizes = file_sizes(root, listing.paths)
-    # A user's data has no version; the sizes detect most images that were replaced under the same name.
+    # A user's data has no version.
     sizes_digest = hashlib.sha256(" ".join(map(str, sizes)).encode()).hexdigest()[:16]
     return Source(
         name=description.name,
@@ -117,9 +120,9 @@ def _number_classes(
         raise UserError(f"labels are text ({first_few(texts)}) and numbers: they must be all text or all numbers")
     names: dict[Label, str]
     if isinstance(classes, dict):
-        names = {str(key) if texts else key: name for key, name in classes.items()}
+        names = {normalize("NFC", str(key)) if texts else key: name for key, name in classes.items()}
     elif classes is not None:
-        names = {name if texts else number: name for number, name in enumerate(classes)}
+        names = {normalize("NFC", name) if texts else number: name for number, name in enumerate(classes)}
     elif texts:
         names = {text: text for text in texts}
     else:
@@ -130,7 +133,7 @@ def _number_classes(
         raise UserError(f"classes: {'; '.join(named)}")
     # A list of names is an order of text labels; other text and numbers are sorted.
     order: list[Label] = list(names) if isinstance(classes, tuple) else sorted(names)
-    classnames = tuple(names[label] for label in order)
+    classnames = tuple(normalize("NFC", names[label]) for label in order)
     if texts and (repeated := [name for name, count in Counter(classnames).items() if count > 1]):
         raise UserError(f"classes: two labels are called {first_few(repeated)}: give the images of one class one label")
     return classnames, {label: number for number, label in enumerate(order)}
