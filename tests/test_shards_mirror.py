@@ -15,7 +15,7 @@ from benchmarks.cli import main
 from procap.errors import NotFound, Unreachable, UsageError, UserError
 from shards import mirror
 from shards.check import check_dataset
-from shards.mirror import mirror_root
+from shards.mirror import mirror_root, refresh
 from shards.pack import pack_source
 from shards.reader import ImageList, open_dataset
 from shards.records import ImageRecord, png
@@ -40,6 +40,11 @@ def server(packed, tmp_path, monkeypatch):
 @pytest.fixture
 def root(server, tmp_path) -> Path:
     return mirror_root(server.url, tmp_path / "cache")
+
+
+def begin_command() -> None:
+    """What `procap` does first: servers are asked again."""
+    refresh.cache_clear()
 
 
 def same_images(split: ImageList, name: str) -> bool:
@@ -85,6 +90,7 @@ def test_splits_are_downloaded_when_they_are_opened(server, root):
 def test_without_the_server_a_complete_copy_works_with_a_warning(server, root):
     same_images(open_dataset(root, "toy").open_images("test"), "test")
     server.stop()
+    begin_command()
     with pytest.warns(UserWarning, match="cannot be reached.*the copy of 'toy' in .* is used"):
         shards = open_dataset(root, "toy")
     assert same_images(shards.open_images("test"), "test")
@@ -134,6 +140,8 @@ def test_a_repacked_set_replaces_its_copy(server, root):
 
     shutil.rmtree(server.folder / "toy")
     pack_source(toy_source(other_last_image), server.folder, per_shard=5)
+    assert same_images(open_dataset(root, "toy").open_images("test"), "test"), "also when it opens it again"
+    begin_command()
     after = open_dataset(root, "toy").open_images("test")
     assert np.asarray(after.image(16)).max() == 0
     assert np.array_equal(np.asarray(after.image(0)), pixels("test", 0))
@@ -166,6 +174,7 @@ def test_a_file_that_does_not_end_where_it_should_fills_no_disk(server, root, tm
         open_dataset(root, "toy").open_images("train")
     assert not any(file.stat().st_size >= 2**20 for file in tmp_path.joinpath("cache").rglob("*") if file.is_file())
     monkeypatch.setattr(mirror, "MANIFEST_BYTES", 100)
+    begin_command()
     with pytest.raises(UserError, match=r"manifest\.json is not the expected file: it has more than 100 bytes"):
         open_dataset(root, "toy")
 
@@ -196,6 +205,7 @@ def test_a_check_of_a_mirror_covers_what_was_downloaded(server, root, capsys):
     advice = capsys.readouterr().err.splitlines()[-1]
     assert advice.endswith(f"to repair 'toy', delete {folder_of(root)} and it is fetched again")
     shutil.rmtree(folder_of(root))
+    begin_command()
     assert len(open_dataset(root, "toy").open_images("train")) == COUNTS["train"] and check_dataset(root, "toy").ok
 
 
