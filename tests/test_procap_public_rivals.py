@@ -170,7 +170,7 @@ def test_the_teacher_of_kdpl_predicts_at_the_scale_of_the_student():
     pixels = torch.randn(2, 3, *[mini_clip.geometry.image_size] * 2, generator=torch.Generator().manual_seed(1))
     zero_shot = build_method("zeroshot", mini_clip, space, {}, torch.Generator())
     near(method.teacher_logits(pixels), zero_shot.classifier()(pixels))
-    file = find_source("mini").file
+    file = find_source("mini", None).file
     assert method.file_digests(method.options, "") == {"teacher": hashlib.sha256(file.read_bytes()).hexdigest()}
     with pytest.raises(UsageError, match="KDPL needs --option teacher="):
         build_method("kdpl", mini_clip, space, {}, torch.Generator().manual_seed(0)).prepare_training()
