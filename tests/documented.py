@@ -52,6 +52,7 @@ SUBSTITUTIONS = {
     r"/tmp/shared/": "{folder}/shared/",
     r"http://127.0.0.1:8265": "{dashboard}",
     r"ray job list": "ray job list --address {dashboard}",
+    r"procap export results/base/dtd/maple\S+": "procap export {maple}",
     r"(?<= )(RUN|results/base/\S+)": "{run}",
     # Less of the same.
     r"((?:procap|--) bench (?!runtime|examples)[\w-]+)": r"\1 --profile mini --quick --epochs 1",
