@@ -14,14 +14,14 @@ from typing import Any
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import Halving, StoragePaths, TrialReport
 from runner.config import RuntimeConfig, Target
-from runner.evaluate import evaluate
+from runner.evaluate import evaluate_run
 from runner.failures import EXPECTED, describe_failure
 from runner.results import EpochLog
 from runner.run_folders import RunHeld
 from runner.run_state import RunSpec, score, score_at
 from runner.session import Session
 from runner.stop_signals import Interrupted
-from runner.train import TrainingRequest, train
+from runner.train import TrainingRequest, train_run
 from runner.validate import Callbacks
 from shards.pack import pack_missing
 
@@ -120,7 +120,7 @@ class RunExecutor:
                 self._send(self._report(state="waiting", run=run.path, why=why))
                 time.sleep(HELD_SECONDS)
             try:
-                train(self.session.run(run.config), TrainingRequest(until=until, callbacks=callbacks))
+                train_run(self.session.run(run.config), TrainingRequest(until=until, callbacks=callbacks))
                 return
             except RunHeld:
                 # Another process took the lock since `_find_holder`. In a group only rank 0 sees that: a second attempt
@@ -142,7 +142,7 @@ class RunExecutor:
     def _evaluate(self, spec: RunSpec, targets: Sequence[Target]) -> float:
         """Evaluate a run where results are missing; returns its score."""
         run = self.session.run(spec.config)
-        return score([evaluate(run, target).accuracy for target in targets])
+        return score([evaluate_run(run, target).accuracy for target in targets])
 
     def _send(self, report: TrialReport) -> None:
         """Report at most once in `REPORT_SECONDS`, as the driver receives reports of many trials."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from runner.results import TrainResult
     from runner.tracking.exporter import Exporter
     from runner.workbench import Workbench
+    from shards.kept_crops import KeptCrops
 
 
 class Session:
@@ -87,6 +88,12 @@ class Session:
         from runner.tracking.exporter import Exporter
 
         return Exporter(self.runtime, self.remote)
+
+    @cached_property
+    def crops(self) -> KeptCrops:
+        from shards.kept_crops import KeptCrops
+
+        return KeptCrops()
 
     def dataset(self, name: str) -> ShardSet:
         """Open a packed data set once; its manifest is downloaded from a URL at the first call."""
