@@ -112,32 +112,22 @@ class RunExecutor:
                         self._report_to(self._report(epoch=epoch + 1, score=fmean(scores)))
             reported = end
 
-    def _train(self, run: RunSpec, callbacks: Callbacks, until: int | None = None) -> None:
+    def _train(self, spec: RunSpec, callbacks: Callbacks, until: int | None = None) -> None:
         """Train as soon as no other process holds the run's lock; a run finished by another process is not repeated."""
+        run = self.session.run(spec.config)
         while True:
             # In a process group only rank 0 sees the lock, so all ranks wait together before they start.
-            while why := self.group.broadcast_object(self._find_holder(run) if self.group.ranks.is_first else None):
+            while why := self.group.broadcast_object(run.find_holder() if self.session.is_first else None):
                 self._send(self._report(state="waiting", run=run.path, why=why))
                 time.sleep(HELD_SECONDS)
             try:
-                train_run(self.session.run(run.config), TrainingRequest(until=until, callbacks=callbacks))
+                train_run(run, TrainingRequest(until=until, callbacks=callbacks))
                 return
             except RunHeld:
-                # Another process took the lock since `_find_holder`. In a group only rank 0 sees that: a second attempt
+                # Another process took the lock since `find_holder`. In a group only rank 0 sees that: a second attempt
                 # of rank 0 alone would wait for ranks that are already in the training.
                 if self.group.size > 1:
                     raise
-
-    def _find_holder(self, run: RunSpec) -> str:
-        """Describe the process that holds the run's lock, "" without one or if the run is finished."""
-        folder = self.session.run(run.config).folder
-        if folder.train_file.exists():
-            return ""
-        try:
-            with folder.locked():
-                return ""
-        except RunHeld as error:
-            return str(error)
 
     def _evaluate(self, spec: RunSpec, targets: Sequence[Target]) -> float:
         """Evaluate a run where results are missing; returns its score."""

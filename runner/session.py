@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from runner.config import RunConfig, RuntimeConfig
 from runner.remote_results import RemoteResults, synchronized_run
-from runner.run_folders import OtherContent, RunFolder, locate_run
+from runner.run_folders import OtherContent, RunFolder, RunHeld, locate_run
 from shards.manifest import FILE
 from shards.reader import ShardSet, open_dataset
 
@@ -179,6 +179,16 @@ class Run:
             finally:
                 if session.is_first and self.folder.config_file.exists():
                     session.exporter.post_end(self.path)
+
+    def find_holder(self) -> str:
+        """Describe the process that holds the run's lock, "" without one or if the run is finished."""
+        if self.folder.train_file.exists():
+            return ""
+        try:
+            with self.folder.locked():
+                return ""
+        except RunHeld as error:
+            return str(error)
 
     def delete(self) -> None:
         """Delete the run at the URL of the results, then here; the caller holds its lock."""
