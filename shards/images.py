@@ -140,7 +140,9 @@ def decode_pixels(data: bytes, *, upright: bool = False) -> NDArray[np.uint8]:
         with suppress(ValueError):
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
             _check_size(width, height)
-            if colours in ("YCbCr", "Gray") and not (upright and _find_turn(Image.open(io.BytesIO(data)))):
+            # A turn can be 0, `FLIP_LEFT_RIGHT`.
+            is_turned = upright and _find_turn(Image.open(io.BytesIO(data))) is not None
+            if colours in ("YCbCr", "Gray") and not is_turned:
                 # By default with the accurate DCT and upsampling, as Pillow does: equal pixels, which a test compares.
                 return simplejpeg.decode_jpeg(data)
     return np.array(decode(data, upright=upright))

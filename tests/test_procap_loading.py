@@ -80,6 +80,9 @@ FORMATS = {
     "open-clip.pt": lambda clip, path: torch.save(openai_names(clip), path),
     "training.pt": lambda clip, path: torch.save({"epoch": 3, "state_dict": openai_names(clip)}, path),
     "distributed.bin": lambda clip, path: torch.save({f"module.{k}": v for k, v in openai_names(clip).items()}, path),
+    "compiled.pt": lambda clip, path: torch.save(
+        {"state_dict": {f"module._orig_mod.{k}": v for k, v in openai_names(clip).items()}}, path
+    ),
     "half.pt": lambda clip, path: torch.save({k: v.half() for k, v in openai_names(clip).items()}, path),
     "openai.pt": lambda clip, path: torch.save(
         openai_names(clip) | {k: torch.tensor(v) for k, v in BOOKKEEPING.items()}, path
@@ -128,6 +131,13 @@ def test_openais_files_need_quickgelu_under_any_name(tiny_clip, written, file):
 def put_config(folder: Path, quick_gelu: bool, **images: object) -> None:
     config = {"model_cfg": {"quick_gelu": quick_gelu}, "preprocess_cfg": images}
     (folder / "open_clip_config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("config", ["not json", "[1]", '{"lr": 0.1}'])
+def test_metadata_of_a_different_program_does_not_tell_the_activation(tiny_clip, tmp_path, config):
+    save_file(tiny_clip.state_dict(), tmp_path / "a.safetensors", metadata={"config": config})
+    with pytest.raises(UsageError, match="does not tell its activation"):
+        load_clip("tiny-vit", str(tmp_path / "a.safetensors"))
 
 
 @pytest.mark.parametrize("file", ["open-clip.pt", "distributed.bin", "half.pt", "custom-text.safetensors"])
@@ -250,7 +260,7 @@ def put_zip(path: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path, CLIP], object], str]] = {
-    "folder": (lambda path, clip: path.mkdir(), "no weights file at"),
+    "folder": (lambda path, clip: path.mkdir(), "no weights file at .*folder, a folder: name the file in it"),
     "missing.pt": (lambda path, clip: None, "no weights file at"),
     "empty.pt": (lambda path, clip: path.write_bytes(b""), "it is empty"),
     "text.pt": (lambda path, clip: path.write_text("not a checkpoint\n"), "it is in no format of weights"),
@@ -266,6 +276,7 @@ BROKEN: dict[str, tuple[Callable[[Path, CLIP], object], str]] = {
     "packed.pt": (lambda path, clip: path.write_bytes(gzip.compress(b"x")), "compressed by gzip: unpack it"),
     "archive.pt": (lambda path, clip: put_zip(path), "a ZIP archive without a file of torch.save: unpack it"),
     "large.safetensors": (lambda path, clip: os.truncate(path.touch() or path, 30 * 10**9), "it has 30 GB; the limit"),
+    "nested.pt": (lambda path, clip: torch.save({"model": clip.state_dict(), "epoch": 3}, path), "but 'model', 'epoch'"),
     "list.pt": (lambda path, clip: torch.save([torch.zeros(2)], path), "holds no state dict"),
     "transformers.pt": (
         lambda path, clip: torch.save({"vision_model.embeddings.class_embedding": torch.zeros(2)}, path),

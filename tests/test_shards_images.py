@@ -109,6 +109,16 @@ def test_every_kind_gives_the_pixels_that_coop_sees(kind):
     assert np.array_equal(pixels(KINDS[kind]), plain(KINDS[kind]))
 
 
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_a_turned_jpeg_has_the_same_pixels_by_the_fast_decoder(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    turned = encoded(PHOTO, "JPEG", exif=exif)
+    upright = np.asarray(decode(turned, upright=True))
+    assert np.array_equal(upright, np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(turned)))))
+    assert np.array_equal(decode_pixels(turned, upright=True), upright)
+
+
 @pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.slow)])
 def test_pixels_of_jpegs_are_those_of_pillow_and_damage_is_found(count):
     draw = np.random.default_rng(0)

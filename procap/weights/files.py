@@ -60,7 +60,7 @@ class Inert:
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     """Read a checkpoint: its tensors by name, and the other entries of its dict or the metadata of safetensors.
 
-    The prefix `module.` of DDP and DataParallel is dropped. Raises UserError, one line, for any other file.
+    The prefixes `module.` of DDP and DataParallel and `_orig_mod.` of torch.compile are dropped. Raises UserError, one line, for any other file.
     """
     from safetensors import safe_open
 
@@ -93,9 +93,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
         raise UserError(f"{path} is refused: it {problem} ({reason[:160]})") from error
     state = content.tensors if isinstance(content, Inert) else metadata.get("state_dict", content)
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise UserError(f"{path} holds no state dict of tensors")
-    if all(name.startswith("module.") for name in state):
-        state = {name.removeprefix("module."): value for name, value in state.items()}
+        entries = f" but {', '.join(map(ascii, [*state][:5]))}" if isinstance(state, dict) and state else ""
+        raise UserError(f"{path} holds no state dict of tensors{entries}; torch.save(model.state_dict(), FILE) saves one")
+    for prefix in ("module.", "_orig_mod.", "module."):
+        if all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
     return dict(state), metadata
 
 
@@ -167,7 +169,12 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     state, metadata = read_tensors(path)
     is_openai = any(key in state for key in OPENAI_KEYS)
-    config = json.loads(metadata["config"]) if isinstance(metadata.get("config"), str) else {}
+    try:
+        config = json.loads(metadata["config"]) if isinstance(metadata.get("config"), str) else {}
+    except ValueError:
+        config = {}
+    # Programs also write different settings by this name, which say nothing of the model.
+    config = config if isinstance(config, dict) and {"vision_cfg", "quick_gelu"} & config.keys() else {}
     return _custom_text_names(state), {"quick_gelu": True} if is_openai else config
 
 

@@ -73,7 +73,8 @@ def find_source(name: str, pretrained: str | None) -> WeightsSource:
     architecture = named_architecture(name, pretrained)
     source = _architecture_source(architecture, pretrained) if architecture else _source_with_config(name)
     if source.file and not source.file.is_file():
-        raise UserError(f"no weights file at {source.file}")
+        hint = ", a folder: name the file in it, or the folder as --backbone" if source.file.is_dir() else ""
+        raise UserError(f"no weights file at {pretrained if source.pretrained == pretrained else source.file}{hint}")
     return source
 
 
