@@ -303,6 +303,9 @@ UNCLEAR = {
     "parallel trees": (["color/a", "color/b", "grey/a", "grey/b"], None, "but the same folders, 'a', 'b', so it is"),
     "splits in classes": (["a/train", "a/test", "b/train", "b/test"], None, "splits outside, such as test/a"),
     "splits alone": (["train", "test"], None, "'test', 'train', which are names of splits"),
+    "images and masks": (["images", "masks"], None, "'images', 'masks', which are names of splits or kinds of files"),
+    "splits of images": (["test_images", "train_images"], None, "'train_images', which are names of splits"),
+    "a table without rows": (["images"], ("path,label",), "one class, 'images' (left out: 1 file: 'labels.csv' (1 csv))"),
     "a test split without classes": (["train/a", "train/b", "test"], None, "test holds no folders"),
     "a table of unknown columns": (
         ["one", "two"], ("x,y,z", "one/00.png,a,b"), "labels.csv (columns: 'x', 'y', 'z'; path (or filename), label"
@@ -326,6 +329,13 @@ def test_a_layout_with_evidence_against_it_is_refused(tmp_path, capsys, kind):
     code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")
     assert code == 1 and words in err and len(err.strip().splitlines()) == 1, err
     assert not (tmp_path / "birds.yaml").exists()
+
+
+def test_images_that_a_table_does_not_list_are_counted(tmp_path, capsys):
+    put_classes(tmp_path / "birds", ["images"], each=6)
+    put_sheet(tmp_path / "birds", "path,label", *(f"images/{i:02d}.png,{'ab'[i % 2]}" for i in range(4)))
+    err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")[2]
+    assert "without 2 images that it does not list ('images/04.png', 'images/05.png')" in err
 
 
 def test_a_table_whose_labels_need_names_leaves_a_file_to_edit(tmp_path, capsys):

@@ -25,7 +25,7 @@ from shards.raw.class_folders import (
     scan_folders,
 )
 from shards.raw.description import read_description
-from shards.raw.folders import describe_left_out, is_image_name, list_folder, split_sizes
+from shards.raw.folders import describe_left_out, is_image_name, list_folder, split_sizes, walk_files
 from shards.raw.published import imagenet_wnids, published_classnames
 from shards.raw.tables import Table, read_lines, read_table
 
@@ -36,6 +36,8 @@ HEADER = """\
 RULES = ({"train": 0.5, "val": 0.2, "test": 0.3}, {"train": 0.5, "test": 0.5})
 """Fractions of a random split; the second is for classes of two or three images."""
 SEED = 1
+CONTENTS = {"image", "images", "img", "imgs", "mask", "masks", "label", "labels", "annotations", "data", "set"}
+"""Words that, like those of splits, name folders of files but no class."""
 TABLE = re.compile(r".*\.(csv|tsv|jsonl)|.*(label|annotation).*\.(txt|json|xlsx?|ods|parquet)")
 """Names, in lower case, of files that may label the images next to them."""
 
@@ -60,7 +62,8 @@ def find_description(folder: Path) -> tuple[Path, str]:
     keys, what, labels = guess_keys(folder)
     if len(labels) < 2:
         layout = "put the images of each class into a folder, or add a table labels.csv of path,label"
-        raise UserError(f"{folder} has one class, {first_few([*map(str, labels)])}: {layout}; or write {file}")
+        unread = _describe_unread(folder)
+        raise UserError(f"{folder} has one class, {first_few([*map(str, labels)])}{unread}: {layout}; or write {file}")
     if file.parent != folder.parent:
         keys |= {key: str(folder.parent / keys[key]) for key in ("folder", "table", "images") if key in keys}
     # A name has at most 64 letters, and `my-` may come in front.
@@ -80,16 +83,14 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
     """Guess how the images of a folder are labelled and split: the keys of its YAML file, the guess, the labels."""
     if tables := _find_tables(folder):
         if len(tables) > 1:
-            hint = "join them, or name one of them in a YAML file"
+            hint = "join them, with a column split, or name one of them in a YAML file"
             raise UserError(f"{folder} holds several tables ({', '.join(tables)}): {hint}")
         return _guess_table(folder, *tables.popitem())
     root = find_class_root(folder)
     names = list_class_folders(folder / root)
     if not names:
-        files = [name for name, entry in list_folder(folder / root).items() if entry != "folder"]
-        contents = f" ({describe_left_out(files, 0)})".replace("warning: ", "") if files else ""
         needed = "it needs a folder of images per class, or a table labels.csv of path,label (docs/data.md)"
-        raise UserError(f"{folder} holds no class folders with images{contents}: {needed}")
+        raise UserError(f"{folder} holds no class folders with images{_describe_unread(folder / root)}: {needed}")
     keys: dict[str, Any] = {"folder": posixpath.join(folder.name, root).rstrip("/")}
     splits = find_split_folders(folder / root)
     for prefix in splits.values() or [""]:
@@ -104,12 +105,20 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
     return keys | _guess_split(images), f"{len(names)} class folders, split at random", labels
 
 
+def _describe_unread(folder: Path) -> str:
+    """Describe the files in a folder of which none was understood as labels, in parentheses; "" without files."""
+    files = [name for name, entry in list_folder(folder).items() if entry != "folder"]
+    return f" ({describe_left_out(files, 0)})".replace("warning: ", "") if files else ""
+
+
 def _check_class_folders(root: Path) -> None:
-    """Raise UserError for folders that are called like splits, or hold the same folders, such as color/ and masks/."""
+    """Raise UserError for folders that are called like splits or `CONTENTS`, or hold the same folders, such as color/ and masks/."""
     names = list_class_folders(root)
     words = {word for words in SPLIT_WORDS.values() for word in words}
-    if {name.lower() for name in names} <= words:
-        what = f"{first_few(names)}, which are names of splits" if names else "no folders"
+    usual = words | CONTENTS if len(names) > 1 else words
+    if all({*re.split("[ _-]", name.lower())} <= usual for name in names):
+        what = f"{first_few(names)}, which are names of splits or kinds of files" if names else "no folders"
+        what += _describe_unread(root)
         hint = "put the images of each class into a folder, such as train/CLASS, or add a table of path,label,split"
         raise UserError(f"{root} holds {what}: {hint}")
     inner = {name: list_folder(root / name) for name in names}
@@ -173,6 +182,9 @@ def _guess_table(folder: Path, table: str, base: str) -> tuple[dict[str, Any], s
     images = read_table(folder / table, folder / base)
     keys = {"table": f"{folder.name}/{table}", "images": posixpath.join(folder.name, base).rstrip("/")}
     labels = {image.label for image in images}
+    listed = {image.path for image in images}
+    files = [path for path, _ in walk_files(folder / base) if is_image_name(path) and path not in listed]
+    unlisted = f", without {len(files):,} images that it does not list ({first_few(files)})" if files else ""
     if images[0].split:
-        return keys, f"the table {table}, with its splits", labels
-    return keys | _guess_split(images), f"the table {table}, split at random", labels
+        return keys, f"the table {table}, with its splits{unlisted}", labels
+    return keys | _guess_split(images), f"the table {table}, split at random{unlisted}", labels
