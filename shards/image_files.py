@@ -58,7 +58,9 @@ def _read_images(paths: Sequence[Path], on_error: OnError) -> Iterator[EncodedIm
                 yield image
         # Forged sizes in headers of a tar raise the last three.
         except (tarfile.TarError, OSError, ValueError, OverflowError, MemoryError) as error:
-            on_error(str(path), f"cannot be read: {str(error) or type(error).__name__}")
+            reason = str(error) or type(error).__name__
+            what = "as a tar without compression" if isinstance(error, tarfile.TarError) else ""
+            on_error(str(path), f"cannot be read {what}".rstrip() + f": {reason}")
         else:
             if not has_images:
                 on_error(str(path), f"holds no images ({', '.join(sorted(IMAGE_EXTENSIONS))})")

@@ -31,6 +31,7 @@ FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
 
 JPEG_START = b"\xff\xd8\xff"
 TIFF_STARTS = (b"II*\0", b"MM\0*")
+ARCHIVE_STARTS = (b"PK\3\4", b"\x1f\x8b", b"BZh", b"7z\xbc\xaf", b"Rar!")
 
 # More than any camera of the published sets took; 300 MB of RGB when decoded.
 PIXEL_LIMIT = 100_000_000
@@ -80,6 +81,8 @@ def _explained(data: bytes) -> Iterator[None]:
         reason = f"it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image, or cut short" if data else "it is empty"
         if data.startswith(TIFF_STARTS) and len(data) > 8:
             reason = "it is cut short, or a TIFF with bands or numbers that are not read: save it as RGB with 8 bits"
+        if data.startswith(ARCHIVE_STARTS):
+            reason = "it is an archive or compressed: unpack it"
         raise ImageError(reason) from None
     # Parsers of untrusted bytes raise errors of nearly any class.
     except Exception as error:

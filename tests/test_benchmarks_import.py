@@ -304,7 +304,9 @@ def test_other_class_names_can_be_chosen(run, photos, capsys):
     ("empty", None, "empty holds no images"),
     ("kinds", None, "kinds/one.heic is no image of a known format"),
     ("missing", b"", "missing does not exist"),
-    ("shard.tar", b"no tar file", "shard.tar cannot be read"),
+    ("shard.tar", b"no tar file", "shard.tar cannot be read as a tar without compression"),
+    ("photos.tar.gz", b"\x1f\x8b\x08", "photos.tar.gz cannot be read: it is an archive or compressed: unpack it"),
+    ("photos.zip", b"PK\3\4", "photos.zip cannot be read: it is an archive or compressed: unpack it"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_named_and_nothing_is_written(run, tmp_path, capsys, name, content, message):
     path, out = tmp_path / name, tmp_path / "out.csv"
@@ -317,8 +319,9 @@ def test_what_cannot_be_read_is_named_and_nothing_is_written(run, tmp_path, caps
     assert main(["predict", str(run.path), str(path), "--out", str(out)]) in (1, 2)
     err = capsys.readouterr().err
     assert message in err and "notes" not in err and not out.exists()
-    assert main(["predict", str(run.path), str(path), "--out", str(tmp_path)]) == 2
-    assert "name a file in a folder that exists" in capsys.readouterr().err
+    for other in (tmp_path, tmp_path / "photo.JPG"):
+        assert main(["predict", str(run.path), str(path), "--out", str(other)]) == 2
+        assert "name a CSV file in a folder that exists" in capsys.readouterr().err
 
 
 def test_every_unreadable_image_is_named_and_the_others_are_classified(run, photos, tmp_path, capsys):

@@ -59,8 +59,8 @@ def predict(
     stopped keeps them, and starts over when it is repeated.
     """
     library_defaults(run)
-    if out and (out.is_dir() or not out.parent.is_dir()):
-        raise UsageError(f"--out {out}: name a file in a folder that exists")
+    if out and (out.is_dir() or not out.parent.is_dir() or is_image_name(out.name)):
+        raise UsageError(f"--out {out}: name a CSV file in a folder that exists")
     session = Session(runtime_config(flags.RuntimeFlags(results=results, data=data, device=device)))
     if flags.command_line(selection):
         paths = [run, *(paths or ())]
