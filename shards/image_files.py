@@ -8,7 +8,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from torch import Tensor
 
@@ -16,8 +16,11 @@ from procap.errors import UsageError
 from shards.files import read_regular
 from shards.images import ImageError, decode
 from shards.loader import prepare_batches
-from shards.raw.folders import IMAGE_EXTENSIONS, NOTES, is_image_name, walk_files
+from shards.raw.folders import IMAGE_EXTENSIONS, LEAVINGS, NOTES, is_image_name, walk_files
 from shards.transforms import EvalTransform
+
+UNREAD_IMAGES = (".heic", ".heif", ".avif", ".jxl", ".jp2", ".ppm", ".pgm", ".svg", ".dng", ".cr2", ".nef", ".psd")
+"""Endings of images that are not read, which have to be told from the texts and labels of a WebDataset shard."""
 
 EncodedImage = tuple[str, Path | bytes]
 """The name of an image, and its file or its bytes."""
@@ -112,8 +115,13 @@ def _read_tar(file: Path, on_error: OnError) -> Iterator[EncodedImage]:
     """Read the images of a tar from start to end; no member is extracted to the disk."""
     with tarfile.open(file, "r:") as archive:
         for member in archive:
-            if is_image_name(member.name) and not member.isdir():
-                name = f"{file}/{member.name}"
+            name, parts = f"{file}/{member.name}", PurePosixPath(member.name).parts
+            if any(part.lower() in LEAVINGS or (part[0] == "." and part != "..") for part in parts):
+                # Archives of macOS hold a second, hidden file for each.
+                continue
+            if member.isreg() and member.name.lower().endswith(UNREAD_IMAGES):
+                on_error(name, "is no image of a known format")
+            elif is_image_name(member.name) and not member.isdir():
                 if member.isreg() and (content := archive.extractfile(member)):
                     yield name, content.read()
                 else:

@@ -435,3 +435,14 @@ def test_all_files_of_a_folder_are_listed_or_named(tmp_path):
     assert {Path(name).name: reason[:9] for name, reason in errors.items()} == {
         "gone.png": "is a link", "pipe.png": "is a link"
     }  # fmt: skip
+
+
+def test_a_tar_of_macos_gives_each_image_once_and_names_those_of_formats_that_are_not_read(tmp_path):
+    names = ("./a.jpg", "./._a.jpg", "__MACOSX/._a.jpg", "b.HEIC", "a.json", "a.cls")
+    with tarfile.open(tmp_path / "photos.tar", "w") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    errors = {}
+    images = [name for name, _ in find_images([tmp_path / "photos.tar"], errors.setdefault)]
+    assert images == [f"{tmp_path}/photos.tar/./a.jpg"]
+    assert errors == {f"{tmp_path}/photos.tar/b.HEIC": "is no image of a known format"}
