@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from procap.errors import UserError
-from runner.config import ACCELERATIONS
 from runner.environment import environment, gpu_driver, program_version
 from runner.results import read_document, write_json
 from shards.default_paths import cache_home
@@ -56,16 +55,14 @@ class DeviceRecord(BaseModel):
 
     identity: DeviceIdentity
     written: str
-    facts: Mapping[str, Any]
     parts: Mapping[str, PartResult]
     gains: Mapping[str, float]
 
     @property
     def faster(self) -> list[str]:
-        """The accelerations, `cudnn` among them, whose part has passed and that gain enough for `auto` to use them."""
-        parts = {**{name: name for name in ACCELERATIONS}, "cudnn": "attention"}
-        passed = [name for name, part in parts.items() if part in self.parts and self.parts[part].status == "passed"]
-        return [name for name in passed if self.gains.get(name, 0.0) >= LEAST_GAIN]
+        """The accelerations whose part has passed and that gain enough for `auto` to use them."""
+        passed = {name for name, part in self.parts.items() if part.status == "passed"}
+        return [name for name, gain in self.gains.items() if name in passed and gain >= LEAST_GAIN]
 
     @property
     def digest(self) -> str:

@@ -29,7 +29,7 @@ def gpu(monkeypatch, tmp_path, caplog):
 
 
 def record(gains, **parts):
-    return DeviceRecord(identity=identify(GPU), written="2026-01-31T12:00:00Z", facts={}, parts=parts, gains=gains)
+    return DeviceRecord(identity=identify(GPU), written="2026-01-31T12:00:00Z", parts=parts, gains=gains)
 
 
 def test_a_gpu_without_a_record_takes_the_plain_path_and_says_so_once(gpu, caplog):
@@ -41,7 +41,7 @@ def test_a_gpu_without_a_record_takes_the_plain_path_and_says_so_once(gpu, caplo
 
 def test_what_a_record_has_as_equal_and_five_percent_faster_is_used(gpu):
     gains = {"graphs": 2.0, "images": 1.04, "fused": 3.0, "compile": 1.05, "cudnn": 1.3}
-    written = record(gains, graphs=PASSED, images=PASSED, fused=FAILED, compile=PASSED, attention=PASSED)
+    written = record(gains, graphs=PASSED, images=PASSED, fused=FAILED, compile=PASSED, cudnn=PASSED)
     write_record(written)
     chosen = Acceleration.parse("auto", GPU)
     assert chosen == Acceleration(graphs=True, compile=True, cudnn=True, record=written.digest)

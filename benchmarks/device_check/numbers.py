@@ -5,7 +5,6 @@ Shapes: N sequences, H heads, Q queries, L keys, D width of a head.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +15,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.device_check.case import (
+    METHODS,
     DeviceCase,
     Skipped,
     compute,
     largest_difference,
+    learned_of,
     make_training,
     require_close,
 )
@@ -27,7 +28,6 @@ from procap.errors import UserError
 from runner.environment import set_deterministic
 from shards.rng import generator
 
-METHODS = ("coop", "maple", "procap")
 TOLERANCES = {"fp32": 1e-3, "bf16": 0.1, "fp16": 0.03}
 """Largest relative difference of a gradient from float32 on a CPU; most of them are ten times as close."""
 FP16_SCALE = 128.0
@@ -37,9 +37,8 @@ STEPS = 20
 
 def check_plain(case: DeviceCase) -> dict[str, Any]:
     """Compare losses, logits and gradients in every precision with float32 on the CPU."""
-    cpu = torch.device("cpu")
-    measured: dict[str, Any] = {}
-    model = case.load(cpu)
+    differences: dict[str, Any] = {}
+    model = case.load(torch.device("cpu"))
     for name in METHODS:
         training, images, labels = make_training(case, name, (10, 4), clip=model)
         exact = compute(training, training.batch(images, labels, 0))
@@ -47,10 +46,10 @@ def check_plain(case: DeviceCase) -> dict[str, Any]:
             if precision == "fp32" and not case.on_gpu:
                 continue
             training, images, labels = make_training(case, name, (10, 4), precision)
-            scale = FP16_SCALE if precision == "fp16" else 1.0
-            outputs = compute(training, training.batch(images, labels, 0), scale)
-            measured |= require_close({f"{name} {precision}": largest_difference(outputs, exact)}, tolerance)
-    return measured
+            batch, scale = training.batch(images, labels, 0), FP16_SCALE if precision == "fp16" else 1.0
+            difference = largest_difference(compute(training, batch, scale), exact)
+            differences |= require_close({f"{name} {precision}": difference}, tolerance)
+    return differences
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,7 @@ def check_attention(case: DeviceCase) -> dict[str, Any]:
 
 def check_cudnn(case: DeviceCase) -> dict[str, Any]:
     """Compare cuDNN's attention with plain float32 arithmetic."""
-    if not case.on_gpu:
-        raise Skipped("needs a CUDA device")
+    case.require_gpu()
     torch.backends.cuda.enable_cudnn_sdp(True)
     compared = dict(_compare_attention(case, SDPBackend.CUDNN_ATTENTION))
     if set(compared.values()) == {"not supported"}:
@@ -105,12 +103,11 @@ def check_cudnn(case: DeviceCase) -> dict[str, Any]:
 
 
 def _compare_attention(case: DeviceCase, backend: SDPBackend) -> Iterator[tuple[str, Any]]:
-    """Yield for each shape and type the difference and the milliseconds of the first call. Raises UserError."""
+    """Yield for each shape and type the difference, or "not supported". Raises UserError for a wrong number."""
     for attention in ATTENTION:
         for dtype, tolerance in ATTENTION_TOLERANCES.items():
             name = f"{attention.name} {str(dtype).removeprefix('torch.')}"
             tensors, mask = attention.inputs(case.device, dtype)
-            began = time.perf_counter()
             try:
                 with sdpa_kernel(backend):
                     outputs = _attend(tensors, mask, attention.causal)
@@ -119,15 +116,11 @@ def _compare_attention(case: DeviceCase, backend: SDPBackend) -> Iterator[tuple[
                     raise
                 yield name, "not supported"
                 continue
-            if case.on_gpu:
-                torch.cuda.synchronize()
-            milliseconds = round(1e3 * (time.perf_counter() - began), 1)
             with sdpa_kernel(SDPBackend.MATH):
                 exact = [x.detach().float().requires_grad_() for x in tensors]
                 expected = _attend(exact, None if mask is None else mask.float(), attention.causal)
-            difference = largest_difference(outputs, expected)
-            require_close({f"{backend.name.lower()}: {name}": difference}, tolerance)
-            yield name, {"difference": float(f"{difference:.3g}"), "first call ms": milliseconds}
+            title = f"{backend.name.lower()}: {name}"
+            yield name, require_close({title: largest_difference(outputs, expected)}, tolerance)[title]
 
 
 def _attend(tensors: list[Tensor], mask: Tensor | None, causal: bool) -> dict[str, Tensor]:
@@ -136,16 +129,15 @@ def _attend(tensors: list[Tensor], mask: Tensor | None, causal: bool) -> dict[st
     mixed = F.scaled_dot_product_attention(queries, keys, values, mask, is_causal=causal)
     weight = torch.linspace(-1, 1, mixed.numel(), device=mixed.device).view_as(mixed).to(mixed.dtype)
     gradients = torch.autograd.grad(mixed, tensors, weight)
-    outputs = (mixed, *gradients)
     names = ("values", "gradient of queries", "gradient of keys", "gradient of values")
-    return {name: x.detach().float().cpu() for name, x in zip(names, outputs, strict=True)}
+    return {name: x.detach().float().cpu() for name, x in zip(names, (mixed, *gradients), strict=True)}
 
 
 def check_repeatability(case: DeviceCase) -> dict[str, Any]:
     """Take the same steps twice and compare the learned tensors; they may differ without --deterministic."""
     first, second = (_train(case) for _ in range(2))
-    difference = largest_difference(second, first)
-    return {"equal bits": all(torch.equal(second[name], x) for name, x in first.items()), "difference": difference}
+    equal = all(torch.equal(second[name], tensor) for name, tensor in first.items())
+    return {"equal bits": equal, "difference": largest_difference(second, first)}
 
 
 def check_deterministic(case: DeviceCase) -> dict[str, Any]:
@@ -162,4 +154,4 @@ def _train(case: DeviceCase) -> dict[str, Tensor]:
     training.engine.scale_rates(1e-3)
     for number in range(STEPS):
         training(training.batch(images, labels, number))
-    return {name: p.detach().float().cpu() for name, p in training.method.named_parameters() if p.requires_grad}
+    return learned_of(training.method)
