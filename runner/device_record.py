@@ -12,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from procap.errors import UserError
+from runner.config import FrozenModel
 from runner.environment import environment, gpu_driver, program_version
 from runner.results import read_document, write_json
 from shards.default_paths import cache_home
@@ -26,10 +27,8 @@ LEAST_GAIN = 1.05
 """Speed-up over the plain path from which `auto` uses an acceleration."""
 
 
-class DeviceIdentity(BaseModel):
+class DeviceIdentity(FrozenModel):
     """What a record is valid for. driver: of the GPU; empty on a CPU."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     device: str
     driver: str
@@ -37,10 +36,8 @@ class DeviceIdentity(BaseModel):
     program: str
 
 
-class PartResult(BaseModel):
+class PartResult(FrozenModel):
     """The outcome of one part of the check. values: what it measured; reason: why it failed, or was skipped."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     status: Literal["passed", "failed", "skipped"]
     reason: str = ""
@@ -48,10 +45,8 @@ class PartResult(BaseModel):
     values: Mapping[str, Any] = {}
 
 
-class DeviceRecord(BaseModel):
+class DeviceRecord(FrozenModel):
     """The outcome of a check. gains: the plain path's time divided by that with each acceleration, all else equal."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     identity: DeviceIdentity
     written: str

@@ -2,7 +2,6 @@
 
 import os
 import sysconfig
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,17 +107,19 @@ def test_attention_of_cudnn_is_off_unless_a_record_allows_it(tiny_geometry, monk
         assert torch.backends.cuda.cudnn_sdp_enabled() is allowed
 
 
-def test_the_gpu_with_the_number_that_the_user_gave_becomes_the_current_one(monkeypatch, tiny_clip):
-    """Triton launches its kernels on the current device."""
-    from runner import workbench
+def test_the_gpu_with_the_number_that_the_user_gave_becomes_the_current_one(monkeypatch, tiny_geometry):
+    """Triton launches its kernels on the current device; convolutions are in float32 there."""
 
-    chosen = []
+    class OnGpu(CLIP):
+        device = GPU
+
+    chosen, clip = [], OnGpu.random(tiny_geometry)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr(workbench, "load_clip", lambda *_: SimpleNamespace(to=lambda device: tiny_clip))
-    config = SimpleNamespace(weights_digest="", backbone="mini", pretrained=None)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     for name in ("cuda", "cuda:1"):
-        workbench.Workbench().load_backbone(config, torch.device(name), Acceleration())
-    assert chosen == [torch.device("cuda:1")]
+        monkeypatch.setattr(OnGpu, "device", torch.device(name))
+        Acceleration().prepare(clip)
+    assert chosen == [torch.device("cuda:1")] and not torch.backends.cudnn.allow_tf32
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,6 @@ class DeviceCase:
 
     def load(self, device: torch.device) -> CLIP:
         """Load a further copy of the backbone on `device`, on the plain path."""
-        if device.type == "cuda":
-            # As in `runner.workbench`: --precision alone chooses TF32.
-            torch.backends.cudnn.allow_tf32 = False
-            torch.cuda.set_device(device if device.index is not None else 0)
         clip = load_clip(self.backbone, self.pretrained).to(device)
         Acceleration().prepare(clip)
         return clip
