@@ -30,7 +30,6 @@ PARTS: dict[str, tuple[Callable[[DeviceCase], dict[str, Any]], float]] = {
     "graphs": (paths.check_graphs, 180),
     "fused": (paths.check_fused, 300),
     "compile": (paths.check_compile, 600),
-    "repeatability": (numbers.check_repeatability, 120),
     "deterministic": (numbers.check_deterministic, 120),
     "processes": (machine.check_processes, 180),
     "speed": (speed.measure_speed, 600),
