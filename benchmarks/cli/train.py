@@ -108,8 +108,7 @@ def _train_all(
 ) -> dict[RunConfig, TrainResult]:
     """Train `runs` in order and pack missing data first; failed runs are left out of the result."""
     from runner.earlier_runs import first_stage
-    from runner.train import TrainingRequest
-    from runner.train import train as train_run
+    from runner.train import TrainingRequest, train_run
 
     done: dict[RunConfig, TrainResult] = {}
     data = session.runtime.data
@@ -120,8 +119,8 @@ def _train_all(
         with failures.collect(config.path):
             if not was_finished:
                 check_training_images([config], data)
-                stages = filter(None, (first_stage(config), config))
-                note(f"{position} training {', then '.join(stage.path for stage in stages)}")
+                stages = [each.path for each in (first_stage(config), config) if each]
+                note(f"{position} training {', then '.join(stages)}")
             pack_missing_with_progress([config.dataset], data)
             result = train_run(run, TrainingRequest(force=force))
             assert isinstance(result, TrainResult)
