@@ -44,7 +44,7 @@ def measure_speed(case: DeviceCase) -> dict[str, Any]:
         case = replace(case, backbone="ViT-B/16", pretrained="random")
     paths = [path for path in ("graphs", "fused", "compile", "cudnn") if path in case.passed]
     steps = {path: _measure_steps(case, path) for path in ("plain", *paths)}
-    gains = {}
+    gains: dict[str, float] = {}
     for path in paths:
         works = [work for work in steps[path] if path != "fused" or work.startswith("procap train")]
         gains[path] = sum(steps["plain"][work] for work in works) / sum(steps[path][work] for work in works)
