@@ -109,6 +109,11 @@ class ImageList:
         """The name of the data set."""
         return self._files.folder.name
 
+    @property
+    def identity(self) -> tuple[str, str]:
+        """The digest of the packed data set, and the name of the split, in which positions are unique."""
+        return self._files.manifest.digest, self._files.split
+
     @cached_property
     def paths(self) -> list[str]:
         """The path of each image inside its data set; raises UserError when they are not those that were packed."""
