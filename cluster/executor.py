@@ -55,11 +55,7 @@ class RunExecutor:
     """Train and evaluate the runs of a trial; every rank of a process group has one, and only rank 0 reports."""
 
     def __init__(
-        self,
-        session: Session,
-        runs: Sequence[RunSpec],
-        report_to: ReportTo,
-        halving: Halving | None = None,
+        self, session: Session, runs: Sequence[RunSpec], report_to: ReportTo, halving: Halving | None = None
     ) -> None:
         """report_to: may raise to stop the work. halving: train all runs in step and report their mean per epoch."""
         self.session, self.group = session, session.group

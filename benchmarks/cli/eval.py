@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -24,9 +24,6 @@ from runner.environment import library_defaults
 from runner.results import EvalResult
 from runner.run_state import RunSpec, read_states
 from runner.session import Run, Session
-
-if TYPE_CHECKING:
-    pass
 
 Evaluated = tuple[RunConfig, Target, EvalResult]
 
