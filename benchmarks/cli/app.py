@@ -18,7 +18,6 @@ from typer.core import TyperGroup
 from benchmarks.cli.flags import HELP_NAMES, PLAIN, examples
 from benchmarks.console.errors import explain
 from benchmarks.console.output import is_distributed, note, safe_output, write_error_file
-from procap import __version__
 from procap.errors import UsageError, unknown_name
 from runner.stop_signals import sigterm_as_interrupt
 
@@ -104,12 +103,10 @@ def print_version(is_asked: bool) -> None:
     if is_asked:
         import torch
 
-        from runner.environment import source_state
+        from runner.provenance import program_version
 
-        source = source_state()
-        commit = f", commit {source['commit'][:8]}{', changed' if source['dirty'] else ''}" if source else ""
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-        print(f"procap {__version__}{commit}; Python {platform.python_version()}, torch {torch.__version__}, {device}")
+        print(f"procap {program_version()}; Python {platform.python_version()}, torch {torch.__version__}, {device}")
         raise typer.Exit
 
 

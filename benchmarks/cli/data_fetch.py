@@ -16,7 +16,7 @@ from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag,
 from benchmarks.console.output import columns, note, show
 from benchmarks.console.packing import pack_with_progress
 from procap.errors import Unreachable, UserError
-from runner.environment import available_cores
+from runner.devices import available_cores
 from runner.progress import ProgressDisplay
 from shards.catalogue import Archive, Dataset
 from shards.fetch import FetchPlan, check_space, describe_source, fetch, list_hub, plan_fetch, work_folder

@@ -20,7 +20,7 @@ from benchmarks.suites.checks import check_weights_of
 from procap.errors import UsageError
 from runner.config import RunConfig, Target
 from runner.distributed.ranks import ranks_from_environment
-from runner.environment import library_defaults
+from runner.library_defaults import set_library_defaults
 from runner.results import EvalResult
 from runner.run_state import RunSpec, read_states
 from runner.session import Run, Session
@@ -50,7 +50,7 @@ def evaluate(
     samples: flags.Samples = 0,
 ) -> int:
     """Evaluate trained runs on any target. Results under different evaluation flags are kept in different files."""
-    library_defaults(*(folders or ()))
+    set_library_defaults(*(folders or ()))
     settings = eval_settings(eval_precision, eval_resize, samples)
     runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)
     planning = Session(runtime)

@@ -17,7 +17,7 @@ from benchmarks.suites.checks import check_training_images, check_weights_of, no
 from procap.methods import method_class, method_options
 from runner.config import RunConfig
 from runner.distributed.ranks import ranks_from_environment
-from runner.environment import library_defaults
+from runner.library_defaults import set_library_defaults
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, read_states
@@ -44,7 +44,7 @@ def train(
 
     Under torchrun all processes train each run together; the results equal those of one process.
     """
-    library_defaults()
+    set_library_defaults()
     file.save(selection, recipe_flags, runtime_flags, engine, init=init)
     runtime = runtime_config(runtime_flags, engine)
     if mode.dry_run:

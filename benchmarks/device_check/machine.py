@@ -20,11 +20,11 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from benchmarks.device_check.case import DeviceCase, Skipped, largest_difference, make_training, require_close
 from runner.device_record import identify
+from runner.devices import available_cores, count_gpus
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks
 from runner.engine import Batch, Engine
-from runner.environment import available_cores, count_gpus
 
 RANKS, SECONDS = 2, 60.0
 REDUCED_BYTES = 2**24
