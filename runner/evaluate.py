@@ -21,7 +21,7 @@ from runner.devices import num_decoders, set_deterministic
 from runner.engine import autocast
 from runner.inference import Inference, PredictionCollector, count_by_class
 from runner.meters import Meter, peak_memory, start_memory_peak
-from runner.progress import ProgressDisplay
+from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import EvalResult, TrainResult, write_json
 from runner.session import Run, TrainedRun

@@ -21,7 +21,7 @@ from runner.engine import Batch, term_gradients
 from runner.failures import describe_failure
 from runner.feature_training import learn_from_features
 from runner.meters import Meter, peak_memory, start_memory_peak
-from runner.progress import ProgressDisplay
+from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import FewShotRecord, Progress, TrainResult, write_json
 from runner.resumable_training import ResumableTraining

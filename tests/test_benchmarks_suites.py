@@ -16,7 +16,7 @@ from benchmarks.cli import main
 from benchmarks.cli import run_suites as bench_command
 from benchmarks.experiment.profiles import MINI
 from benchmarks.suites import load_suite
-from benchmarks.suites.planning import SuitePlan, last_options
+from benchmarks.suites.plans import SuitePlan, last_options
 from cluster.launcher import launch
 from procap.errors import UserError
 from runner.run_collection import Collection, read_collection, read_collections, write_collection

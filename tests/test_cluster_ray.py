@@ -20,7 +20,7 @@ from local_server import LocalServer
 from test_cluster_sweep import ASKED, GRID, PARAMS, make_paths, run, spec
 
 from benchmarks.cli import main
-from benchmarks.sweeps.table import sort_configurations
+from benchmarks.sweeps.outcome import sort_configurations
 from cluster.distributed_trial import Rank
 from cluster.executor import TrialWork
 from cluster.launcher import Launcher, connect, launch

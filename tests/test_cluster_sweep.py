@@ -18,7 +18,7 @@ from small_runs import make_runtime
 from benchmarks.cli import main
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.cli.sweep_settings import make_commands
-from benchmarks.sweeps.table import find_best
+from benchmarks.sweeps.outcome import find_best
 from cluster import distributed_trial, executor, ray_cluster
 from cluster.run import Halving, StoragePaths, TrialReport
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between

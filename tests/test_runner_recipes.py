@@ -24,7 +24,7 @@ from runner.results import Progress, TrainResult
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec
 from shards import reader, transforms
-from shards.device.images import augments_on_device
+from shards.device.crops import augments_on_device
 
 STEPS = 7
 TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("digits", "all")]

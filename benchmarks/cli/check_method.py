@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.cli.flags import Data, OutputFlags, command, flag
 from benchmarks.console.output import columns, note, show, show_json
-from benchmarks.console.packing import pack_missing_with_progress
+from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import parse_methods, parse_options, split_names
 from procap.errors import UsageError, check_names
 from runner.config import RuntimeConfig

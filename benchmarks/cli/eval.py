@@ -14,9 +14,9 @@ from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import default_targets, eval_settings, find_run, runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
-from benchmarks.console.packing import pack_missing_with_progress
+from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import split_names
-from benchmarks.suites.checks import check_weights_of
+from benchmarks.suites.preconditions import check_weights_of
 from procap.errors import UsageError
 from runner.config import RunConfig, Target
 from runner.distributed.ranks import ranks_from_environment

@@ -11,7 +11,7 @@ from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.output import columns, note, note_failures, show, show_json
-from benchmarks.console.packing import pack_missing_with_progress
+from benchmarks.console.packing_progress import pack_missing_with_progress
 from procap.errors import UsageError
 from runner.library_defaults import set_library_defaults
 from runner.session import Session

@@ -131,7 +131,7 @@ def _write_predictions(
 
     labels: the name of each class in the data set, and in prompts. Raises Interrupted for a signal.
     """
-    from runner.progress import ProgressDisplay
+    from runner.progress_bar import ProgressDisplay
     from runner.stop_signals import StopRequest
 
     count, columns = 0, ("class", "label", "probability")

@@ -14,10 +14,10 @@ from benchmarks.console.parse import parse_options
 from benchmarks.experiment.profiles import MINI, PAPER, Profile, find_profile
 from benchmarks.report.report import write_report
 from benchmarks.suites import ALL, SUITES, load_suite
-from benchmarks.suites.checks import note_warmup
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
-from benchmarks.suites.planning import SuitePlan, find_obstacle, merge_runs
-from benchmarks.suites.progress import CollectionTrackers
+from benchmarks.suites.plans import SuitePlan, find_obstacle, merge_runs
+from benchmarks.suites.preconditions import note_warmup
+from benchmarks.suites.trial_progress import CollectionTrackers
 from benchmarks.tables.render import render, to_dict
 from cluster.run import StoragePaths
 from procap.errors import UsageError, UserError, check_names

@@ -11,9 +11,9 @@ from benchmarks.cli import flags
 from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import make_commands, make_settings
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
-from benchmarks.console.packing import find_unpacked, pack_missing_with_progress
-from benchmarks.suites.checks import check_code, check_training_images, check_weights, note_warmup
-from benchmarks.sweeps import table
+from benchmarks.console.packing_progress import find_unpacked, pack_missing_with_progress
+from benchmarks.suites.preconditions import check_code, check_training_images, check_weights, note_warmup
+from benchmarks.sweeps import outcome
 from benchmarks.tables.render import render
 from cluster.launcher import Launcher, connect
 from cluster.preflight import TRAINING_SPLITS, check_nodes
@@ -126,24 +126,24 @@ def _show_outcome(
     sweep: Sweep, runtime: flags.RuntimeFlags, engine: flags.EngineFlags, output: flags.OutputFlags
 ) -> int:
     settings, configurations = sweep.settings, list(sweep.configurations.values())
-    best = table.find_best(configurations)
+    best = outcome.find_best(configurations)
     commands = make_commands(settings, best.values, runtime, engine) if best else []
     # Includes the records of what was exported to MLflow.
     sweep.session.remote.push()
     if configurations:
-        show(render(table.sweep_table(settings, configurations), "md"))
+        show(render(outcome.sweep_table(settings, configurations), "md"))
     if left := sweep.count("running"):
         note(f"{plural(left, 'configuration')} unfinished, with their states kept: repeat the command to resume")
     if commands:
         show("\nto train the best with all seeds and test it:\n" + " && \\\n".join(f"  {line}" for line in commands))
     failed = {
-        table.format_values(configuration.values): configuration.error
+        outcome.format_values(configuration.values): configuration.error
         for configuration in configurations
         if configuration.state == "failed"
     }
     code = note_failures(len(configurations) - len(failed), failed)
     if output.json:
-        show_json(table.summarize(settings, configurations, commands))
+        show_json(outcome.summarize(settings, configurations, commands))
     return code
 
 

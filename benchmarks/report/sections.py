@@ -13,8 +13,8 @@ from benchmarks.experiment.titles import order_in
 from benchmarks.results.frame import make_frame, make_records, run_folders
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import SUITES, load_suite
-from benchmarks.suites.planning import last_options
-from benchmarks.sweeps.table import sweep_table
+from benchmarks.suites.plans import last_options
+from benchmarks.sweeps.outcome import sweep_table
 from benchmarks.tables.runs import calibration_of_runs, run_tables, title_runs
 from benchmarks.tables.table import Table
 from cluster.sweep_record import SWEEPS, SweepFolder, read_scores

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cluster.run import TrialReport
-from runner.progress import ProgressDisplay
+from runner.progress_bar import ProgressDisplay
 from runner.run_collection import Status
 from runner.run_state import RunSpec
 from runner.tracking.exporter import CollectionTracker
