@@ -24,6 +24,7 @@ from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
 from runner.provenance import cpu_name, describe_environment
 from runner.results import write_json
+from runner.session import Session
 
 CPU = torch.device("cpu")
 
@@ -100,7 +101,7 @@ def test_a_measurement_is_repeated_unless_the_same_exists_from_such_a_machine(su
     def begin(*_, **__):
         raise MeasuringBegan
 
-    done, place = suite
+    done, place = suite[0], Session(suite[1])
     monkeypatch.setattr("benchmarks.runtime.benchmark.measure", begin)
     measure_suite(done, place, False)
     assert "measured already" in capsys.readouterr().err

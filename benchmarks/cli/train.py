@@ -120,7 +120,8 @@ def _train_all(
         with failures.collect(config.path):
             if not was_finished:
                 check_training_images([config], data)
-                note(f"{position} training {', then '.join(each.path for each in (first_stage(config), config) if each)}")
+                stages = [each.path for each in (first_stage(config), config) if each]
+                note(f"{position} training {', then '.join(stages)}")
             pack_missing_with_progress([config.dataset], data)
             result = train_run(run, TrainingRequest(force=force))
             assert isinstance(result, TrainResult)

@@ -52,7 +52,8 @@ def make_pictures(results: SuiteResults, session: Session) -> dict[str, Any]:
         pictures["predictions"] = draw, caption, f"Test images of {classes} with the answers of {titles}"
         draw, caption = partial(draw_eigencam, record, pixels), f"EigenCAM of the same images: {CAM_RULE}."
         pictures["eigencam"] = draw, caption, f"The same test images, each with a map of where {titles} look"
-    prompts = record["prompts"] = record_prompts([read_prompts(title, load_trained(run)) for title, run in runs[last].items()])
+    tokens = [read_prompts(title, load_trained(run)) for title, run in runs[last].items()]
+    prompts = record["prompts"] = record_prompts(tokens)
     if prompts["random"]:
         caption = "Learned text prompts of the first layer next to random ones."
         description = f"Heat maps of text prompts, a row per token, random and learned by {', '.join(runs[last])}"

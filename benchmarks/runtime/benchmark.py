@@ -59,6 +59,7 @@ def suite_settings(results: SuiteResults, runtime: RuntimeConfig, device: torch.
         datasets=options.datasets,
         precisions=(options.precision or profile.precision,),
         classes=results.suite.classes,
+        **({"shots": options.shots[0]} if options.shots else {}),
         options=options.options,
         epochs=options.overrides.get("epochs", QUICK_EPOCHS if options.quick else EPOCHS),
         **({"repeats": QUICK_REPEATS} if options.quick else {}),
@@ -89,7 +90,7 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) ->
         torch.backends.cudnn.allow_tf32 = False
     # The mean load of the last minute, before this process adds to it.
     load, began = os.getloadavg()[0], time.perf_counter()
-    datasets = [load_case_data(name, runtime.data, settings.classes) for name in settings.datasets]
+    datasets = [load_case_data(name, runtime.data, settings.classes, settings.shots) for name in settings.datasets]
     clip = load_clip(settings.backbone, settings.pretrained).to(device)
     models = models_by_mode(clip, settings.accelerations)
     rows = [row for data in datasets for row in run_cases(data, settings, models)]

@@ -47,12 +47,12 @@ class CaseData:
     space: LabelSpace
 
 
-def load_case_data(name: str, root: Path, classes: str = "base") -> CaseData:
+def load_case_data(name: str, root: Path, classes: str = "base", shots: int = SHOTS) -> CaseData:
     """Open the data set `name` in `root`, packed if needed, and draw few-shot samples of its `classes`."""
     name = resolve_dataset(name, root).name
     pack_missing_with_progress([name], root)
     shards = open_dataset(root, name)
-    fewshot = load_few_shot(shards, SHOTS, SEED, classes)
+    fewshot = load_few_shot(shards, shots, SEED, classes)
     space = label_space(shards.manifest, fewshot.classnames)
     return CaseData(name, root, classes, fewshot, select_target_images(shards, classes), space)
 
