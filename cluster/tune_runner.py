@@ -38,7 +38,7 @@ class TrialListener(Protocol):
 
     def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> object: ...
 
-    # The last report's state is "done", "failed", or another one if Tune stopped the trial before its end.
+    # The last report's state is "finished", "failed", or another one if Tune stopped the trial before its end.
     def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> object: ...
 
 

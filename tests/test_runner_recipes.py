@@ -218,7 +218,7 @@ def test_a_run_keeps_to_the_sentences_it_began_with(run, tmp_path):
     assert set(result.epochs[0].terms) == {"ce", "text", "image"}
     assert result.files == {"sentences": hashlib.sha256(file.read_bytes()).hexdigest()}
     spec = RunSpec(config=config, targets=())
-    assert train(config, runtime) == result and state_of(spec, runtime).is_done
+    assert train(config, runtime) == result and state_of(spec, runtime).is_finished
     write("another")
     with pytest.raises(errors.UserError, match=r"was trained on another content of sentences = .*\.json"):
         train(config, runtime)

@@ -22,7 +22,7 @@ from runner.config import RunConfig, Target
 from runner.distributed.ranks import ranks_from_environment
 from runner.library_defaults import set_library_defaults
 from runner.results import EvalResult
-from runner.run_state import RunSpec, read_states
+from runner.run_state import RunSpec, RunState, read_states
 from runner.session import Run, Session
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def evaluate(
         runs, results, url = find_runs()
         states = read_states(Session(replace(runtime, results=results, results_url=url)), runs)
         if mode.force:
-            states = {run.path: states[run.path]._replace(open=run.targets) for run in runs}
+            trained = (run for run in runs if states[run.path].is_trained)
+            states |= {run.path: RunState("repeat", run.targets) for run in trained}
         return show_plan(runs, states, output)
     # One process checks its flags before it imports torch, which takes seconds.
     selected = find_runs() if ranks_from_environment().size == 1 else None
@@ -155,7 +156,7 @@ def prepare_untrained(run: Run, *, force: bool) -> None:
 
     def is_missing() -> bool:
         status = read_states(run.session, [RunSpec(config=run.config)])[run.path].status
-        return status in ("new", "unfinished") or (force and status == "other data")
+        return status in ("new", "unfinished", "failed", "broken") or (force and status == "other data")
 
     if run.session.group.call_on_first(is_missing):
         pack_missing_with_progress([run.config.dataset], run.session.runtime.data)

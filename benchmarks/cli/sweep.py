@@ -117,7 +117,7 @@ def _execute(
             session.remote.try_push()
         raise
     session.remote.pull()
-    progress.close("failed" if sweep.count("failed") else "interrupted" if sweep.count("running") else "finished")
+    progress.close("failed" if sweep.count("failed") else "interrupted" if sweep.count("unfinished") else "finished")
     session.exporter.flush()
     return _show_outcome(sweep, runtime_flags, engine, output)
 
@@ -132,7 +132,7 @@ def _show_outcome(
     sweep.session.remote.push()
     if configurations:
         show(render(outcome.sweep_table(settings, configurations), "md"))
-    if left := sweep.count("running"):
+    if left := sweep.count("unfinished"):
         note(f"{plural(left, 'configuration')} unfinished, with their states kept: repeat the command to resume")
     if commands:
         show("\nto train the best with all seeds and test it:\n" + " && \\\n".join(f"  {line}" for line in commands))

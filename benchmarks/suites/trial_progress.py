@@ -80,7 +80,7 @@ class RunProgress(TrialProgress):
         number = config["number"]
         self.note_end(trial, report)
         how = "was stopped"
-        if report.state == "done":
+        if report.state == "finished":
             how = f"in {report.seconds:.1f} s on {report.host}"
             self.done.append(number)
         elif report.state == "failed":
