@@ -8,8 +8,6 @@ LIBRARY_DEFAULTS = {
     # By default OpenMP's threads spin while they wait for each other, which is very slow if another program uses a
     # core: with one busy loop on two cores a step of mini took 2.8 s instead of 0.18 s. Passive waiting costs nothing.
     "OMP_WAIT_POLICY": "passive",
-    # Otherwise weights that are not there cost most of a minute of retries; users decide about downloads.
-    "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     # MLflow reads the word alone, not the usual 1.
     "DO_NOT_TRACK": "true",
@@ -28,12 +26,12 @@ LIBRARY_DEFAULTS = {
 }
 
 
-def set_library_defaults(*runs: object) -> None:
+def set_library_defaults(*, online: bool = False) -> None:
     """Set environment variables, unless the user has set them, before the libraries that read them are imported.
 
-    runs: those that the user names; one at `hf://` allows downloads from the Hub.
+    online: allow downloads from the Hub.
     """
-    if any(str(run).startswith("hf:/") for run in runs):
-        os.environ.setdefault("HF_HUB_OFFLINE", "0")
+    # Otherwise weights that are not there cost most of a minute of retries; users decide about downloads.
+    os.environ.setdefault("HF_HUB_OFFLINE", str(int(not online)))
     for name, value in LIBRARY_DEFAULTS.items():
         os.environ.setdefault(name, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,13 +20,9 @@ from benchmarks.suites.preconditions import check_weights_of
 from procap.errors import UsageError
 from runner.config import RunConfig, Target
 from runner.distributed.ranks import ranks_from_environment
-from runner.library_defaults import set_library_defaults
 from runner.results import EvalResult
 from runner.run_state import RunSpec, RunState, read_states
 from runner.session import Run, Session
-
-if TYPE_CHECKING:
-    pass
 
 Evaluated = tuple[RunConfig, Target, EvalResult]
 
@@ -50,7 +46,6 @@ def evaluate(
     samples: flags.Samples = 0,
 ) -> int:
     """Evaluate trained runs on any target. Results under different evaluation flags are kept in different files."""
-    set_library_defaults(*(folders or ()))
     settings = eval_settings(eval_precision, eval_resize, samples)
     runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)
     planning = Session(runtime)

@@ -16,7 +16,6 @@ from benchmarks.console.errors import one_line
 from benchmarks.console.output import csv_text, note, plural, show, show_json
 from benchmarks.console.parse import parse_class_names
 from procap.errors import UsageError, UserError
-from runner.library_defaults import set_library_defaults
 from runner.session import Session
 from shards.raw.folders import is_image_name, walk_files
 
@@ -58,7 +57,6 @@ def predict(
     probability. Images that cannot be read are named at the end. Rows are written as they come: a command that is
     stopped keeps them, and starts over when it is repeated.
     """
-    set_library_defaults(run)
     if out and (out.is_dir() or not out.parent.is_dir()):
         raise UsageError(f"--out {out}: name a file in a folder that exists")
     session = Session(runtime_config(flags.RuntimeFlags(results=results, data=data, device=device)))

@@ -23,7 +23,6 @@ from cluster.run import StoragePaths
 from procap.errors import UsageError, UserError, check_names
 from procap.methods import method_paths
 from runner.config import RuntimeConfig
-from runner.library_defaults import set_library_defaults
 from runner.run_collection import Status, status_after
 from runner.run_state import read_state, read_states
 from runner.session import Session
@@ -41,7 +40,6 @@ def bench(
     output: flags.OutputFlags,
 ) -> int:
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
-    set_library_defaults()
     launcher = launch.to_launcher()
     settings = eval_settings(suite_flags.eval_precision, suite_flags.eval_resize, suite_flags.samples)
     runtime = runtime_config(runtime_flags, engine, limit=suite_flags.limit, evaluation=settings)

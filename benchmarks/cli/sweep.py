@@ -19,7 +19,6 @@ from cluster.launcher import Launcher, connect
 from cluster.preflight import TRAINING_SPLITS, check_nodes
 from cluster.run import StoragePaths
 from cluster.sweep_record import METRICS, SWEEPS, Configuration, SweepFolder, SweepSettings, examples, make_runs
-from runner.library_defaults import set_library_defaults
 from runner.planning import check_read
 from runner.run_collection import status_after
 from runner.session import Session
@@ -49,7 +48,6 @@ def sweep(
     Test images are never read. Finished runs are never trained again, unless --force deletes the runs that the sweep
     has tried. Repeat the command to resume a sweep.
     """
-    set_library_defaults()
     launcher = launch.to_launcher()
     session = Session(runtime_config(runtime_flags, engine))
     runtime = session.runtime

@@ -17,7 +17,6 @@ from benchmarks.suites.preconditions import check_training_images, check_weights
 from procap.methods import method_class, method_options
 from runner.config import RunConfig
 from runner.distributed.ranks import ranks_from_environment
-from runner.library_defaults import set_library_defaults
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, read_states
@@ -44,7 +43,6 @@ def train(
 
     Under torchrun all processes train each run together; the results equal those of one process.
     """
-    set_library_defaults()
     file.save(selection, recipe_flags, runtime_flags, engine, init=init)
     runtime = runtime_config(runtime_flags, engine)
     if mode.dry_run:
