@@ -14,8 +14,8 @@ from torch import Tensor
 from procap.weights.loading import load_clip
 from runner.acceleration import Acceleration
 from runner.config import Precision
+from runner.devices import num_decoders, resolve_device
 from runner.engine import autocast
-from runner.environment import num_decoders, resolve_device
 from runner.setup import make_eval_transform
 from runner.threads import fitting_threads
 from shards.default_paths import data_root

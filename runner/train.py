@@ -16,14 +16,15 @@ from procap.methods.features import FeatureMethod
 from procap.teacher import release_teacher
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
 from runner.config import RunConfig, RuntimeConfig
+from runner.devices import set_deterministic
 from runner.distributed.collectives import ProcessGroup
 from runner.earlier_runs import first_stage, load_teacher, read_initial_run
 from runner.engine import Batch, term_gradients
-from runner.environment import environment, provenance, set_deterministic
 from runner.failures import describe_failure
 from runner.feature_training import learn_from_features
 from runner.meters import Meter, peak_memory, start_memory_peak
-from runner.progress import ProgressDisplay
+from runner.progress_bar import ProgressDisplay
+from runner.provenance import describe_environment, provenance
 from runner.results import FewShotRecord, Progress, TrainResult, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
@@ -138,7 +139,7 @@ def _train(run: Run, request: TrainingRequest, stop: StopRequest) -> TrainResult
     if isinstance(setup.method, FeatureMethod):
         with meter.phase("features", rated=False):
             setup = learn_from_features(run, setup, stop)
-    facts = environment(session.device) | {"accelerations": asdict(setup.acceleration)}
+    facts = describe_environment(session.device) | {"accelerations": asdict(setup.acceleration)}
     if session.is_first:
         if request.force:
             # Only now: the run that is there stays if the set-up fails.

@@ -10,7 +10,7 @@ from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.methods import build_method
 from procap.methods.plugins import describe_unexpected
-from runner import acceleration, environment
+from runner import acceleration, devices
 from runner.acceleration import Acceleration
 from runner.device_record import DeviceRecord, PartResult, identify, read_record, write_record
 
@@ -131,14 +131,14 @@ def test_decoding_threads_are_divided_among_ranks_and_among_runs_on_other_gpus(
     pynvml = pytest.importorskip("pynvml")
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: gpus)
-    monkeypatch.setattr(environment, "count_gpus", lambda: visible)
-    monkeypatch.setattr(environment, "available_cores", lambda: 32)
+    monkeypatch.setattr(devices, "count_gpus", lambda: visible)
+    monkeypatch.setattr(devices, "available_cores", lambda: 32)
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, str(ranks))
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")
-    assert environment.num_decoders(None, GPU) == threads
-    assert environment.num_decoders(None, CPU) == 0 and environment.num_decoders(3, GPU) == 3
+    assert devices.num_decoders(None, GPU) == threads
+    assert devices.num_decoders(None, CPU) == 0 and devices.num_decoders(3, GPU) == 3
 
 
 def test_an_error_of_a_compiler_is_one_line_with_a_remedy():

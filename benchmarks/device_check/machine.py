@@ -22,18 +22,20 @@ from benchmarks.device_check.case import (
 )
 from runner.acceleration import missing_tool
 from runner.device_record import identify
+from runner.devices import count_gpus
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks
 from runner.engine import Batch, Engine
-from runner.environment import count_gpus, environment
 
 RANKS, SECONDS = 2, 60.0
 
 
 def collect_facts(case: DeviceCase) -> dict[str, Any]:
     """Collect what decides which paths can run."""
-    facts = environment(case.device) | identify(case.device).model_dump() | {"missing": missing_tool(case.device)}
+    facts = (
+        describe_environment(case.device) | identify(case.device).model_dump() | {"missing": missing_tool(case.device)}
+    )
     if not case.on_gpu:
         return facts
     about = torch.cuda.get_device_properties(case.device)

@@ -24,7 +24,7 @@ from benchmarks.device_check.case import (
     require_close,
 )
 from procap.errors import UserError
-from runner.environment import set_deterministic
+from runner.devices import set_deterministic
 from shards.rng import generator
 
 TOLERANCES = {"fp32": 1e-3, "bf16": 0.1, "fp16": 0.03}

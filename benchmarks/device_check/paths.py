@@ -31,8 +31,8 @@ from procap.kernels.refinement import eager_level, fused_level
 from runner.acceleration import Acceleration, missing_tool
 from runner.cuda_graphs import GraphedFunction
 from runner.engine import autocast
+from shards.device.crops import DeviceCrops
 from shards.device.evaluation import DeviceResize
-from shards.device.images import DeviceCrops
 from shards.rng import generator
 from shards.transfer import SideStream, upload
 from shards.transforms import TrainAugment, eval_transform

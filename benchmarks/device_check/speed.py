@@ -20,7 +20,7 @@ from benchmarks.runtime.measure import REPEATS, time_interleaved, timed
 from benchmarks.runtime.workload import Evaluation
 from procap.clip import OPENAI_MEAN, OPENAI_STD
 from runner.acceleration import Acceleration
-from runner.environment import num_decoders
+from runner.devices import num_decoders
 from shards.device.evaluation import DeviceResize
 from shards.images import decode_pixels
 from shards.transfer import upload, upload_all

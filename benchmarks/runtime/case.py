@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.console.output import note
-from benchmarks.console.packing import pack_missing_with_progress
+from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.experiment.titles import title_method
 from benchmarks.runtime.measure import REPEATS, rotate, summarize, time_interleaved, timed
 from benchmarks.runtime.settings import SEED, SHOTS, Settings, run_config
