@@ -134,7 +134,7 @@ def test_recipe_and_sizes_are_those_of_the_public_code():
 def test_masks_depend_on_seed_item_row_and_column_alone():
     dropout = Dropout(0.25, torch.tensor(2**61 + 12345))
     words = dropout.random_words(torch.zeros(6, 5, 64))
-    assert torch.equal(dropout.part(2).random_words(torch.zeros(4, 5, 64)), words[2:])
+    assert torch.equal(dropout.starting_at(2).random_words(torch.zeros(4, 5, 64)), words[2:])
     for rank in (0, 1):
         share = replace(dropout, first=rank, step=2).random_words(torch.zeros(3, 3, 64))
         assert torch.equal(share, words[rank::2, :3]), "a process draws the masks of its share of the batch"

@@ -122,7 +122,8 @@ class SuiteOptions:
         has_views = "views" in method_class(method).Options.model_fields
         shared: dict[str, Any] = {}
         if recipe == profile.recipe and not learns_from_features(method):
-            shared = {**profile.overrides, **({"lr": profile.rates[method]} if method in profile.rates else {})}
+            lr = method_class(method).mini_lr if profile.is_generated and method in METHODS else None
+            shared = {**profile.overrides, **({"lr": lr} if lr else {})}
         if self.quick and not learns_from_features(method):
             shared |= profile.quick
         shared |= self.overrides
@@ -141,7 +142,7 @@ class SuiteOptions:
             # The last one wins: what a variant prescribes is what the suite compares, whatever the user chooses.
             options={
                 **({"views": QUICK_VIEWS} if self.quick and has_views else {}),
-                **profile.options.get(method, {}),
+                **profile.options(method),
                 **control_options(method, variant.recipe or self.recipe),
                 **self.options.get(method, {}),
                 **variant.options,

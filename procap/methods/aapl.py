@@ -40,6 +40,7 @@ class AAPL(CoCoOp):
 
     Options = AAPLOptions
     title: ClassVar[str] = "AAPL"
+    mini_lr: ClassVar[float | None] = 2.5e-3
     summary = "AAPL (Kim et al. 2024): CoCoOp with triplets of augmented images"
     # A public checkpoint holds the whole CLIP under different names.
     public_layout = None  # type: ignore[assignment]

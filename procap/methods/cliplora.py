@@ -96,6 +96,8 @@ class CLIPLoRA(Method):
     Options = CLIPLoRAOptions
     vision_weights: ClassVar[str] = "vision"
     title: ClassVar[str] = "CLIP-LoRA"
+    groups: ClassVar[tuple[str, ...]] = ("adapters",)
+    mini_lr: ClassVar[float | None] = 1e-2
     summary: ClassVar[str] = "CLIP-LoRA (Zanella and Ben Ayed 2024): low-rank matrices in the attention of both towers"
     public_layout = PublicLayout("cliplora", {"vision": "visual.{}", "text": "{}"}, dassl=False)
     options: CLIPLoRAOptions
@@ -125,6 +127,6 @@ class CLIPLoRA(Method):
         if not noise:
             return Plan(weights=self.vision.merged(self.clip.visual)), Plan(weights=self.text.merged(self.clip.text))
         [seed] = noise
-        # Image i of this rank has number i * size + rank in the global batch; `Plan.part` numbers prompts.
+        # Image i of this rank has number i * size + rank in the global batch; `Plan.select` numbers prompts.
         rank, size = (self.group.rank, self.group.size) if self.group else (0, 1)
         return Plan(branches=self.vision.branches(seed, rank, size)), Plan(branches=self.text.branches(seed + 2**32))

@@ -81,6 +81,7 @@ class CoOp(ContextMethod):
 
     Options = ContextOptions
     title: ClassVar[str] = "CoOp"
+    mini_lr: ClassVar[float | None] = 4e-2
     summary: ClassVar[str] = "CoOp (Zhou et al. 2022): learned context words before the class name"
     # CoOp's own paper draws 16 tokens at random; 4 from a phrase are those of the CoCoOp paper's comparison.
     published: ClassVar[PublishedOptions] = {"few-shot": {"n_ctx": 16, "ctx_init": ""}}
@@ -94,6 +95,6 @@ class CoOp(ContextMethod):
         epochs = 200
         if task == "few-shot":
             epochs = 50 if shots == 1 else 100 if 1 < shots < 8 else 200
-        if dataset.lower() == "imagenet" or task in TRANSFER_TASKS:
+        if dataset == "imagenet" or task in TRANSFER_TASKS:
             epochs = 50
         return Recipe(optimizer="sgd", lr=0.002, epochs=epochs, batch_size=32)

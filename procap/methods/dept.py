@@ -106,6 +106,7 @@ class DePT(Decoupled, ContextMethod):
 
     Options = DePTOptions
     title: ClassVar[str] = "DePT (CoOp)"
+    mini_lr: ClassVar[float | None] = 2.5e-3
     summary: ClassVar[str] = "DePT (Zhang et al. 2024) on CoOp: a linear head next to the similarities"
     public_layout = PublicLayout("PromptLearner", CONTEXT_NAMES | HEAD_NAMES)
     options: DePTOptions
@@ -122,6 +123,7 @@ class DePTMaPLe(Decoupled, MaPLe):
 
     Options = DePTMaPLeOptions
     title: ClassVar[str] = "DePT (MaPLe)"
+    mini_lr: ClassVar[float | None] = 4e-2
     summary: ClassVar[str] = "DePT (Zhang et al. 2024) on MaPLe: a linear head next to the similarities"
     public_layout = PublicLayout("MultiModalPromptLearner", MAPLE_NAMES | HEAD_NAMES)
     options: DePTMaPLeOptions

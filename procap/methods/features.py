@@ -58,6 +58,7 @@ class FeatureMethod(Method):
     """
 
     changes = ()
+    groups: ClassVar[tuple[str, ...]] = ("adapters",)
     takes_steps: ClassVar[bool] = True
     augments: ClassVar[bool] = True
     bank: FeatureBank
@@ -102,7 +103,7 @@ class FeatureMethod(Method):
 
     def templates(self, space: LabelSpace) -> tuple[str, ...]:
         """Return the prompts of a class: the data set's template, on ImageNet the seven of CLIP."""
-        return ENSEMBLE if space.dataset.lower() == "imagenet" else (space.template,)
+        return ENSEMBLE if space.dataset == "imagenet" else (space.template,)
 
     def text(self, space: LabelSpace) -> Tensor:
         """Compute class features [C, E], normalised: the mean over normalised `templates`."""

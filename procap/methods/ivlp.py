@@ -56,6 +56,7 @@ class IVLP(Method):
 
     Options: ClassVar[type[MethodOptions]] = IVLPOptions
     title: ClassVar[str] = "IVLP"
+    mini_lr: ClassVar[float | None] = 2.5e-3
     summary: ClassVar[str] = "IVLP (Khattak et al. 2023): independent deep prompts in both towers"
     public_layout = PublicLayout("VLPromptLearner", IVLP_NAMES)
     options: IVLPOptions

@@ -9,6 +9,7 @@ Shapes: B images, C classes, K classes of a step, E joint embedding.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -42,6 +43,8 @@ class Distilled(Method):
     """What KDPL changes in a prompt method, as a base class before that of the method."""
 
     required_option = "teacher"
+    # No larger CLIP knows generated data.
+    mini_options: ClassVar[Mapping[str, object]] = {"teacher": "mini"}
     options: DistilledOptions
 
     @classmethod
@@ -102,6 +105,7 @@ class KDPL(Distilled, ContextMethod):
 
     Options = KDPLOptions
     title: ClassVar[str] = "KDPL (CoOp)"
+    mini_lr: ClassVar[float | None] = 4e-2
     summary: ClassVar[str] = "KDPL (Mistretta et al. 2024) on CoOp: learns from a larger CLIP without labels"
     options: KDPLOptions
 
@@ -120,6 +124,7 @@ class KDPLMaPLe(Distilled, MaPLe):
 
     Options = KDPLMaPLeOptions
     title: ClassVar[str] = "KDPL (MaPLe)"
+    mini_lr: ClassVar[float | None] = 1e-2
     summary: ClassVar[str] = "KDPL (Mistretta et al. 2024) on MaPLe: learns from a larger CLIP without labels"
     # In place of MaPLe's options for transfer: KDPL trains MaPLe at depth 9 for every task.
     published: ClassVar[PublishedOptions] = {}

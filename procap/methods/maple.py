@@ -49,6 +49,7 @@ class MaPLe(Method):
 
     Options: ClassVar[type[MethodOptions]] = MaPLeOptions
     title: ClassVar[str] = "MaPLe"
+    mini_lr: ClassVar[float | None] = 1e-2
     summary: ClassVar[str] = "MaPLe (Khattak et al. 2023): deep text prompts projected to vision prompts"
     public_layout = PublicLayout("MultiModalPromptLearner", MAPLE_NAMES)
     published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3}}

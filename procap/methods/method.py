@@ -84,6 +84,9 @@ class Method(nn.Module):
 
     summary: one line for `procap ls methods`.
     title, colour: in tables and plots, the colour as "#0072b2"; the defaults are the method's name and a spare colour.
+    groups: names that stand for several built-in methods, this one among them.
+    mini_lr: of a built-in method, the learning rate of short trainings on generated data in ProCAP's recipe, chosen by
+        base validation images; docs/methods.md has the command. mini_options: its options on generated data.
     group: the ranks that share every training step; None for a single process.
     views: random views of each training image; with several, training images are [B, views, 3, H, W].
     depends_on_image: class features are computed for each image, so that none are kept.
@@ -110,6 +113,9 @@ class Method(nn.Module):
     summary: ClassVar[str] = ""
     title: ClassVar[str] = ""
     colour: ClassVar[str] = ""
+    groups: ClassVar[tuple[str, ...]] = ("prompts",)
+    mini_lr: ClassVar[float | None] = None
+    mini_options: ClassVar[Mapping[str, object]] = {}
     public_layout: ClassVar[PublicLayout | None] = None
     views: ClassVar[int] = 1
     depends_on_image: ClassVar[bool] = False
@@ -194,7 +200,7 @@ class Method(nn.Module):
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
         """Return the options that are published for `task`, else for `dataset`, else for other data sets."""
         name = "transfer" if task in TRANSFER_TASKS else task
-        keys = [key for key in (name, dataset.lower(), "other") if key in cls.published]
+        keys = [key for key in (name, dataset, "other") if key in cls.published]
         return dict(cls.published[keys[0]]) if keys else {}
 
     @classmethod

@@ -74,6 +74,8 @@ class MMA(Method):
 
     Options = MMAOptions
     title: ClassVar[str] = "MMA"
+    groups: ClassVar[tuple[str, ...]] = ("adapters",)
+    mini_lr: ClassVar[float | None] = 0.16
     summary: ClassVar[str] = "MMA (Yang et al. 2024): adapters next to the upper blocks of both towers"
     public_layout = PublicLayout(
         "adapter_learner",
@@ -102,7 +104,7 @@ class MMA(Method):
 
         The public code has no few-shot configuration; that of base-to-novel is used.
         """
-        batch = 128 if dataset.lower() == "imagenet" else 16
+        batch = 128 if dataset == "imagenet" else 16
         return Recipe(optimizer="sgd", lr=0.0015, epochs=5, batch_size=batch, warmup="none")
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:

@@ -48,6 +48,7 @@ class MMLoP(Method):
 
     Options = MMLoPOptions
     title: ClassVar[str] = "MMLoP (after its text)"
+    mini_lr: ClassVar[float | None] = 1e-2
     summary: ClassVar[str] = "MMLoP (2026), after the paper's text: low-rank prompts, drift correction"
     published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3}}
     options: MMLoPOptions

@@ -68,6 +68,7 @@ class MMRLPP(MMRL):
 
     Options = MMRLPPOptions
     title: ClassVar[str] = "MMRL++"
+    mini_lr: ClassVar[float | None] = 2.5e-3
     summary: ClassVar[str] = (
         "MMRL++ (Guo and Gu 2025): MMRL with shared projections and tokens that pass through blocks"
     )
@@ -99,7 +100,7 @@ class MMRLPP(MMRL):
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return MMRL's recipe; for few-shot on other sets than ImageNet 0.002 and 100 epochs."""
         recipe = super().recipe(task, shots, dataset)
-        if task == "few-shot" and dataset.lower() != "imagenet":
+        if task == "few-shot" and dataset != "imagenet":
             return recipe.model_copy(update={"lr": 0.002, "epochs": 100})
         return recipe
 

@@ -152,6 +152,8 @@ class ProCAP(Method):
 
     Options = ProCAPOptions
     title: ClassVar[str] = "ProCAP"
+    groups: ClassVar[tuple[str, ...]] = ("prompts", "probabilistic")
+    mini_lr: ClassVar[float | None] = 3.90625e-5
     summary: ClassVar[str] = "ProCAP (Abbas et al. 2026): Gaussian prompts refined across modalities"
     measures_terms: ClassVar[bool] = True
     options: ProCAPOptions
@@ -196,7 +198,7 @@ class ProCAP(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return AdamW 2.5e-4, batch 32, 50 epochs, for every task; EuroSAT adds mild colour jitter and rotations."""
-        if dataset.lower() == "eurosat":
+        if dataset == "eurosat":
             return PROCAP_RECIPE.model_copy(update={"colour_jitter": EUROSAT_JITTER, "rotation": EUROSAT_ROTATION})
         return PROCAP_RECIPE
 

@@ -55,12 +55,12 @@ class TaskRes(FeatureMethod):
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return Adam 2e-3 (ImageNet 2e-4), batch 256, 100 epochs for up to 4 shots, else 200."""
         epochs = 100 if 0 < shots <= 4 else 200
-        lr = 2e-4 if dataset.lower() == "imagenet" else 2e-3
+        lr = 2e-4 if dataset == "imagenet" else 2e-3
         return Recipe(optimizer="adam", lr=lr, epochs=epochs, batch_size=256)
 
     def templates(self, space: LabelSpace) -> tuple[str, ...]:
         """Return the prompts of a class: on ImageNet the seven of CLIP and, as everywhere, the data set's template."""
-        seven = ENSEMBLE if space.dataset.lower() == "imagenet" else ()
+        seven = ENSEMBLE if space.dataset == "imagenet" else ()
         return (*seven, space.template)
 
     def text(self, space: LabelSpace) -> Tensor:

@@ -41,7 +41,7 @@ class TipAdapterF(TipAdapter):
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return AdamW 1e-3, batch 256, 20 epochs and 100 on EuroSAT; the public code is for few-shot only."""
         changes = {"optimizer": "adamw", "eps": 1e-4, "weight_decay": 0.01, "schedule": "step"}
-        changes["epochs"] = 100 if dataset.lower() == "eurosat" else 20
+        changes["epochs"] = 100 if dataset == "eurosat" else 20
         return super().recipe(task, shots, dataset).model_copy(update=changes)
 
     @torch.no_grad()

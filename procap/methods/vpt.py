@@ -37,6 +37,7 @@ class VPT(Method):
     Options = VPTOptions
     changes = ("image",)
     title: ClassVar[str] = "VPT"
+    mini_lr: ClassVar[float | None] = 2.5e-3
     summary: ClassVar[str] = "VPT (Jia et al. 2022): deep prompts in the vision tower only"
     public_layout = PublicLayout(
         "prompt_learner",

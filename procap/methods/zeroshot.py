@@ -46,6 +46,7 @@ class ZeroShot(Method):
 
     Options = ZeroShotOptions
     title: ClassVar[str] = "CLIP (zero-shot)"
+    groups: ClassVar[tuple[str, ...]] = ()
     summary: ClassVar[str] = "zero-shot CLIP: hand-written templates, nothing is trained"
     selection: ClassVar[str] = "-"
     changes = ()
@@ -68,5 +69,5 @@ class ZeroShot(Method):
         space = space or self.space
         if self.options.templates == "single":
             return super().classifier(space)
-        of_dataset = () if space.dataset.lower() == "imagenet" else (space.template,)
+        of_dataset = () if space.dataset == "imagenet" else (space.template,)
         return Classifier(self.clip, NO_CHANGE, text_bank(self.clip, space, (*ENSEMBLE, *of_dataset)), self.scale())
