@@ -11,6 +11,7 @@ from public_code import LABELS, draws, figures_of, images, near, near_condensed,
 from procap import recipe, reference
 from procap.low_rank import Dropout
 from procap.methods import method_class
+from procap.methods.public import public_parameters
 from procap.plan import Plan
 from runner.engine import Batch, Engine
 from runner.planning import plan_run
@@ -23,7 +24,7 @@ def built(**options):
 
 
 def compare_gradients(method, start):
-    measured, public = figures_of("cliplora"), method.public_parameters()
+    measured, public = figures_of("cliplora"), public_parameters(method)
     names = [key for key in measured.files if key.startswith(start)]
     assert len(names) == 48
     for key in names:

@@ -18,11 +18,13 @@ from procap.methods import (
     METHODS,
     build_method,
     describe_method,
+    hooks,
     method_class,
     method_options,
     method_source,
     title_and_colour,
 )
+from procap.methods.method import Method
 from procap.methods.zeroshot import ENSEMBLE
 from procap.text import LabelSpace
 
@@ -329,3 +331,26 @@ def test_the_code_of_a_plug_in_is_that_of_its_modules_without_comments_and_its_v
     assert method_source("first") != before["first"] and method_source("second") == before["second"]
     install(tmp_path, {}, points, version="2")
     assert method_source("second") != before["second"]
+
+
+def test_an_author_has_few_members_to_know():
+    attributes = {"space", "group", "image_adapter", "text_adapter", "recipe"}
+    public = {name for name in {**vars(Method), **Method.__annotations__} if not name.startswith("_")}
+    assert len(public | attributes) <= 25
+
+
+def test_options_of_a_number_of_tokens_are_valid_for_each_method():
+    for name in METHODS:
+        for tokens in (2, 4, 16):
+            options = method_options(name, method_class(name).Options.of_length(tokens))
+            assert getattr(options, "n_ctx", tokens) == tokens
+    assert not method_class("mma").Options.of_length(4)
+
+
+def test_what_few_methods_define_is_seen_by_its_protocol():
+    def methods_with(protocol):
+        return {name for name in METHODS if issubclass(method_class(name), protocol)}
+
+    assert methods_with(hooks.GradientRule) == {"prograd"}
+    assert methods_with(hooks.TaughtMethod) == {"kdpl", "kdpl-maple"}
+    assert methods_with(hooks.DiagnosedMethod) == methods_with(hooks.GaussianMethod) == {"procap"}

@@ -113,13 +113,14 @@ class SuiteOptions:
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
         """Configure the run of a variant on a data set; the profile's overrides apply to the profile's recipe only."""
         from procap.methods import method_class
+        from procap.methods.options import ViewOptions
 
         profile, method = self.profile, variant.method
         # The profile's recipe is for the built-in methods, for which rates were chosen; plug-ins, and methods that
         # learn from features in seconds, have their own.
         has_own_recipe = method not in METHODS or learns_from_features(method)
         recipe = variant.recipe or self.recipe or ("published" if has_own_recipe else profile.recipe)
-        has_views = "views" in method_class(method).Options.model_fields
+        has_views = issubclass(method_class(method).Options, ViewOptions)
         shared: dict[str, Any] = {}
         if recipe == profile.recipe and not learns_from_features(method):
             lr = method_class(method).mini_lr if profile.is_generated and method in METHODS else None

@@ -19,16 +19,16 @@ from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.methods.adapters import FeatureAdapter
 from procap.methods.features import FeatureMethod, Head
-from procap.methods.method import MethodOptions, PublicLayout
+from procap.methods.method import PublicLayout
+from procap.methods.options import ViewOptions
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
 
-class ClipAdapterOptions(MethodOptions):
+class ClipAdapterOptions(ViewOptions):
     """The options of CLIP-Adapter."""
 
     share: float = Field(0.2, ge=0, le=1, description="share of the adapter's output in an image feature")
-    views: int = Field(10, ge=0, description="random views of each image, used in turn by the epochs; 0: new ones")
 
 
 def adapted_logits(features: Tensor, adapter: FeatureAdapter, text: Tensor, scale: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.low_rank import Dropout, LowRank
-from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
+from procap.methods.method import Method, Noise, PublicLayout
+from procap.methods.options import TemplateOptions
 from procap.methods.prompts import ClassPrompts, check_blocks
 from procap.methods.twosfs import TwoSFS
 from procap.plan import BLOCKS, Plan
@@ -28,7 +29,7 @@ PUBLIC = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "proj"}
 """The projections in the public code."""
 
 
-class CLIPLoRAOptions(MethodOptions):
+class CLIPLoRAOptions(TemplateOptions):
     """The options of CLIP-LoRA."""
 
     rank: int = Field(2, ge=1, description="rank of every learned matrix")
@@ -38,7 +39,6 @@ class CLIPLoRAOptions(MethodOptions):
         "qkv", min_length=1, pattern="^q?k?v?o?$", description="adapted projections: some of q, k, v, o (output)"
     )
     first_block: int = Field(0, ge=0, description="first adapted block (0-based) of both towers")
-    template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
 
 
 class Factors(nn.ParameterDict):

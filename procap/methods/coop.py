@@ -42,6 +42,12 @@ class ContextOptions(MethodOptions):
             )
         return self
 
+    @classmethod
+    def of_length(cls, tokens: int) -> dict[str, object]:
+        # Random at first where the number of the initial words differs.
+        words = len(words_of(cls.model_fields["ctx_init"].default))
+        return super().of_length(tokens) | ({"ctx_init": ""} if words not in (0, tokens) else {})
+
 
 class ContextMethod(Method):
     """A method that learns CoOp's context."""

@@ -46,6 +46,7 @@ class Distilled(Method):
     # No larger CLIP knows generated data.
     mini_options: ClassVar[Mapping[str, object]] = {"teacher": "mini"}
     options: DistilledOptions
+    teacher_classifier: Classifier | None = None
 
     @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
@@ -55,6 +56,17 @@ class Distilled(Method):
         if checkpoint.is_file():
             return {"teacher": hashlib.sha256(checkpoint.read_bytes()).hexdigest()}
         return {"teacher": file_digest(weights_key(*split_teacher(options.teacher)))}
+
+    @classmethod
+    def teacher_run(cls, options: BaseModel) -> Path | None:
+        """Return the folder that the option `teacher` names if it is that of a run."""
+        assert isinstance(options, DistilledOptions)
+        folder = Path(options.teacher).expanduser()
+        return folder if (folder / "config.json").is_file() else None
+
+    def set_teacher(self, classifier: Classifier | None) -> None:
+        """Set the classifier of a teacher that is a run."""
+        self.teacher_classifier = classifier
 
     def prepare_training(self) -> None:
         """Make the classifier of a teacher that is no run. Raises UsageError for one that reads other images."""

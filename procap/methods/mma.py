@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
+from procap.methods.method import Method, Noise, PublicLayout
+from procap.methods.options import TemplateOptions
 from procap.methods.prompts import ClassPrompts, check_blocks
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -57,13 +58,12 @@ class Adapter(nn.Module):
         return ScaleGradient.apply(out, 1 / self.factor)
 
 
-class MMAOptions(MethodOptions):
+class MMAOptions(TemplateOptions):
     """The options of MMA."""
 
     width: int = Field(32, ge=1, description="width of the adapters")
     scale: float = Field(0.001, gt=0, description="factor of what the adapters add")
     first_block: int = Field(4, ge=0, description="first block (0-based) with an adapter; all later ones have one")
-    template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
     scale_gradient: bool = Field(
         True, description="give the adapters the gradient of a scale of 1, as the public code does; else the true one"
     )

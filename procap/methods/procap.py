@@ -155,7 +155,6 @@ class ProCAP(Method):
     groups: ClassVar[tuple[str, ...]] = ("prompts", "probabilistic")
     mini_lr: ClassVar[float | None] = 3.90625e-5
     summary: ClassVar[str] = "ProCAP (Abbas et al. 2026): Gaussian prompts refined across modalities"
-    measures_terms: ClassVar[bool] = True
     options: ProCAPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ProCAPOptions, generator: torch.Generator) -> None:
@@ -262,9 +261,8 @@ class ProCAP(Method):
             levels.append((v, t))
         return [v for v, _ in levels], [t for _, t in levels]
 
-    @property
     def kernels(self) -> str:
-        """Which implementation computes the cross-attention on this device, fused or eager; empty without one."""
+        """Return what computes the cross-attention on this device, fused or eager; empty without one."""
         if not self.options.cross_attention:
             return ""
         attention = self.vision_attention[0], self.text_attention[0]

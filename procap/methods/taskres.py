@@ -18,18 +18,18 @@ from torch import Tensor, nn
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.methods.features import FeatureMethod, Head
-from procap.methods.method import MethodOptions, PublicLayout, PublishedOptions
+from procap.methods.method import PublicLayout, PublishedOptions
+from procap.methods.options import ViewOptions
 from procap.methods.zeroshot import ENSEMBLE
 from procap.recipe import Recipe
 from procap.teacher import text_features
 from procap.text import LabelSpace
 
 
-class TaskResOptions(MethodOptions):
+class TaskResOptions(ViewOptions):
     """The options of TaskRes."""
 
     alpha: float = Field(0.5, gt=0, description="factor on the residual")
-    views: int = Field(10, ge=0, description="random views of each image, used in turn by the epochs; 0: new ones")
 
 
 class TaskRes(FeatureMethod):

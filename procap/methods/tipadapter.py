@@ -9,7 +9,7 @@ Shapes: N training images, V views of each, M validation images, B images, C cla
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from procap.classifier import unit
 from procap.clip import CLIP
 from procap.methods.features import FeatureBank, FeatureMethod, accuracy
-from procap.methods.method import MethodOptions, name_options
+from procap.methods.method import name_options
+from procap.methods.options import SelectionOptions, ViewOptions
 from procap.text import LabelSpace
 
 BETAS, ALPHAS = 200, 20
@@ -32,16 +33,11 @@ PUBLISHED = {
 """alpha, and the ends of the search for beta and alpha, of the public code by data set."""
 
 
-class TipAdapterOptions(MethodOptions):
+class TipAdapterOptions(SelectionOptions, ViewOptions):
     """The options of Tip-Adapter and Tip-Adapter-F."""
 
     alpha: float = Field(1.17, gt=0, description="weight of the votes against the zero-shot logits")
     beta: float = Field(1.0, gt=0, description="how fast a vote falls with the distance from the image")
-    selection: Literal["validation", "test"] = Field(
-        "validation",
-        description="validation: choose on at most four validation images per class; test: the public rule, which "
-        "searches all of them (ImageNet: the test images) and keeps what has the highest test accuracy",
-    )
     beta_end: float = Field(7.0, gt=SMALLEST, description="end of the search for beta, which starts at 0.1")
     alpha_end: float = Field(3.0, gt=SMALLEST, description="end of the search for alpha, which starts at 0.1")
     views: int = Field(10, ge=1, description="random views of each image, whose features are averaged")

@@ -16,19 +16,19 @@ from torch import nn
 
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
+from procap.methods.method import Method, Noise, PublicLayout
+from procap.methods.options import TemplateOptions
 from procap.methods.prompts import ClassPrompts, check_blocks, deep_plans
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
 
-class VPTOptions(MethodOptions):
+class VPTOptions(TemplateOptions):
     """The options of VPT."""
 
     n_ctx: int = Field(8, ge=1, description="vision tokens per layer")
     depth: int = Field(12, ge=1, description="prompted layers, the input counted")
-    template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
 
 
 class VPT(Method):
