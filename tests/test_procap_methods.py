@@ -259,7 +259,7 @@ def test_every_option_is_described_and_strict():
 
 
 def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypatch):
-    theirs = METHOD + "class NotAMethod:\n    pass\n\nclass Bare(CoOp.__base__.__base__):\n    summary = 'x'\n"
+    theirs = METHOD + "class NotAMethod:\n    pass\n\nclass Bare(CoOp.__base__.__base__):\n    title = 'x'\n"
     theirs += "class Quiet(Theirs):\n    @classmethod\n    def recipe(cls, *task):\n        return CoOp.recipe(*task)\n"
     theirs += "from procap.methods.features import FeatureMethod\nclass Headless(FeatureMethod):\n    pass\n"
     modules = {"their_method": theirs, "half_written": "class Theirs(\n", "exits": "import sys\nsys.exit('bye')\n"}
@@ -287,7 +287,7 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
     for name, message in reasons.items():
         with pytest.raises(UsageError, match=message):
             method_class(name)
-    assert describe_method("theirs")["summary"] == "their own method"
+    assert describe_method("theirs")["summary"] == "Their own method"
     assert describe_method("theirs")["selection"] == "last step"
     assert describe_method("quiet")["recipe"] == "the method's own"
 
@@ -306,7 +306,7 @@ def test_methods_are_described_as_their_classes_say_without_importing_torch():
         cls = method_class(name)
         texts = describe_method(name)
         assert title_and_colour(name)[0] == vars(cls)["title"]
-        assert texts["summary"] == cls.summary and texts["selection"].startswith(cls.selection)
+        assert cls.__doc__.startswith(texts["summary"]) and texts["selection"].startswith(cls.selection)
         assert cls.recipe.__doc__.startswith(f"Return {texts['recipe']}")
     program = "import sys; from benchmarks.cli import main; main(['ls', 'methods']); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)

@@ -31,7 +31,7 @@ METHODS: dict[str, str] = {
     "probe": "procap.methods.probe:LinearProbe",
     "ncm": "procap.methods.probe:NearestMean",
     "tipadapter": "procap.methods.tipadapter:TipAdapter",
-    "tipadapterf": "procap.methods.tipadapterf:TipAdapterF",
+    "tipadapterf": "procap.methods.tipadapter:TipAdapterF",
     "clipadapter": "procap.methods.clipadapter:ClipAdapter",
     "taskres": "procap.methods.taskres:TaskRes",
     "lppp": "procap.methods.lppp:LPPP",
@@ -67,7 +67,7 @@ METHODS: dict[str, str] = {
 COLOUR = re.compile("#[0-9a-fA-F]{6}")
 """Matches the colour of a method."""
 
-FACTS = ("title", "summary", "selection", "groups")
+FACTS = ("title", "selection", "groups")
 """The attributes of a built-in method's class that are read without importing it; literals."""
 
 
@@ -159,11 +159,13 @@ def describe_method(name: str) -> dict[str, str]:
         texts = dict(_read_facts(METHODS[name]))
     else:
         cls = method_class(name)
-        texts = {"summary": cls.summary or f"no summary: give {method_paths()[name]} one", "selection": cls.selection}
+        summary = vars(cls)["__doc__"] or f"no summary: give {method_paths()[name]} a docstring"
+        texts = {"summary": summary, "selection": cls.selection}
         # Not `inspect.getdoc`, which returns the text of the abstract `Method.recipe` if there is none.
         texts["recipe"] = cls.recipe.__doc__ or "the method's own"
     texts["selection"] = texts["selection"].replace("validation", "validation, 4 images per class")
-    texts["recipe"] = texts["recipe"].partition("\n")[0].removeprefix("Return ").removesuffix(".")
+    for text in ("summary", "recipe"):
+        texts[text] = texts[text].strip().partition("\n")[0].removeprefix("Return ").removesuffix(".")
     return texts
 
 
@@ -182,6 +184,7 @@ def _read_facts(path: str) -> Mapping[str, Any]:
     # Reversed, because the first base wins, as in Python. A base that is not imported is in the same module.
     for base in reversed([base.id for base in cls.bases if isinstance(base, ast.Name)]):
         facts |= _read_facts(f"{homes.get(base, module)}:{base}")
+    facts["summary"] = ast.get_docstring(cls) or ""
     for node in cls.body:
         if isinstance(node, ast.FunctionDef) and node.name == "recipe":
             facts["recipe"] = ast.get_docstring(node) or ""

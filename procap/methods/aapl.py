@@ -36,12 +36,11 @@ class AAPLOptions(ContextOptions):
 
 
 class AAPL(CoCoOp):
-    """Attributes added to conditional prompts."""
+    """AAPL (Kim et al. 2024): CoCoOp with triplets of augmented images."""
 
     Options = AAPLOptions
     title: ClassVar[str] = "AAPL"
     mini_lr: ClassVar[float | None] = 2.5e-3
-    summary = "AAPL (Kim et al. 2024): CoCoOp with triplets of augmented images"
     # A public checkpoint holds the whole CLIP under different names.
     public_layout = None  # type: ignore[assignment]
     options: AAPLOptions

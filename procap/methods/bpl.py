@@ -42,13 +42,12 @@ class BPLOptions(ContextOptions):
 
 
 class BPL(ContextMethod):
-    """Bayesian prompt learning."""
+    """BPL (Derakhshani et al. 2023): predictions averaged over samples of a Gaussian shift."""
 
     Options = BPLOptions
     title: ClassVar[str] = "BPL"
     groups: ClassVar[tuple[str, ...]] = ("prompts", "probabilistic")
     mini_lr: ClassVar[float | None] = 0.16
-    summary: ClassVar[str] = "BPL (Derakhshani et al. 2023): predictions averaged over samples of a Gaussian shift"
     public_layout = PublicLayout(
         "prompt_learner",
         CONTEXT_NAMES | {"mean": "prompt_learner.mean_posterior", "logvar": "prompt_learner.std_posterior"},

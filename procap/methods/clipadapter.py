@@ -37,11 +37,10 @@ def adapted_logits(features: Tensor, adapter: FeatureAdapter, text: Tensor, scal
 
 
 class ClipAdapter(FeatureMethod):
-    """CLIP-Adapter."""
+    """CLIP-Adapter (Gao et al. 2021): a bottleneck on the image features."""
 
     Options = ClipAdapterOptions
     title: ClassVar[str] = "CLIP-Adapter"
-    summary: ClassVar[str] = "CLIP-Adapter (Gao et al. 2021): a bottleneck on the image features"
     public_layout = PublicLayout("clip_adapter", {"adapter": "adapter.fc.{}"}, module="adapter")
     options: ClipAdapterOptions
 

@@ -86,19 +86,18 @@ class Factors(nn.ParameterDict):
 
 
 def _key(block: int, projection: str, factor: str) -> str:
-    # A name of a parameter has no dots: `Method.public_names` puts them in place of the slashes.
+    # A name of a parameter has no dots: `public_names` puts them in place of the slashes.
     return f"transformer/resblocks/{block}/attn/{PUBLIC[projection]}/w_lora_{factor}"
 
 
 class CLIPLoRA(Method):
-    """Low-rank adaptation of both towers."""
+    """CLIP-LoRA (Zanella and Ben Ayed 2024): low-rank matrices in the attention of both towers."""
 
     Options = CLIPLoRAOptions
     vision_weights: ClassVar[str] = "vision"
     title: ClassVar[str] = "CLIP-LoRA"
     groups: ClassVar[tuple[str, ...]] = ("adapters",)
     mini_lr: ClassVar[float | None] = 1e-2
-    summary: ClassVar[str] = "CLIP-LoRA (Zanella and Ben Ayed 2024): low-rank matrices in the attention of both towers"
     public_layout = PublicLayout("cliplora", {"vision": "visual.{}", "text": "{}"}, dassl=False)
     options: CLIPLoRAOptions
 

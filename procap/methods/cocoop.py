@@ -34,12 +34,11 @@ META_NET_NAMES = {
 
 
 class CoCoOp(ContextMethod):
-    """Conditional context optimization."""
+    """CoCoOp (Zhou et al. 2022): context shifted for each image, text never cached."""
 
     Options: ClassVar[type[MethodOptions]] = ContextOptions
     title: ClassVar[str] = "CoCoOp"
     mini_lr: ClassVar[float | None] = 1e-2
-    summary: ClassVar[str] = "CoCoOp (Zhou et al. 2022): context shifted for each image, text never cached"
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES | META_NET_NAMES, module="prompt_learner")
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ContextOptions, generator: torch.Generator) -> None:

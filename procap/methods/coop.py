@@ -83,12 +83,11 @@ class ContextMethod(Method):
 
 
 class CoOp(ContextMethod):
-    """Context optimization."""
+    """CoOp (Zhou et al. 2022): learned context words before the class name."""
 
     Options = ContextOptions
     title: ClassVar[str] = "CoOp"
     mini_lr: ClassVar[float | None] = 4e-2
-    summary: ClassVar[str] = "CoOp (Zhou et al. 2022): learned context words before the class name"
     # CoOp's own paper draws 16 tokens at random; 4 from a phrase are those of the CoCoOp paper's comparison.
     published: ClassVar[PublishedOptions] = {"few-shot": {"n_ctx": 16, "ctx_init": ""}}
 

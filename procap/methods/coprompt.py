@@ -65,12 +65,11 @@ class CoPromptOptions(MaPLeOptions):
 
 
 class CoPrompt(MaPLe):
-    """Consistency-guided prompt learning."""
+    """CoPrompt (Roy and Etemad 2024): MaPLe with adapters, consistent with the frozen CLIP."""
 
     Options = CoPromptOptions
     title: ClassVar[str] = "CoPrompt"
     mini_lr: ClassVar[float | None] = 1e-2
-    summary: ClassVar[str] = "CoPrompt (Roy and Etemad 2024): MaPLe with adapters, consistent with the frozen CLIP"
     public_layout = PublicLayout(
         "MultiModalPromptLearner",
         MAPLE_NAMES | {"image_adapter": "adapter_image.fc.{}", "text_adapter": "adapter_text.fc.{}"},

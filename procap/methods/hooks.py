@@ -122,41 +122,34 @@ class GradientRule(Protocol):
 
 @runtime_checkable
 class GaussianMethod(Protocol):
-    """A method whose inference can draw samples of its tokens, for `--samples`."""
+    """A method that has Gaussian tokens under some options, of which inference can draw samples (`--samples`)."""
 
     @classmethod
-    def has_gaussians(cls, options: BaseModel) -> bool:
-        """Whether the tokens are Gaussian under `options`."""
-        ...
+    def has_gaussians(cls, options: BaseModel) -> bool: ...
 
 
 @runtime_checkable
 class TaughtMethod(Protocol):
-    """A method that learns from the predictions of a teacher, which may be a finished run."""
+    """A method with a teacher: a finished run, whose folder `teacher_run` returns, or what else its options name."""
 
     @classmethod
-    def teacher_run(cls, options: BaseModel) -> Path | None:
-        """Return the folder of the run that `options` name as the teacher; None for a different teacher."""
-        ...
+    def teacher_run(cls, options: BaseModel) -> Path | None: ...
 
-    def set_teacher(self, classifier: Classifier | None) -> None:
-        """Learn from `classifier`, that of the run; None for the teacher that the options name."""
-        ...
+    def set_teacher(self, classifier: Classifier | None) -> None: ...
 
 
 @runtime_checkable
 class DiagnosedMethod(Protocol):
-    """A method with numbers about its learned parameters in `train.json`, and the gradient norms of its loss terms."""
+    """A method for which `train.json` has the gradient norms of its loss terms by epoch, and what the members return.
 
-    def kernels(self) -> str:
-        """Return which of several implementations the method uses on its device; empty for one."""
-        ...
+    kernels: which of several implementations it uses on its device; empty for one.
+    statistics: numbers that describe the learned parameters, by name.
+    training_warning: one line on a part that a training left without effect; empty if `statistics` show none.
+    """
 
-    def statistics(self) -> dict[str, dict[str, float]]:
-        """Compute numbers that describe the learned parameters, by name."""
-        ...
+    def kernels(self) -> str: ...
+
+    def statistics(self) -> dict[str, dict[str, float]]: ...
 
     @classmethod
-    def training_warning(cls, options: BaseModel, statistics: Mapping[str, Mapping[str, float]]) -> str:
-        """Describe in one line a part that a training left without effect; empty if `statistics` show none."""
-        ...
+    def training_warning(cls, options: BaseModel, statistics: Mapping[str, Mapping[str, float]]) -> str: ...

@@ -113,12 +113,11 @@ class KDPLOptions(DistilledOptions, ContextOptions):
 
 
 class KDPL(Distilled, ContextMethod):
-    """Knowledge distillation prompt learning on CoOp's context."""
+    """KDPL (Mistretta et al. 2024) on CoOp: learns from a larger CLIP without labels."""
 
     Options = KDPLOptions
     title: ClassVar[str] = "KDPL (CoOp)"
     mini_lr: ClassVar[float | None] = 4e-2
-    summary: ClassVar[str] = "KDPL (Mistretta et al. 2024) on CoOp: learns from a larger CLIP without labels"
     options: KDPLOptions
 
     @classmethod
@@ -132,12 +131,11 @@ class KDPLMaPLeOptions(DistilledOptions, MaPLeOptions):
 
 
 class KDPLMaPLe(Distilled, MaPLe):
-    """Knowledge distillation prompt learning on MaPLe's prompts."""
+    """KDPL (Mistretta et al. 2024) on MaPLe: learns from a larger CLIP without labels."""
 
     Options = KDPLMaPLeOptions
     title: ClassVar[str] = "KDPL (MaPLe)"
     mini_lr: ClassVar[float | None] = 1e-2
-    summary: ClassVar[str] = "KDPL (Mistretta et al. 2024) on MaPLe: learns from a larger CLIP without labels"
     # In place of MaPLe's options for transfer: KDPL trains MaPLe at depth 9 for every task.
     published: ClassVar[PublishedOptions] = {}
     options: KDPLMaPLeOptions

@@ -67,7 +67,8 @@ class PublicLayout:
 class MethodFacts:
     """What a method says of itself, as class attributes: how it is shown, its published recipe and its public code.
 
-    summary: one line for `procap ls methods`.
+    The first line of its docstring is what `procap ls methods` says.
+
     title, colour: in tables and plots, the colour as "#0072b2"; the defaults are the method's name and a spare colour.
     groups: names that stand for several built-in methods, this one among them.
     selection: what it is chosen by: "last step", "validation" for at most four validation images of each class, or "-".
@@ -81,7 +82,6 @@ class MethodFacts:
     knows_new_classes: it can classify images of classes that it was not trained on.
     """
 
-    summary: ClassVar[str] = ""
     title: ClassVar[str] = ""
     colour: ClassVar[str] = ""
     groups: ClassVar[tuple[str, ...]] = ("prompts",)

@@ -70,13 +70,12 @@ class MMAOptions(TemplateOptions):
 
 
 class MMA(Method):
-    """Multi-modal adapters."""
+    """MMA (Yang et al. 2024): adapters next to the upper blocks of both towers."""
 
     Options = MMAOptions
     title: ClassVar[str] = "MMA"
     groups: ClassVar[tuple[str, ...]] = ("adapters",)
     mini_lr: ClassVar[float | None] = 0.16
-    summary: ClassVar[str] = "MMA (Yang et al. 2024): adapters next to the upper blocks of both towers"
     public_layout = PublicLayout(
         "adapter_learner",
         {

@@ -48,12 +48,11 @@ class TokenProjections(nn.ModuleList):
 
 
 class MMRL(Method):
-    """Multi-modal representation learning."""
+    """MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers."""
 
     Options: ClassVar[type[MethodOptions]] = MMRLOptions
     title: ClassVar[str] = "MMRL"
     mini_lr: ClassVar[float | None] = 2.5e-3
-    summary: ClassVar[str] = "MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers"
     public_layout = PublicLayout(
         "MultiModalRepresentationLearner",
         {

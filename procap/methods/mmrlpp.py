@@ -64,14 +64,11 @@ class SharedProjection(nn.Module):
 
 
 class MMRLPP(MMRL):
-    """Parameter-efficient multi-modal representation learning."""
+    """MMRL++ (Guo and Gu 2025): MMRL with shared projections and tokens that pass through blocks."""
 
     Options = MMRLPPOptions
     title: ClassVar[str] = "MMRL++"
     mini_lr: ClassVar[float | None] = 2.5e-3
-    summary: ClassVar[str] = (
-        "MMRL++ (Guo and Gu 2025): MMRL with shared projections and tokens that pass through blocks"
-    )
     public_layout = PublicLayout(
         "MultiModalRepresentationLearner",
         {

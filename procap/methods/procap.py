@@ -142,7 +142,7 @@ class ProCAPOptions(MethodOptions):
 
 
 class ProCAP(Method):
-    """Probabilistic cross-attentive prompts.
+    """ProCAP (Abbas et al. 2026): Gaussian prompts refined across modalities.
 
     Every ablation removes its own parameters and terms and leaves the initial values of the rest as they are. Without
     cross-attention nothing turns one level's tokens into the next one's: "refined" then puts the same set into every
@@ -154,7 +154,6 @@ class ProCAP(Method):
     title: ClassVar[str] = "ProCAP"
     groups: ClassVar[tuple[str, ...]] = ("prompts", "probabilistic")
     mini_lr: ClassVar[float | None] = 3.90625e-5
-    summary: ClassVar[str] = "ProCAP (Abbas et al. 2026): Gaussian prompts refined across modalities"
     options: ProCAPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ProCAPOptions, generator: torch.Generator) -> None:

@@ -51,12 +51,11 @@ class ProGradOptions(ContextOptions):
 
 
 class ProGrad(ContextMethod):
-    """Prompt-aligned gradients."""
+    """ProGrad (Zhu et al. 2023): CoOp without the gradient against zero-shot CLIP."""
 
     Options = ProGradOptions
     title: ClassVar[str] = "ProGrad"
     mini_lr: ClassVar[float | None] = 6e-4
-    summary: ClassVar[str] = "ProGrad (Zhu et al. 2023): CoOp without the gradient against zero-shot CLIP"
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES, module="prompt_learner")
     options: ProGradOptions
 

@@ -50,12 +50,11 @@ class PromptSRCOptions(IVLPOptions):
 
 
 class PromptSRC(IVLP):
-    """Self-regulating prompts."""
+    """PromptSRC (Khattak et al. 2023): deep prompts regularised by the frozen CLIP."""
 
     Options = PromptSRCOptions
     title: ClassVar[str] = "PromptSRC"
     mini_lr: ClassVar[float | None] = 1e-2
-    summary: ClassVar[str] = "PromptSRC (Khattak et al. 2023): deep prompts regularised by the frozen CLIP"
     public_layout = PublicLayout("VLPromptLearner", IVLP_NAMES, unused=("prompt_learner.ZS_image_encoder.",))
     published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3, "vision_depth": 3}}
     options: PromptSRCOptions

@@ -69,14 +69,13 @@ class SkipTOptions(MethodOptions):
 
 
 class SkipT(Method):
-    """Skip tuning."""
+    """SkipT (Wu et al. 2025): upper blocks of both towers, on the most similar classes."""
 
     Options = SkipTOptions
     vision_weights: ClassVar[str] = "vision"
     title: ClassVar[str] = "SkipT"
     groups: ClassVar[tuple[str, ...]] = ()
     mini_lr: ClassVar[float | None] = 1e-4
-    summary: ClassVar[str] = "SkipT (Wu et al. 2025): upper blocks of both towers, on the most similar classes"
     # The public code saves both towers whole, with the embedding of all words.
     public_layout = PublicLayout(
         "learnable_params",

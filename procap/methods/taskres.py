@@ -33,11 +33,10 @@ class TaskResOptions(ViewOptions):
 
 
 class TaskRes(FeatureMethod):
-    """Task residual tuning."""
+    """TaskRes (Yu et al. 2023): a learned residual of every class feature."""
 
     Options = TaskResOptions
     title: ClassVar[str] = "TaskRes"
-    summary: ClassVar[str] = "TaskRes (Yu et al. 2023): a learned residual of every class feature"
     public_layout = PublicLayout(
         "prompt_learner",
         {"residual": "prompt_learner.text_feature_residuals"},

@@ -60,12 +60,11 @@ class TCPOptions(ContextOptions):
 
 
 class TCP(ContextMethod):
-    """Textual-based class-aware prompts."""
+    """TCP (Yao et al. 2024): class-aware tokens from frozen text features."""
 
     Options = TCPOptions
     title: ClassVar[str] = "TCP"
     mini_lr: ClassVar[float | None] = 2.5e-3
-    summary: ClassVar[str] = "TCP (Yao et al. 2024): class-aware tokens from frozen text features"
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES | META_NET_NAMES, module="prompt_learner")
     options: TCPOptions
 

@@ -42,14 +42,13 @@ class TwoSFSOptions(TemplateOptions):
 
 
 class TwoSFS(Method):
-    """Two-stage few-shot adaptation."""
+    """2SFS (Farina et al. 2025): tuned LayerNorms, then a linear classifier."""
 
     Options = TwoSFSOptions
     vision_weights: ClassVar[str] = "vision"
     title: ClassVar[str] = "2SFS"
     groups: ClassVar[tuple[str, ...]] = ("adapters",)
     mini_lr: ClassVar[float | None] = 3e-3
-    summary: ClassVar[str] = "2SFS (Farina et al. 2025): tuned LayerNorms, then a linear classifier"
     public_layout = PublicLayout("two_stages", {"rows": "classifier", "vision": "visual.{}", "text": "{}"}, dassl=False)
     options: TwoSFSOptions
 

@@ -32,13 +32,12 @@ class VPTOptions(TemplateOptions):
 
 
 class VPT(Method):
-    """Deep visual prompt tuning under fixed class features."""
+    """VPT (Jia et al. 2022): deep prompts in the vision tower only."""
 
     Options = VPTOptions
     changes = ("image",)
     title: ClassVar[str] = "VPT"
     mini_lr: ClassVar[float | None] = 2.5e-3
-    summary: ClassVar[str] = "VPT (Jia et al. 2022): deep prompts in the vision tower only"
     public_layout = PublicLayout(
         "prompt_learner",
         {"tokens": "image_encoder.transformer.resblocks.{}.VPT_shallow", "tokens.0": "image_encoder.VPT"},

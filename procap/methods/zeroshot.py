@@ -42,12 +42,11 @@ class ZeroShotOptions(MethodOptions):
 
 
 class ZeroShot(Method):
-    """Zero-shot CLIP."""
+    """Zero-shot CLIP: hand-written templates, nothing is trained."""
 
     Options = ZeroShotOptions
     title: ClassVar[str] = "CLIP (zero-shot)"
     groups: ClassVar[tuple[str, ...]] = ()
-    summary: ClassVar[str] = "zero-shot CLIP: hand-written templates, nothing is trained"
     selection: ClassVar[str] = "-"
     changes = ()
     options: ZeroShotOptions
