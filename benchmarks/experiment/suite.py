@@ -50,21 +50,24 @@ def learns_from_features(method: str) -> bool:
 
 
 def _of_profile(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, Any]:
+    from procap.methods import method_class
+
     profile, method = options.profile, variant.method
     changes = {name: getattr(profile, name) for name in ("backbone", "pretrained", "precision")}
-    changes["options"] = profile.options.get(method, {})
+    changes["options"] = profile.options(method)
     if recipe == profile.recipe and not learns_from_features(method):
-        rate = {"lr": profile.rates[method]} if method in profile.rates else {}
-        changes["shared"] = {**profile.overrides, **rate}
+        rate = method_class(method).mini_lr if profile.is_generated and method in METHODS else None
+        changes["shared"] = {**profile.overrides, **({"lr": rate} if rate else {})}
     return changes
 
 
 def _of_quick(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, Any]:
     from procap.methods import method_class
+    from procap.methods.options import ViewOptions
 
     if not options.quick:
         return {}
-    has_views = "views" in method_class(variant.method).Options.model_fields
+    has_views = issubclass(method_class(variant.method).Options, ViewOptions)
     shared = {} if learns_from_features(variant.method) else options.profile.quick
     return {"shared": shared, "options": {"views": QUICK_VIEWS} if has_views else {}}
 
