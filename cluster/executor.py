@@ -55,11 +55,7 @@ class RunExecutor:
     """Train and evaluate the runs of a trial; every rank of a process group has one, and only rank 0 reports."""
 
     def __init__(
-        self,
-        session: Session,
-        runs: Sequence[RunSpec],
-        report_to: ReportTo,
-        halving: Halving | None = None,
+        self, session: Session, runs: Sequence[RunSpec], report_to: ReportTo, halving: Halving | None = None
     ) -> None:
         """report_to: may raise to stop the work. halving: train all runs in step and report their mean per epoch."""
         self.session, self.group = session, session.group
@@ -88,7 +84,7 @@ class RunExecutor:
             for run in self.runs:
                 self._train(run, Callbacks(on_epoch_end=partial(self._report_epoch, run)))
         scores = [self._evaluate(run, targets[run.path]) for run in self.runs if run.targets]
-        return self._report(state="done", epoch=epochs, score=fmean(scores) if scores else None)
+        return self._report(state="finished", epoch=epochs, score=fmean(scores) if scores else None)
 
     def _report_epoch(self, run: RunSpec, log: EpochLog) -> None:
         self._send(self._report(epoch=log.epoch + 1, run=run.path))

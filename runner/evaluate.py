@@ -17,12 +17,13 @@ from procap.text import LabelSpace
 from runner.calibration import ImagePredictions, measure_calibration
 from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
 from runner.config import RunConfig, RuntimeConfig, Target
+from runner.devices import num_decoders, set_deterministic
 from runner.distributed.collectives import ProcessGroup
 from runner.engine import autocast
-from runner.environment import environment, num_decoders, provenance, set_deterministic
 from runner.inference import Inference, PredictionCollector, count_by_class
 from runner.meters import Meter, peak_memory, start_memory_peak
-from runner.progress import ProgressDisplay
+from runner.progress_bar import ProgressDisplay
+from runner.provenance import describe_environment, provenance
 from runner.results import EvalResult, TrainResult, write_json
 from runner.session import Run, Session, TrainedRun
 from runner.setup import label_space, make_eval_transform, make_method, warn_of_names
@@ -204,7 +205,7 @@ def _evaluate(run: Run, target: Target, stop: StopRequest) -> EvalResult:
         manifest_digest=manifest.digest,
         backbone_digest=trained.training.backbone_digest,
         checkpoint_sha256=trained.training.checkpoint_sha256,
-        **provenance(environment(device)),
+        **provenance(describe_environment(device)),
         labels=predictions.labels.tolist(),
         predicted=predictions.predicted.tolist(),
     )

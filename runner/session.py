@@ -68,7 +68,7 @@ class Session:
 
     @cached_property
     def device(self) -> torch.device:
-        from runner.environment import resolve_device
+        from runner.devices import resolve_device
 
         return resolve_device(self.runtime.device)
 

@@ -17,6 +17,7 @@ from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.methods import build_method, method_class, method_options, method_source
 from procap.methods.features import FeatureMethod
+from procap.methods.hooks import TaughtMethod
 from procap.methods.method import Method
 from procap.methods.plugins import MethodSource
 from procap.recipe import Recipe
@@ -24,13 +25,13 @@ from procap.text import LabelSpace
 from runner.acceleration import Acceleration, note_once
 from runner.checkpoint import CheckpointCard, InitialRun
 from runner.config import RunConfig, RuntimeConfig
+from runner.devices import num_decoders
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.engine import Engine
-from runner.environment import num_decoders
 from runner.schedule import Schedule
 from runner.session import Run
-from shards.device.images import augments_on_device
+from shards.device.crops import augments_on_device
 from shards.device.stream import DeviceTrainStream
 from shards.image_selection import FewShot, check_classes, load_few_shot, select_class_labels
 from shards.loader import WINDOW_BYTES, TrainStream
@@ -107,7 +108,8 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
     if stream:
         schedule = Schedule(config.recipe, stream, method)
         method.training_images = stream
-        method.teacher_classifier = teacher.classifier(method.space) if teacher else None
+        if isinstance(method, TaughtMethod):
+            method.set_teacher(teacher.classifier(method.space) if teacher else None)
     if fewshot:
         # Before digests are computed, because its errors name the option or file that is missing.
         method.prepare_training()

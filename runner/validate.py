@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from procap.errors import UsageError
 from procap.text import LabelSpace
 from runner.config import Target
+from runner.devices import num_decoders
 from runner.engine import autocast
-from runner.environment import num_decoders
 from runner.evaluate import collect_predictions
 from runner.inference import Inference
 from runner.meters import Meter

@@ -96,11 +96,7 @@ class ImageList:
     """
 
     def __init__(
-        self,
-        files: SplitFiles,
-        rows: NDArray[np.void],
-        positions: NDArray[np.int64],
-        labels: NDArray[np.int64],
+        self, files: SplitFiles, rows: NDArray[np.void], positions: NDArray[np.int64], labels: NDArray[np.int64]
     ) -> None:
         self._files = files
         self.rows, self.positions, self.labels = rows, positions, labels

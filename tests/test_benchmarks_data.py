@@ -305,7 +305,7 @@ UNCLEAR = {
     "splits alone": (["train", "test"], None, "'test', 'train', which are names of splits"),
     "images and masks": (["images", "masks"], None, "'images', 'masks', which are names of splits or kinds of files"),
     "splits of images": (["test_images", "train_images"], None, "'train_images', which are names of splits"),
-    "a table without rows": (["images"], ("path,label",), "one class, 'images' (left out: 1 file: 'labels.csv' (1 csv))"),
+    "a table without rows": (["images"], ("path,label",), "'images' (left out: 1 file: 'labels.csv' (1 csv))"),
     "a test split without classes": (["train/a", "train/b", "test"], None, "test holds no folders"),
     "a table of unknown columns": (
         ["one", "two"], ("x,y,z", "one/00.png,a,b"), "labels.csv (columns: 'x', 'y', 'z'; path (or filename), label"

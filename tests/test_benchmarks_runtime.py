@@ -22,7 +22,7 @@ from benchmarks.runtime.settings import METHOD_OPTIONS, Settings, make_settings
 from benchmarks.suites import load_suite
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
-from runner.environment import cpu_name, environment
+from runner.provenance import cpu_name, describe_environment
 from runner.results import write_json
 from runner.session import Session
 
@@ -88,7 +88,7 @@ def test_a_report_is_written(report, runtime):
 
 def test_the_name_of_a_cpu_is_its_model_and_without_one_its_architecture(monkeypatch):
     models = re.findall("model name.*: (.*)", Path("/proc/cpuinfo").read_text()) or [platform.processor()]
-    assert environment()["cpu"]["name"] == (models[0] or platform.machine())
+    assert describe_environment()["cpu"]["name"] == (models[0] or platform.machine())
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "processor: 0")
     assert cpu_name.__wrapped__() in (platform.processor(), platform.machine())
 

@@ -148,7 +148,7 @@ def test_quick_demo_is_a_suite_and_repeats_nothing(tmp_path, monkeypatch, capsys
     # Figures are drawn anew by every command.
     monkeypatch.setattr("benchmarks.suites.outputs.save_plots", lambda folder, plots: [])
     assert main([*QUICK, "--out", str(out), "--tracking", "off"]) == 0
-    assert "4 runs, 4 done already" in capsys.readouterr().err
+    assert "4 runs, 4 finished already" in capsys.readouterr().err
     trained = {name for name in before if name.endswith("train.json") or "/eval/" in name}
     assert len(trained) == 12 and all(files(results)[name] == before[name] for name in trained)
 

@@ -276,7 +276,7 @@ BROKEN: dict[str, tuple[Callable[[Path, CLIP], object], str]] = {
     "packed.pt": (lambda path, clip: path.write_bytes(gzip.compress(b"x")), "compressed by gzip: unpack it"),
     "archive.pt": (lambda path, clip: put_zip(path), "a ZIP archive without a file of torch.save: unpack it"),
     "large.safetensors": (lambda path, clip: os.truncate(path.touch() or path, 30 * 10**9), "it has 30 GB; the limit"),
-    "nested.pt": (lambda path, clip: torch.save({"model": clip.state_dict(), "epoch": 3}, path), "but 'model', 'epoch'"),
+    "nested.pt": (lambda path, clip: torch.save({"model": clip.state_dict(), "epoch": 3}, path), "but 'model', 'ep"),
     "list.pt": (lambda path, clip: torch.save([torch.zeros(2)], path), "holds no state dict"),
     "transformers.pt": (
         lambda path, clip: torch.save({"vision_model.embeddings.class_embedding": torch.zeros(2)}, path),

@@ -226,7 +226,7 @@ def test_the_runs_of_a_command_load_their_backbone_once_and_learn_what_they_lear
     paths = StoragePaths(str(again.data), str(again.results), again)
     launch(runs, paths, Capacity(Resources(), 1, ray=False), listener)
     assert len(runs) == 4 and len(loads) == 1
-    assert [call.args[2].state for call in listener.ended.mock_calls] == ["done"] * 4
+    assert [call.args[2].state for call in listener.ended.mock_calls] == ["finished"] * 4
     for run in runs:
         kept, alone = run_folders.RunFolder(together / run.path).read_training(), tmp_path / "alone"
         assert train(run.config, dataclasses.replace(again, results=alone)).checkpoint_sha256 == kept.checkpoint_sha256

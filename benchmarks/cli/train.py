@@ -12,12 +12,11 @@ from benchmarks.cli.config_file import ConfigFlags
 from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import runtime_config, selected_runs, start_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
-from benchmarks.console.packing import find_unpacked, pack_missing_with_progress
-from benchmarks.suites.checks import check_training_images, check_weights_of, note_warmup, note_warning
+from benchmarks.console.packing_progress import find_unpacked, pack_missing_with_progress
+from benchmarks.suites.preconditions import check_training_images, check_weights_of, note_warmup, note_warning
 from procap.methods import method_class, method_options
 from runner.config import RunConfig
 from runner.distributed.ranks import ranks_from_environment
-from runner.environment import library_defaults
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, read_states
@@ -44,7 +43,6 @@ def train(
 
     Under torchrun all processes train each run together; the results equal those of one process.
     """
-    library_defaults()
     file.save(selection, recipe_flags, runtime_flags, engine, init=init)
     runtime = runtime_config(runtime_flags, engine)
     if mode.dry_run:
@@ -99,8 +97,12 @@ def _plan_runs(
 
 
 def _training_warning(config: RunConfig, result: TrainResult) -> str:
-    options = method_options(config.method, config.options)
-    return method_class(config.method).training_warning(options, result.statistics) if result.statistics else ""
+    from procap.methods.hooks import DiagnosedMethod
+
+    cls = method_class(config.method)
+    if not (result.statistics and issubclass(cls, DiagnosedMethod)):
+        return ""
+    return cls.training_warning(method_options(config.method, config.options), result.statistics)
 
 
 def _train_all(

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from benchmarks.plots.style import save_plots
 from benchmarks.qualitative.eigencam import CAM_RULE, image_maps
+from benchmarks.qualitative.learned_prompts import read_prompts, record_prompts
 from benchmarks.qualitative.plots import draw_eigencam, draw_predictions, draw_prompts
-from benchmarks.qualitative.prompts import read_prompts, record_prompts
 from benchmarks.results.suite_results import PICTURES, SuiteResults
 from runner.config import Target
 from runner.engine import autocast

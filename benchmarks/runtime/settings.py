@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.acceleration import Acceleration
-from runner.environment import num_decoders
+from runner.devices import num_decoders
 
 if TYPE_CHECKING:
     import torch

@@ -60,7 +60,8 @@ class Inert:
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     """Read a checkpoint: its tensors by name, and the other entries of its dict or the metadata of safetensors.
 
-    The prefixes `module.` of DDP and DataParallel and `_orig_mod.` of torch.compile are dropped. Raises UserError, one line, for any other file.
+    The prefixes `module.` of DDP and DataParallel and `_orig_mod.` of torch.compile are dropped. Raises UserError, one
+    line, for any other file.
     """
     from safetensors import safe_open
 
@@ -94,7 +95,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     state = content.tensors if isinstance(content, Inert) else metadata.get("state_dict", content)
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         entries = f" but {', '.join(map(ascii, [*state][:5]))}" if isinstance(state, dict) and state else ""
-        raise UserError(f"{path} holds no state dict of tensors{entries}; torch.save(model.state_dict(), FILE) saves one")
+        raise UserError(f"{path} holds no state dict of tensors{entries}: save model.state_dict() by torch.save")
     for prefix in ("module.", "_orig_mod.", "module."):
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
