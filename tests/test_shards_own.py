@@ -176,6 +176,9 @@ MISTAKES = {
         IN_FOLDERS + "classes: {emu: emu}\n",
         "classes: not listed: 'Ara', 'Zebra finch', 'bee_eater', 'coal tit'; listed without images: 'emu'$",
     ),
+    "yes as a name": (IN_FOLDERS + "classes: {Ara: yes, emu: no}\n", "classes: a name is read as True: .* in quotes"),
+    "no as a label": (IN_FOLDERS + "classes: {no: nothing}\n", "classes: a name is read as False: .* in quotes"),
+    "names that are numbers": (IN_FOLDERS + "classes: [1, 2]\n", "classes: a name is read as 1: .* in quotes"),
     "class without images": (
         IN_FOLDERS + "classes: [Ara, Zebra finch, bee_eater, coal tit, emu]\n",
         "classes: listed without images: 'emu'$",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -82,6 +82,16 @@ class Description(BaseModel):
         if known or name in GROUPS:
             raise ValueError(f"'{known.name if known else name}' is a name of the catalogue; choose another")
         return name
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _check_classes(cls, classes: Any) -> Any:
+        names = classes.values() if isinstance(classes, dict) else classes if isinstance(classes, list) else ()
+        keys = classes if isinstance(classes, dict) else ()
+        wrong = [name for name in names if not isinstance(name, str)] + [key for key in keys if isinstance(key, bool)]
+        if wrong:
+            raise ValueError(f"a name is read as {wrong[0]!r}: put yes, no, on, off and numbers in quotes")
+        return classes
 
     @field_validator("template", "templates")
     @classmethod
