@@ -27,6 +27,7 @@ from benchmarks.console.output import OutputStream, csv_text, note, show
 from benchmarks.console.parse import parse_class_names
 from benchmarks.tables.render import render
 from benchmarks.tables.table import Row, Table
+from procap.errors import UsageError
 from runner.config import RunConfig
 from runner.planning import plan_run
 from runner.run_collection import Collection, write_collection
@@ -254,3 +255,15 @@ def test_a_port_of_another_program_is_refused_and_no_link_leads_there(tmp_path, 
         assert main(["ui", "--results", str(tmp_path), "--port", str(port)]) == 1
     captured = capsys.readouterr()
     assert not captured.out and f"port {port} of 127.0.0.1" in captured.err and "--port" in captured.err
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "two names or more"),
+    (b"\n\n", "two names or more"),
+    ("Kéa\nemu\n".encode("latin-1"), "cannot be read .* save it in UTF-8"),
+])  # fmt: skip
+def test_a_file_of_class_names_that_is_absent_empty_or_no_utf_8_is_refused(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "names.txt").write_bytes(content)
+    with pytest.raises(UsageError, match=f"--names .*names.txt.*{message}"):
+        parse_class_names(str(tmp_path / "names.txt"))

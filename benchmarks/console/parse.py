@@ -19,11 +19,20 @@ def split_names(text: str) -> list[str]:
 
 
 def parse_class_names(text: str) -> list[str]:
-    """Read the lines of a file, or split a comma list as CSV is: names with commas stand between quotes."""
+    """Read the lines of a file, or split a comma list as CSV is: names with commas stand between quotes.
+
+    Raises UsageError for fewer than two names, such as the name of a file that is not there; none is no choice.
+    """
     is_file = os.path.isfile(text)
-    lines = Path(text).read_text(encoding="utf-8-sig").splitlines() if is_file else []
+    try:
+        lines = Path(text).read_text(encoding="utf-8-sig").splitlines() if is_file else []
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--names {text} cannot be read ({error}): save it in UTF-8") from error
     names = lines if is_file else next(csv.reader([text], skipinitialspace=True), [])
-    return list(dict.fromkeys(name.strip() for name in names if name.strip()))
+    names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
+    if text and len(names) < 2:
+        raise UsageError(f"--names {text}: two names or more, between commas, or a file with one a line are needed")
+    return names
 
 
 def expand_names(text: str, groups: Mapping[str, Iterable[str]], known: Iterable[str] = ()) -> list[str]:
