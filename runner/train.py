@@ -15,7 +15,9 @@ from procap.methods import method_class
 from procap.methods.features import FeatureMethod
 from procap.teacher import release_teacher
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
+from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
+from runner.distributed.collectives import ProcessGroup
 from runner.earlier_runs import first_stage, load_teacher, read_initial_run
 from runner.engine import Batch, term_gradients
 from runner.failures import describe_failure
@@ -26,7 +28,7 @@ from runner.provenance import describe_environment, provenance
 from runner.results import FewShotRecord, Progress, TrainResult, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
-from runner.session import Run
+from runner.session import Run, Session
 from runner.setup import Setup, changed_file, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
@@ -66,7 +68,14 @@ class TrainingRequest:
 PLAIN = TrainingRequest()
 
 
-def train(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progress:
+def train(
+    config: RunConfig, runtime: RuntimeConfig, *, group: ProcessGroup | None = None, **request: Any
+) -> TrainResult | Progress:
+    """Train one configuration in a session of its own, as `train_run` does. request: fields of `TrainingRequest`."""
+    return train_run(Session(runtime, group).run(config), TrainingRequest(**request))
+
+
+def train_run(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progress:
     """Train a run and return the content of `train.json`, or the progress of a paused one; all ranks call this.
 
     A finished run is read, not repeated, unless it is forced; an interrupted one continues from its last saved state,
@@ -83,7 +92,7 @@ def train(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progress:
             return finished
     run.trained = None
     if earlier := first_stage(run.config):
-        train(run.session.run(earlier))
+        train_run(run.session.run(earlier))
     with run.work(resumes=not force):
         run.session.group.call_on_first(lambda: run.folder.check_config(run.config, force=force))
         # Another process may have finished the run between the look above and the lock.

@@ -247,6 +247,7 @@ def test_class_names_are_read_as_csv_or_from_a_file(tmp_path):
     (tmp_path / "names.txt").write_text("crane, bird\nred rose\n\n")
     assert parse_class_names(str(tmp_path / "names.txt")) == ["crane, bird", "red rose"]
 
+
 def test_a_port_of_another_program_is_refused_and_no_link_leads_there(tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -39,13 +39,11 @@ def check(
         results[name] = result
     rows = [(name, result.status, f"{result.seconds:g}", result.reason) for name, result in results.items()]
     show(columns(("part", "result", "seconds", "note"), rows))
-    speed = results["speed"].values if "speed" in results else {}
     record = DeviceRecord(
         identity=identify(chosen),
         written=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        facts=results["facts"].values if "facts" in results else {},
         parts=results,
-        gains=speed.get("gains", {}),
+        gains=results["speed"].values.get("gains", {}) if "speed" in results else {},
     )
     for name, gain in record.gains.items():
         show(f"{name}: {gain:.2f} times as fast as the plain path")

@@ -31,8 +31,7 @@ def pack(
     mode: ModeFlags,
     output: OutputFlags,
     names: Annotated[
-        list[str],
-        typer.Argument(metavar="NAME...", help="data sets, folders of images, YAML files, or all, paper"),
+        list[str], typer.Argument(metavar="NAME...", help="data sets, folders of images, YAML files, or all, paper")
     ],
     data: Annotated[str, flag("FOLDER", "folder of the shards")] = "",
     raw: Annotated[

@@ -123,7 +123,7 @@ def _show_evaluations(done: Sequence[Evaluated], failures: Failures, output: fla
 
 def _evaluate_all(runs: Iterable[RunSpec], session: Session, failures: Failures, *, force: bool) -> list[Evaluated]:
     """Evaluate finished runs on all targets; each run is loaded once, if it is needed."""
-    from runner.evaluate import evaluate as evaluate_run
+    from runner.evaluate import evaluate_run
 
     done: list[Evaluated] = []
     for spec in runs:
@@ -147,7 +147,7 @@ def prepare_untrained(run: Run, *, force: bool) -> None:
 
     force: also if it was made with different content of its data set.
     """
-    from runner.train import TrainingRequest, train
+    from runner.train import TrainingRequest, train_run
 
     def is_missing() -> bool:
         status = read_states(run.session, [RunSpec(config=run.config)])[run.path].status
@@ -155,4 +155,4 @@ def prepare_untrained(run: Run, *, force: bool) -> None:
 
     if run.session.group.call_on_first(is_missing):
         pack_missing_with_progress([run.config.dataset], run.session.runtime.data)
-        train(run, TrainingRequest(force=force))
+        train_run(run, TrainingRequest(force=force))

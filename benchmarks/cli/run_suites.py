@@ -11,7 +11,7 @@ from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import eval_settings, runtime_config, suite_changes, trainable_methods
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
-from benchmarks.experiment.profiles import MINI, PAPER, Profile, find_profile
+from benchmarks.experiment.profiles import MINI, PAPER, find_profile
 from benchmarks.report.report import write_report
 from benchmarks.suites import ALL, SUITES, load_suite
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
@@ -117,7 +117,10 @@ def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: Ru
     """Plan suites with the options given by the flags; of several, those that need further data sets are left out."""
     suites, several = [load_suite(name) for name in names], len(names) > 1
     changes = suite_changes(suite_flags, runtime.data)
-    profile = _choose_profile(suite_flags.profile, changes.get("datasets", ()), runtime.data)
+    named = {*changes.get("datasets", ())}
+    # Without a name, the paper's if one of its data sets is named, or packed where none is named.
+    is_paper = named & {*PAPER.datasets} if named else any(is_packed(runtime.data, name) for name in PAPER.datasets)
+    profile = find_profile(suite_flags.profile) if suite_flags.profile else PAPER if is_paper else MINI
     methods = changes.get("methods") or dict.fromkeys(method for suite in suites for method in suite.methods)
     parsed = parse_options(suite_flags.option or (), methods)
     if "methods" in changes:
@@ -145,14 +148,6 @@ def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: Ru
         else:
             raise UsageError(f"{suite.name} cannot run: {why}")
     return plans
-
-
-def _choose_profile(name: str, datasets: Sequence[str], data: Path) -> Profile:
-    """Return the profile of that name or of the named data sets, else the paper's if one of its data sets is packed."""
-    if name:
-        return find_profile(name)
-    is_paper = {*datasets} & {*PAPER.datasets} if datasets else any(is_packed(data, known) for known in PAPER.datasets)
-    return PAPER if is_paper else MINI
 
 
 def _show_outputs(

@@ -106,8 +106,7 @@ def _train_all(
 ) -> dict[RunConfig, TrainResult]:
     """Train `runs` in order and pack missing data first; failed runs are left out of the result."""
     from runner.earlier_runs import first_stage
-    from runner.train import TrainingRequest
-    from runner.train import train as train_run
+    from runner.train import TrainingRequest, train_run
 
     done: dict[RunConfig, TrainResult] = {}
     data = session.runtime.data

@@ -20,7 +20,7 @@ from benchmarks.qualitative.plots import draw_eigencam, draw_predictions, draw_p
 from benchmarks.results.suite_results import PICTURES, SuiteResults
 from runner.config import Target
 from runner.engine import autocast
-from runner.evaluate import evaluate, load_trained
+from runner.evaluate import evaluate_run, load_trained
 from runner.results import write_json
 from runner.session import Run, Session
 from runner.setup import label_space, make_eval_transform
@@ -74,7 +74,7 @@ def compare(
     """
     shards, limit = session.dataset(target.dataset), session.runtime.limit
     selection = select_target_images(shards, target.classes, target.split)
-    results = [evaluate(run, target).predicted or [] for run in runs.values()]
+    results = [evaluate_run(run, target).predicted or [] for run in runs.values()]
     loaded = {title: load_trained(run) for title, run in runs.items()}
     # Results of earlier commands may have more images than --limit asks for now.
     count = min(map(len, results)) if limit is None else min(limit, *map(len, results))

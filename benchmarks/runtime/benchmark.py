@@ -79,15 +79,10 @@ def _find_measured(settings: Settings, results: Path, device: torch.device) -> P
 
 def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) -> dict[str, Any]:
     """Measure every method of `settings` on every data set; returns plain JSON."""
-    import torch
-
     from benchmarks.runtime.case import load_case_data, run_cases
     from benchmarks.runtime.workload import models_by_mode
     from procap.weights.loading import load_clip
 
-    if device.type == "cuda":
-        # cuDNN's default for convolutions is TF32, also at --precision fp32.
-        torch.backends.cudnn.allow_tf32 = False
     # The mean load of the last minute, before this process adds to it.
     load, began = os.getloadavg()[0], time.perf_counter()
     datasets = [load_case_data(name, runtime.data, settings.classes, settings.shots) for name in settings.datasets]

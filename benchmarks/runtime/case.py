@@ -124,7 +124,12 @@ class Case:
         train = self.training.preparation if self.training else None
         evaluation, images = self.evaluation.preparation, len(self.data.test.images)
         assert evaluation is not None
-        batch, why = min(self.settings.test_batch, images), self._accuracy_note()
+        batch, why = min(self.settings.test_batch, images), None
+        # An accuracy that would mislead is left out.
+        if self.settings.pretrained == "random":
+            why = "the weights are random"
+        elif self.trains and len(self.schedule.stage_starts) > 1:
+            why = "only the first stage is trained"
         return {
             "dataset": self.data.name,
             "method": self.config.method,
@@ -147,14 +152,6 @@ class Case:
             "peak_bytes": {"train": train and train.peak, "eval": evaluation.peak},
             "flops": {"step": train and train.flops, "image": evaluation.flops / batch},
         }
-
-    def _accuracy_note(self) -> str | None:
-        """Explain why an accuracy would mislead, None if it does not."""
-        if self.settings.pretrained == "random":
-            return "the weights are random"
-        if self.trains and len(self.schedule.stage_starts) > 1:
-            return "only the first stage is trained"
-        return None
 
     def _stream(self) -> TrainStream:
         images, recipe, workers = self.data.fewshot.train, self.config.recipe, self.settings.workers

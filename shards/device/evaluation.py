@@ -15,15 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from shards.device.crops import (
-    HIGH_BITS,
-    LOW_BITS,
-    columns_first,
-    fits,
-    normalisation,
-    resize_crops,
-    taps,
-)
+from shards.device.crops import HIGH_BITS, LOW_BITS, columns_first, fits, normalisation, resize_crops, taps
 from shards.images import shorter_side
 from shards.loader import BATCHES_AHEAD, read_batches
 from shards.pools import prefetch, thread_pool

@@ -78,11 +78,17 @@ def find_description(folder: Path) -> tuple[Path, str]:
 
 def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
     """Guess how the images of a folder are labelled and split: the keys of its YAML file, the guess, the labels."""
+    keys: dict[str, Any]
     if tables := _find_tables(folder):
         if len(tables) > 1:
             hint = "join them, or name one of them in a YAML file"
             raise UserError(f"{folder} holds several tables ({', '.join(tables)}): {hint}")
-        return _guess_table(folder, *tables.popitem())
+        [(table, base)] = tables.items()
+        images = read_table(folder / table, folder / base)
+        keys = {"table": f"{folder.name}/{table}", "images": posixpath.join(folder.name, base).rstrip("/")}
+        keys |= {} if images[0].split else _guess_split(images)
+        how = "with its splits" if images[0].split else "split at random"
+        return keys, f"the table {table}, {how}", {image.label for image in images}
     root = find_class_root(folder)
     names = list_class_folders(folder / root)
     if not names:
@@ -90,7 +96,7 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
         contents = f" ({describe_left_out(files, 0)})".replace("warning: ", "") if files else ""
         needed = "it needs a folder of images per class, or a table labels.csv of path,label (docs/data.md)"
         raise UserError(f"{folder} holds no class folders with images{contents}: {needed}")
-    keys: dict[str, Any] = {"folder": posixpath.join(folder.name, root).rstrip("/")}
+    keys = {"folder": posixpath.join(folder.name, root).rstrip("/")}
     splits = find_split_folders(folder / root)
     for prefix in splits.values() or [""]:
         _check_class_folders(folder / root / prefix)
@@ -166,13 +172,3 @@ def _find_tables(folder: Path) -> dict[str, str]:
     if unclear and not labelled:
         raise UserError(f"{folder}: it is not clear how this labels the images: {unclear[0]}; or move the table away")
     return labelled
-
-
-def _guess_table(folder: Path, table: str, base: str) -> tuple[dict[str, Any], str, set[str | int]]:
-    """Return the keys for a table, whose files are relative to `base`."""
-    images = read_table(folder / table, folder / base)
-    keys = {"table": f"{folder.name}/{table}", "images": posixpath.join(folder.name, base).rstrip("/")}
-    labels = {image.label for image in images}
-    if images[0].split:
-        return keys, f"the table {table}, with its splits", labels
-    return keys | _guess_split(images), f"the table {table}, split at random", labels
