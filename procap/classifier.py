@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,11 @@ class Classifier:
     """Images [B, 3, H, W] to logits [B, C] under fixed prompts and class names; draws no random number.
 
     A snapshot: training the method further does not change it. Works under autocast, never records gradients.
+
+    keeps_class_features: they are the same for all images.
     """
+
+    keeps_class_features: ClassVar[bool] = True
 
     def __init__(
         self, clip: CLIP, image_plan: Plan, class_features: Tensor, scale: Tensor, adapter: nn.Module | None = None

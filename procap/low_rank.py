@@ -32,7 +32,7 @@ class Dropout:
     first: int = 0
     step: int = 1
 
-    def part(self, start: int) -> Dropout:
+    def starting_at(self, start: int) -> Dropout:
         """Return the masks of the items from number `start` of this batch on."""
         return replace(self, first=self.first + start * self.step)
 
@@ -72,9 +72,9 @@ class LowRank:
     factors: Mapping[str, tuple[Tensor, Tensor]]
     dropout: Dropout | None = None
 
-    def part(self, start: int) -> LowRank:
+    def starting_at(self, start: int) -> LowRank:
         """Return the branches for the items from number `start` of the batch on."""
-        return replace(self, dropout=self.dropout and self.dropout.part(start))
+        return replace(self, dropout=self.dropout and self.dropout.starting_at(start))
 
     def queries_keys_values(self, x: Tensor) -> Tensor:
         """Compute what is added to queries, keys and values [N, L, 3 D] of states x [N, L, D]."""

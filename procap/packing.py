@@ -123,21 +123,21 @@ class PromptSet:
         self.lengths: tuple[int, ...] = tuple((host.argmax(dim=-1) + 1).tolist())
         self.columns = columns or max(self.lengths)
         self.same: tuple[bool, ...] = tuple((host == host[:1]).all(dim=0).tolist())
-        self._parts: dict[tuple[int, int], PromptSet] = {}
+        self._subsets: dict[tuple[int, int], PromptSet] = {}
         self._layouts: dict[object, Layout | None] = {}
         self._constants: dict[object, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def part(self, start: int, stop: int) -> PromptSet:
-        """Return the prompts start..stop-1; a part is made once and reused."""
+    def subset(self, start: int, stop: int) -> PromptSet:
+        """Return the prompts start..stop-1; a subset is made once and reused."""
         if (start, stop) == (0, len(self)):
             return self
-        if (start, stop) not in self._parts:
+        if (start, stop) not in self._subsets:
             with torch.inference_mode(False):
-                self._parts[start, stop] = PromptSet(self.ids[start:stop], self.columns)
-        return self._parts[start, stop]
+                self._subsets[start, stop] = PromptSet(self.ids[start:stop], self.columns)
+        return self._subsets[start, stop]
 
     def layout(self, plan: Plan, layers: int, context: int) -> Layout | None:
         """Return how the prompts are packed under `plan`, or None for a plan that packing does not cover."""

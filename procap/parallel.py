@@ -69,4 +69,4 @@ class ClassShares:
 
     def select(self, prompts: PromptSet, plan: Plan) -> tuple[PromptSet, Plan]:
         """Return this process's prompts and the plan for them."""
-        return prompts.part(*self.bounds), plan.part(slice(*self.bounds))
+        return prompts.subset(*self.bounds), plan.select(slice(*self.bounds))

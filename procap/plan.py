@@ -99,12 +99,12 @@ class Plan:
         overridden = any(name.startswith(f"{BLOCKS}{layer}.") for name in self.weights)
         return overridden or layer in self.adapters or layer in self.branches
 
-    def part(self, items: slice, sets: slice = slice(None)) -> Plan:
+    def select(self, items: slice, sets: slice = slice(None)) -> Plan:
         """Restrict the plan to some of the images or prompts of the tower's batch, and to some token sets."""
         # By the dimensions of an operation's tokens: for all items, one set per item, or token sets.
         chosen = {2: slice(None), 3: items, 4: sets}
         # Dropout numbers the items of the whole batch, so that a chunk must know where it begins.
-        branches = {layer: branch.part(items.start) for layer, branch in self.branches.items()}
+        branches = {layer: branch.starting_at(items.start) for layer, branch in self.branches.items()}
         return replace(self, branches=branches).with_tokens(op.tokens[chosen[op.tokens.dim()]] for op in self.tokens)
 
     def for_set(self, number: int) -> Plan:

@@ -232,8 +232,8 @@ class TextTower(nn.Module):
         recompute = torch.is_grad_enabled() and plan.learns
 
         def encode(first: int, start: int, stop: int) -> Tensor:
-            some = plan.part(slice(start, stop), slice(first, first + sets_at_once))
-            return self._encode(prompts.part(start, stop), some, optimized=True)
+            some = plan.select(slice(start, stop), slice(first, first + sets_at_once))
+            return self._encode(prompts.subset(start, stop), some, optimized=True)
 
         features = []
         for first in range(0, max(sets, 1), sets_at_once):

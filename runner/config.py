@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from procap.errors import UsageError, unknown_name
+from procap.methods.options import is_chosen_on_test
 from procap.recipe import OF_EVALUATION, Recipe
 from runner.devices import check_device_name
 from shards.default_paths import data_root
@@ -130,7 +131,7 @@ class RunConfig(FrozenModel):
     @property
     def chosen_on_test(self) -> bool:
         """Whether weights or settings are chosen by test accuracy, as some public code does (‡ in tables)."""
-        return self.options.get("selection") == "test"
+        return is_chosen_on_test(self.options)
 
     @property
     def stability_hint(self) -> str:
@@ -189,9 +190,11 @@ class EvalSettings(FrozenModel):
 
 def _check_samples(samples: int, config: RunConfig) -> None:
     from procap.methods import method_class
+    from procap.methods.hooks import GaussianMethod
 
     cls = method_class(config.method)
-    if not cls.has_gaussians(cls.Options.model_validate(config.options)):
+    options = cls.Options.model_validate(config.options)
+    if not (issubclass(cls, GaussianMethod) and cls.has_gaussians(options)):
         raise UsageError(f"--samples {samples}: {config.method} has no Gaussian tokens under these options")
 
 

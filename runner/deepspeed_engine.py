@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from procap.errors import UsageError, UserError
+from procap.methods.hooks import GradientRule
 from procap.methods.method import Method
 from runner.config import RunConfig
 from runner.distributed.collectives import ProcessGroup
@@ -36,7 +37,7 @@ class DeepSpeedEngine(Engine):
         """stage: of ZeRO, 1 or 2. Raises UsageError for fp16, whose loss scale ZeRO would keep on every rank."""
         if config.precision == "fp16":
             raise UsageError("--engine deepspeed trains with fp32 or bf16: use --engine ddp for fp16")
-        if method.combines_gradients:
+        if isinstance(method, GradientRule):
             raise UsageError(f"--engine deepspeed averages one gradient, and {config.method} combines several: use ddp")
         super().__init__(method, config)
         self.group, self.stage = group or ProcessGroup(), stage

@@ -7,6 +7,7 @@ from pathlib import Path
 from procap.errors import UsageError, UserError
 from procap.methods import method_class
 from procap.methods.features import FeatureMethod
+from procap.methods.hooks import TaughtMethod
 from procap.methods.method import Method
 from runner.checkpoint import InitialRun, decode_checkpoint, read_checkpoint_bytes
 from runner.config import RunConfig
@@ -79,15 +80,14 @@ def read_initial_run(run: Run) -> InitialRun | None:
 
 
 def load_teacher(run: Run) -> Method | None:
-    """Load the run whose folder the option `teacher` names; None for another teacher, or none.
+    """Load the run that is the teacher of a run; None for another teacher, or none.
 
     Raises UsageError for a run that has seen other images of the data set, UserError for one that is not finished.
     """
     config = run.config
-    if method_class(config.method).required_option != "teacher":
-        return None
-    folder = Path(config.options["teacher"]).expanduser()
-    if not (folder / "config.json").is_file():
+    cls = method_class(config.method)
+    folder = cls.teacher_run(cls.Options(**config.options)) if issubclass(cls, TaughtMethod) else None
+    if folder is None:
         return None
     teacher, results = locate_run(folder)
     check_same_images(teacher, config)

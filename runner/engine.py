@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from procap.errors import UserError
+from procap.methods.hooks import GradientRule
 from procap.methods.method import Method, Noise
 from procap.recipe import Recipe
 from runner.config import Precision, RunConfig
@@ -163,7 +164,7 @@ class Engine:
             self.optimizer.register_step_post_hook(partial(_record_overflow, self.skipped))
         self.module: nn.Module = self.objective
         self.group = group or ProcessGroup()
-        if self.group.size > 1 and not method.combines_gradients:
+        if self.group.size > 1 and not isinstance(method, GradientRule):
             device = method.clip.device
             # The argument that broadcasts buffers before every step has two names in the supported versions of torch.
             arguments = inspect.signature(nn.parallel.DistributedDataParallel).parameters
@@ -195,7 +196,7 @@ class Engine:
     def backward(self, terms: Tensor) -> None:
         """Compute the gradients of the sum of `terms` [T], or the method's combination, averaged over the ranks."""
         self.optimizer.zero_grad(set_to_none=True)
-        if not self.method.combines_gradients:
+        if not isinstance(self.method, GradientRule):
             self.scaler.scale(terms.sum()).backward()
             return
         learned = learned_parameters(self.method)

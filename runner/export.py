@@ -23,9 +23,6 @@ def export_model(run: Run, out: Path) -> Path:
     Raises UserError if the run is not finished, or its class features depend on the image.
     """
     trained = load_trained(run)
-    if trained.method.depends_on_image:
-        method = run.config.method
-        raise UserError(f"{method} computes class features for each image, which no exported classifier does")
     return export_onnx(trained, out / run.path / "onnx" / "model.onnx")
 
 
@@ -42,14 +39,17 @@ class _Logits(nn.Module):
 
 def export_onnx(trained: TrainedRun, file: Path) -> Path:
     """Write a graph from `images` [B, 3, S, S] to `logits` [B, C]; its metadata has class names and normalisation."""
-    clip = trained.clip
+    clip, classifier = trained.clip, trained.method.classifier()
+    if not classifier.keeps_class_features:
+        method = trained.config.method
+        raise UserError(f"{method} computes class features for each image, which no exported classifier does")
     # torch.export takes a dimension of size 1 for a constant, so the example has two images.
     images = torch.zeros(2, 3, clip.geometry.image_size, clip.geometry.image_size)
     try:
         from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
         program = torch.onnx.export(
-            _Logits(trained.method.classifier()).eval(),
+            _Logits(classifier).eval(),
             (images,),
             input_names=["images"],
             output_names=["logits"],

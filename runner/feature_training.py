@@ -87,7 +87,7 @@ def encode_samples(run: Run, setup: Setup, stop: StopRequest) -> FeatureBank:
         features = encode(len(images), images.loaders, lambda loader, out: transform(loader[1](), out))
         return features, torch.from_numpy(images.labels).to(device)
 
-    num_views = getattr(method.options, "views", 0) or config.recipe.epochs
+    num_views = method.fixed_views(method.options) or config.recipe.epochs
     views = [encode_view(view) for view in range(num_views)] if method.augments else [encode_plain(train)[0]]
     labels = torch.from_numpy(train.labels).to(device)
     return FeatureBank(torch.stack(views, dim=1), labels, *encode_plain(val), *encode_plain(test))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from procap.errors import UsageError, UserError
 from procap.hub import hub_file
-from procap.methods import method_class, title_and_colour
+from procap.methods import describe_method, title_and_colour
 from runner.config import FrozenModel, RunConfig, RuntimeConfig, Target
 from runner.results import EvalResult, TrainResult, read_document, write_bytes, write_json
 from runner.session import Run, Session, TrainedRun
@@ -65,7 +65,7 @@ def model_card(shared: SharedRun, results: list[EvalResult], repository: str) ->
     from huggingface_hub import EvalResult as CardResult
     from huggingface_hub import ModelCardData
 
-    config, method = shared.config, method_class(shared.config.method)
+    config = shared.config
     title = f"{title_and_colour(config.method)[0]} on {config.dataset}"
     measured = []
     for result in results:
@@ -92,8 +92,8 @@ def model_card(shared: SharedRun, results: list[EvalResult], repository: str) ->
     shots = f"{config.shots} images per class" if config.shots else "all images"
     lines = [
         f"---\n{data.to_yaml()}\n---\n# {title}\n",
-        f"{method.summary or title}. Trained on {shots} of the {config.classes} classes of {config.dataset}, seed "
-        f"{config.seed}, on the frozen CLIP {config.backbone_name} (digest of its weights: "
+        f"{describe_method(config.method)['summary']}. Trained on {shots} of the {config.classes} classes of "
+        f"{config.dataset}, seed {config.seed}, on the frozen CLIP {config.backbone_name} (digest of its weights: "
         f"{shared.training.backbone_digest}), by procap-bench {shared.procap_version}.\n",
         f"```sh\nprocap eval {HUB}{repository}\n```\n",
         f"`{WEIGHTS_FILE}` has the learned tensors, `{RUN_FILE}` everything that trained them.",

@@ -21,6 +21,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from procap.errors import UserError
 from procap.methods import method_class
 from procap.methods.features import FeatureMethod
+from procap.methods.hooks import GradientRule
 from procap.methods.method import Method
 from procap.plan import NO_CHANGE
 from procap.text import LabelSpace
@@ -192,7 +193,7 @@ def check_capture(case: CheckCase) -> str:
     setup = case.set_up()
     if setup.engine is None:
         return ""
-    if setup.method.combines_gradients:
+    if isinstance(setup.method, GradientRule):
         return "steps run eagerly: combine_gradients() takes several backward passes"
     batch = case.batch(setup)
     # What is computed once, such as the layout of prompts, may wait for the device.

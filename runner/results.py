@@ -46,7 +46,7 @@ class EpochLog(FrozenModel):
     images_per_second: Rate | None
     skipped: Count = Field(default=0, description="steps without an update, because gradients overflowed at fp16")
     gradient_norms: dict[str, float] = Field(
-        default_factory=dict, description="of the weighted loss terms after the epoch, see `Method.measures_terms`"
+        default_factory=dict, description="of the weighted loss terms after the epoch, see `DiagnosedMethod`"
     )
 
 
@@ -91,9 +91,9 @@ class TrainResult(FrozenModel):
     peak_memory_bytes: Bytes | None = Field(default=None, description="allocated by tensors on a GPU")
     trainable_parameters: Count
     statistics: dict[str, dict[str, float]] = Field(
-        default_factory=dict, description="numbers about the learned parameters, see `Method.statistics`"
+        default_factory=dict, description="numbers about the learned parameters, see `DiagnosedMethod`"
     )
-    kernels: str = Field(default="", description="implementation that the method chose by device, see `Method.kernels`")
+    kernels: str = Field(default="", description="implementation chosen by device, see `DiagnosedMethod`")
     fewshot: FewShotRecord | None = Field(default=None, description="None when nothing was trained")
     manifest_digest: str = Field(description="of the packed training set")
     checkpoint_sha256: str

@@ -17,6 +17,7 @@ from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.methods import build_method, method_class, method_options, method_source
 from procap.methods.features import FeatureMethod
+from procap.methods.hooks import TaughtMethod
 from procap.methods.method import Method
 from procap.methods.plugins import MethodSource
 from procap.recipe import Recipe
@@ -107,7 +108,8 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
     if stream:
         schedule = Schedule(config.recipe, stream, method)
         method.training_images = stream
-        method.teacher_classifier = teacher.classifier(method.space) if teacher else None
+        if isinstance(method, TaughtMethod):
+            method.set_teacher(teacher.classifier(method.space) if teacher else None)
     if fewshot:
         # Before digests are computed, because its errors name the option or file that is missing.
         method.prepare_training()

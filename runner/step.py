@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from procap.methods.hooks import GradientRule
 from runner.cuda_graphs import capture_objective
 from runner.engine import Batch, Engine, Objective
 from runner.meters import Meter
@@ -30,7 +31,7 @@ class TrainStep:
     def __init__(self, engine: Engine, meter: Meter, *, graphs: bool = False) -> None:
         """graphs: whether the step is to be captured; one whose method combines gradients of several passes cannot."""
         self.engine, self.meter = engine, meter
-        self._wants_graphs = graphs and not engine.method.combines_gradients
+        self._wants_graphs = graphs and not isinstance(engine.method, GradientRule)
         self._example: Batch | None = None
         self._graphed: nn.Module | None = None
 

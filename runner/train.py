@@ -13,6 +13,7 @@ from torch import Tensor
 from procap.errors import UserError
 from procap.methods import method_class
 from procap.methods.features import FeatureMethod
+from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
 from runner.config import RunConfig, RuntimeConfig
@@ -129,7 +130,7 @@ def _train(run: Run, request: TrainingRequest, stop: StopRequest) -> TrainResult
     if session.runtime.deterministic:
         set_deterministic()
     initial = read_initial_run(run)
-    if method_class(config.method).required_option != "teacher":
+    if not issubclass(method_class(config.method), TaughtMethod):
         # Otherwise the peak memory of this run would include the teacher of an earlier one.
         release_teacher()
     start_memory_peak(session.device)
@@ -321,7 +322,7 @@ class TrainLoop:
         last_rate = self.schedule.rates(self.schedule.first_step(epoch + 1) - 1, epoch)[0]
         norms: dict[str, float] = {}
         is_last = epoch == self.config.recipe.epochs - 1
-        if self.method.measures_terms and (is_last or (epoch + 1) % self._measure_every == 0):
+        if isinstance(self.method, DiagnosedMethod) and (is_last or (epoch + 1) % self._measure_every == 0):
             with self.meter.phase("statistics", rated=False):
                 norms = measure_terms(self.training)
         self.state.close_epoch(last_rate, self.meter.step_seconds, norms)
@@ -355,6 +356,7 @@ def _write_result(run: Run, setup: Setup, state: TrainState, meter: Meter, facts
     """Write the checkpoint, then `train.json`, which marks the run as finished."""
     config, few, folder = run.config, setup.fewshot, run.folder
     on_features = isinstance(setup.method, FeatureMethod)
+    diagnosed = setup.method if isinstance(setup.method, DiagnosedMethod) else None
     few_shot = (
         None
         if few is None
@@ -374,8 +376,8 @@ def _write_result(run: Run, setup: Setup, state: TrainState, meter: Meter, facts
         phases=meter.phases_with_other(),
         peak_memory_bytes=peak_memory(meter.device),
         trainable_parameters=sum(parameter.numel() for parameter in setup.method.parameters()),
-        statistics=setup.method.statistics() if state.step else {},
-        kernels=setup.method.kernels,
+        statistics=diagnosed.statistics() if diagnosed and state.step else {},
+        kernels=diagnosed.kernels() if diagnosed else "",
         fewshot=few_shot,
         manifest_digest=setup.card.manifest_digest,
         checkpoint_sha256=save_checkpoint(folder.checkpoint_file, setup.method, setup.card),

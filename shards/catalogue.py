@@ -14,7 +14,7 @@ from procap.errors import unknown_name
 from shards.world.distortions import tuples_for_lists
 from shards.world.generate import CLASSNAMES
 
-Layout = Literal["split-file", "imagenet", "wnid-folders", "numbered-folders", "variant-lists"]
+FolderLayout = Literal["split-file", "imagenet", "wnid-folders", "numbered-folders", "variant-lists"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RawLayout:
     hub: its archive in the Hub repository of `shards.fetch`. archives: the official sources.
     """
 
-    layout: Layout
+    layout: FolderLayout
     folders: tuple[str, ...]
     images: tuple[str, ...]
     get: str

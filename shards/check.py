@@ -15,9 +15,9 @@ from shards.manifest import Shard, is_mirror
 from shards.names import MAX_NAMED, join_first
 from shards.pools import map_in_order
 from shards.reader import ImageList, ShardSet, open_dataset, shard_problem
-from shards.records import ImageRecord, Part, Source
+from shards.records import ImageRange, ImageRecord, Source
 
-PART = 250
+IMAGES_PER_TASK = 250
 """Images of one task; starting a process takes as long as decoding a few hundred."""
 
 SplitProgress = Callable[[str, int, int], None]
@@ -37,7 +37,7 @@ class CheckedImage(NamedTuple):
 
 def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress | None = None) -> Source:
     """Decode every image of a source without writing anything, and return the source with all problems and notes."""
-    ranges = source.ranges(PART)
+    ranges = source.ranges(IMAGES_PER_TASK)
     images: list[tuple[str, CheckedImage]] = []
     problems = [*source.problems]
     parts = ((split, source.part(split, start, stop)) for split, start, stop in ranges)
@@ -52,7 +52,7 @@ def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress
     return replace(source, problems=tuple(problems), notes=notes)
 
 
-def check_part(task: tuple[str, Part]) -> tuple[list[CheckedImage], list[str]]:
+def check_part(task: tuple[str, ImageRange]) -> tuple[list[CheckedImage], list[str]]:
     """Decode images of a split; returns those that decode, and a problem for each of the others."""
     split, part = task
     images, problems = [], []
@@ -172,7 +172,7 @@ def check_dataset(
         tasks += _list_tasks(shards, split, images)
     done = dict.fromkeys(counts, 0)
     broken_images: dict[str, list[str]] = {split: [] for split in counts}
-    results = map_in_order(_check_shard, tasks, min(workers, shards.manifest.images // PART))
+    results = map_in_order(_check_shard, tasks, min(workers, shards.manifest.images // IMAGES_PER_TASK))
     for task, (problem, decoded, errors) in zip(tasks, results, strict=True):
         reports[task.split].problems += [problem] if problem else []
         reports[task.split].readable += decoded

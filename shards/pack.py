@@ -23,7 +23,7 @@ import numpy as np
 from procap.errors import UserError
 from shards.builtin_sources import builtin_source
 from shards.check import (
-    PART,
+    IMAGES_PER_TASK,
     CheckedImage,
     Reporter,
     SplitProgress,
@@ -39,7 +39,7 @@ from shards.mirror import refuse_packing
 from shards.names import first_few, unfit_texts
 from shards.pools import map_in_order
 from shards.reader import ImageList, open_dataset
-from shards.records import Part, Source
+from shards.records import ImageRange, Source
 from shards.resolve import is_packed, resolve_dataset
 from shards.tar import image_offset, make_sample, sample_key
 
@@ -137,7 +137,7 @@ def _find_valid(source: Source, data_root: Path, workers: int) -> Manifest | Non
         if packed != today:
             return None
         # Without a size there are no files to read: the origin says which program has made the images.
-        ranges = source.ranges(PART) if source.size is not None else []
+        ranges = source.ranges(IMAGES_PER_TASK) if source.size is not None else []
         parts = [(source.part(*part), images[part[0]].subset(range(*part[1:]))) for part in ranges]
         is_same = all(map_in_order(_has_content, parts, min(workers, len(parts) // 2)))
     except UserError:
@@ -145,7 +145,7 @@ def _find_valid(source: Source, data_root: Path, workers: int) -> Manifest | Non
     return manifest if is_same else None
 
 
-def _has_content(task: tuple[Part, ImageList]) -> bool:
+def _has_content(task: tuple[ImageRange, ImageList]) -> bool:
     """Whether images are byte for byte those that were packed."""
     part, images = task
     return all(record.data == images.read(i) for i, record in enumerate(part.records()))
@@ -160,7 +160,7 @@ class ShardTask:
     file: str
     start: int
     stop: int
-    part: Part
+    part: ImageRange
 
 
 PackedShard = tuple[Shard, list[CheckedImage]]

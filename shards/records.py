@@ -32,7 +32,7 @@ class ImageRecord:
         return "jpg" if extension in JPEG_ENDINGS else extension
 
 
-class Part(Protocol):
+class ImageRange(Protocol):
     """Consecutive images of a split that one process packs; small enough to be sent to it."""
 
     def records(self) -> Iterator[ImageRecord]: ...
@@ -44,7 +44,7 @@ class Source:
 
     origin: what made the images, with its version; a set from another origin is packed again.
     counts: images per split.
-    part: `part(split, start, stop)` makes a `Part` of the images start..stop - 1, in the order that few-shot draws use.
+    part: `part(split, start, stop)` makes an `ImageRange` of start..stop - 1, in the order that few-shot draws use.
     size: bytes of all images; None if it is not known before reading them.
     problems: what is wrong in the lists of images; such a source is not packed. notes: what a user should know of them.
     """
@@ -55,7 +55,7 @@ class Source:
     templates: tuple[str, ...]
     origin: str
     counts: Mapping[str, int]
-    part: Callable[[str, int, int], Part]
+    part: Callable[[str, int, int], ImageRange]
     size: int | None = None
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

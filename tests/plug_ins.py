@@ -4,7 +4,7 @@ METHOD = """
 from procap.methods.coop import CoOp
 
 class Theirs(CoOp):
-    summary = "their own method"
+    'Their own method.'
 """
 
 

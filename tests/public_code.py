@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from procap.clip import CLIP
 from procap.geometry import Geometry
-from procap.methods import build_method
+from procap.methods import build_method, public
 from procap.text import LabelSpace
 from shards.catalogue import CATALOGUE
 
@@ -123,7 +123,7 @@ def condense(gradient: NDArray[np.float32]) -> NDArray[np.float32]:
 def public_parameters(method):
     """Return the parameters by their names in the figures; `fit` gives Tip-Adapter its own."""
     names = NAMES.get(type(method).__name__)
-    return method.public_parameters() if names is None else {
+    return public.public_parameters(method) if names is None else {
         name.replace(ours, theirs, 1): parameter
         for name, parameter in method.named_parameters()
         for ours, theirs in names.items()

@@ -11,6 +11,7 @@ from public_code import LABELS, draws, figures_of, images, near, near_condensed,
 from procap import recipe, reference
 from procap.low_rank import Dropout
 from procap.methods import method_class
+from procap.methods.public import public_parameters
 from procap.plan import Plan
 from runner.engine import Batch, Engine
 from runner.planning import plan_run
@@ -23,7 +24,7 @@ def built(**options):
 
 
 def compare_gradients(method, start):
-    measured, public = figures_of("cliplora"), method.public_parameters()
+    measured, public = figures_of("cliplora"), public_parameters(method)
     names = [key for key in measured.files if key.startswith(start)]
     assert len(names) == 48
     for key in names:
@@ -134,7 +135,7 @@ def test_recipe_and_sizes_are_those_of_the_public_code():
 def test_masks_depend_on_seed_item_row_and_column_alone():
     dropout = Dropout(0.25, torch.tensor(2**61 + 12345))
     words = dropout.random_words(torch.zeros(6, 5, 64))
-    assert torch.equal(dropout.part(2).random_words(torch.zeros(4, 5, 64)), words[2:])
+    assert torch.equal(dropout.starting_at(2).random_words(torch.zeros(4, 5, 64)), words[2:])
     for rank in (0, 1):
         share = replace(dropout, first=rank, step=2).random_words(torch.zeros(3, 3, 64))
         assert torch.equal(share, words[rank::2, :3]), "a process draws the masks of its share of the batch"

@@ -18,6 +18,7 @@ from procap.errors import UserError
 from procap.methods import METHODS, build_method, method_class
 from procap.methods.features import FeatureBank, FeatureMethod
 from procap.methods.lppp import step_sizes
+from procap.methods.public import public_parameters
 from procap.methods.tipadapter import ALPHAS, BETAS, search_values
 from runner.engine import Batch, Engine
 from runner.planning import plan_run
@@ -162,7 +163,7 @@ def test_taskres_equals_the_public_code():
 def test_clipadapter_equals_the_public_code():
     figures, method = figures_of("clipadapter"), public_code.build("clipadapter", ACTION)
     public_code.load_drawn(method, lambda name, shape: shape[1] ** -0.5)
-    public = method.public_parameters()
+    public = public_parameters(method)
     assert sum(parameter.numel() for parameter in method.parameters()) == figures["rule/trainable"][0]
     features = encode(images())
     near(method.classifier()(images()), figures["eval_logits"])

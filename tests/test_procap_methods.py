@@ -18,11 +18,13 @@ from procap.methods import (
     METHODS,
     build_method,
     describe_method,
+    hooks,
     method_class,
     method_options,
     method_source,
     title_and_colour,
 )
+from procap.methods.method import Method
 from procap.methods.zeroshot import ENSEMBLE
 from procap.text import LabelSpace
 
@@ -257,7 +259,7 @@ def test_every_option_is_described_and_strict():
 
 
 def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypatch):
-    theirs = METHOD + "class NotAMethod:\n    pass\n\nclass Bare(CoOp.__base__.__base__):\n    summary = 'x'\n"
+    theirs = METHOD + "class NotAMethod:\n    pass\n\nclass Bare(CoOp.__base__.__base__):\n    title = 'x'\n"
     theirs += "class Quiet(Theirs):\n    @classmethod\n    def recipe(cls, *task):\n        return CoOp.recipe(*task)\n"
     theirs += "from procap.methods.features import FeatureMethod\nclass Headless(FeatureMethod):\n    pass\n"
     modules = {"their_method": theirs, "half_written": "class Theirs(\n", "exits": "import sys\nsys.exit('bye')\n"}
@@ -285,7 +287,7 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
     for name, message in reasons.items():
         with pytest.raises(UsageError, match=message):
             method_class(name)
-    assert describe_method("theirs")["summary"] == "their own method"
+    assert describe_method("theirs")["summary"] == "Their own method"
     assert describe_method("theirs")["selection"] == "last step"
     assert describe_method("quiet")["recipe"] == "the method's own"
 
@@ -304,7 +306,7 @@ def test_methods_are_described_as_their_classes_say_without_importing_torch():
         cls = method_class(name)
         texts = describe_method(name)
         assert title_and_colour(name)[0] == vars(cls)["title"]
-        assert texts["summary"] == cls.summary and texts["selection"].startswith(cls.selection)
+        assert cls.__doc__.startswith(texts["summary"]) and texts["selection"].startswith(cls.selection)
         assert cls.recipe.__doc__.startswith(f"Return {texts['recipe']}")
     program = "import sys; from benchmarks.cli import main; main(['ls', 'methods']); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
@@ -329,3 +331,26 @@ def test_the_code_of_a_plug_in_is_that_of_its_modules_without_comments_and_its_v
     assert method_source("first") != before["first"] and method_source("second") == before["second"]
     install(tmp_path, {}, points, version="2")
     assert method_source("second") != before["second"]
+
+
+def test_an_author_has_few_members_to_know():
+    attributes = {"space", "group", "image_adapter", "text_adapter", "recipe"}
+    public = {name for name in {**vars(Method), **Method.__annotations__} if not name.startswith("_")}
+    assert len(public | attributes) <= 25
+
+
+def test_options_of_a_number_of_tokens_are_valid_for_each_method():
+    for name in METHODS:
+        for tokens in (2, 4, 16):
+            options = method_options(name, method_class(name).Options.of_length(tokens))
+            assert getattr(options, "n_ctx", tokens) == tokens
+    assert not method_class("mma").Options.of_length(4)
+
+
+def test_what_few_methods_define_is_seen_by_its_protocol():
+    def methods_with(protocol):
+        return {name for name in METHODS if issubclass(method_class(name), protocol)}
+
+    assert methods_with(hooks.GradientRule) == {"prograd"}
+    assert methods_with(hooks.TaughtMethod) == {"kdpl", "kdpl-maple"}
+    assert methods_with(hooks.DiagnosedMethod) == methods_with(hooks.GaussianMethod) == {"procap"}

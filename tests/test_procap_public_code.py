@@ -16,6 +16,7 @@ from tiny_geometry import SHORT_OPTIONS
 
 from procap import recipe, reference, teacher, text
 from procap.methods import build_method
+from procap.methods.public import public_names
 from procap.methods.skipt import SkipT, SkipTOptions, keep_odds
 from runner.engine import Batch, Engine
 from runner.epoch_average import EpochAverage
@@ -108,7 +109,7 @@ def built_2sfs():
 def check_gradients(name, method, figures):
     """Compare every gradient with the figures; returns the public names of the tensors that have one."""
     parameters = dict(method.named_parameters())
-    gradients = {theirs: parameters[ours].grad for ours, theirs in method.public_names().items()}
+    gradients = {theirs: parameters[ours].grad for ours, theirs in public_names(method).items()}
     measured = {key.removeprefix("grad/"): figures[key] for key in figures.files if key.startswith("grad/")}
     assert measured.keys() <= gradients.keys()
     compared = sorted(theirs for theirs in measured if gradients[theirs] is not None)
@@ -288,7 +289,7 @@ def test_trained_tensors_equal_those_of_the_public_code(name, tmp_path):
     if config.recipe.average:
         average.apply()
     trained = dict(method.named_parameters())
-    for ours, theirs in method.public_names().items():
+    for ours, theirs in public_names(method).items():
         before, after = (condense(tensors[ours].detach().numpy())[:HEAD] for tensors in (start, trained))
         measured = figures[f"after/{theirs}"][:HEAD] - before
         # Rounding of the tensors is larger in their changes.

@@ -15,6 +15,7 @@ from torch.nn.utils import parameters_to_vector
 from procap import reference, text
 from procap.errors import UsageError
 from procap.methods import aapl, build_method, dpc, method_class
+from procap.methods.public import public_parameters
 from procap.weights.loading import find_source, load_clip
 from runner.engine import Batch, Engine
 from runner.planning import plan_run
@@ -68,7 +69,7 @@ def test_bpl_equals_the_public_code():
     near(terms["ce"].detach(), figures["loss/nll"])
     near(terms["kl"].detach(), figures["loss/kl_weighted"])
     (terms["ce"] + terms["kl"]).backward()
-    public = method.public_parameters()
+    public = public_parameters(method)
     for name in ("ctx", "mean_posterior", "std_posterior"):
         near_condensed(public[f"prompt_learner.{name}"].grad, figures[f"grad/{name}"])
     for name, space in (("eval", method.space), ("novel", public_code.novel_space(method, figures))):
@@ -80,11 +81,11 @@ def test_bpl_equals_the_public_code():
 
 def test_bpl_trains_as_the_public_code():
     figures, method = figures_of("bpl"), built_bpl()
-    start = {name: value.detach().clone() for name, value in method.public_parameters().items()}
+    start = {name: value.detach().clone() for name, value in public_parameters(method).items()}
     engine = Engine(method, plan_run(method="bpl", dataset="dtd"))
     batches = [Batch(images(), LABELS, (torch.from_numpy(noise),)) for noise in figures["steps/noise"]]
     assert len([*take_steps(engine, batches, 0.002, figures["steps/loss"])]) == 3
-    for name, value in method.public_parameters().items():
+    for name, value in public_parameters(method).items():
         after = figures[f"steps/after_3/{name.removeprefix('prompt_learner.')}"]
         near_condensed(value, after, like=start[name])
 
@@ -121,7 +122,7 @@ def test_dept_equals_the_public_code(base, encoders):
     near(terms["ce"].detach(), figures[f"{base}/loss/ce_weighted"])
     near(terms["ce_linear"].detach(), figures[f"{base}/loss/ce_lp_weighted"])
     (terms["ce"] + terms["ce_linear"]).backward()
-    for name, tensor in method.public_parameters().items():
+    for name, tensor in public_parameters(method).items():
         near_condensed(tensor.grad, figures[f"{base}/grad/{name}"])
     near(run.classifier()(images()), figures[f"{base}/eval_logits"])
     near(run.classifier(public_code.novel_space(method, figures))(images()), figures[f"{base}/novel_logits"])
@@ -150,7 +151,7 @@ def test_kdpl_equals_the_public_code(base, most_classes, monkeypatch):
     if most_classes == 1000:
         near(method.classifier()(images()), figures[f"{prefix}eval_logits"])
         near(method.classifier(public_code.novel_space(method, figures))(images()), figures[f"{prefix}novel_logits"])
-    public = {name.removeprefix("prompt_learner."): tensor for name, tensor in method.public_parameters().items()}
+    public = {name.removeprefix("prompt_learner."): tensor for name, tensor in public_parameters(method).items()}
     engine, rate = Engine(method, plan_run(method="kdpl", dataset="dtd")), 0.002 if base == "coop" else 0.0035
     for step, terms in take_steps(engine, [Batch(images(), LABELS, ())] * 3, rate, figures[f"{prefix}steps/loss"]):
         for i, name in enumerate(engine.objective.names if not step else ()):

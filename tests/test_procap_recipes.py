@@ -13,7 +13,7 @@ from torch import nn
 from procap import errors, teacher, text
 from procap.clip import CLIP
 from procap.methods import METHODS, build_method, method_class, method_options, public
-from procap.methods.public import PublicFile, pack_public, read_public
+from procap.methods.public import PublicFile, pack_public, public_names, read_public
 from procap.recipe import Recipe, epoch_rate, step_rate
 from runner.planning import plan_run
 
@@ -301,7 +301,7 @@ def saved(name, clip, space, seed=1):
     words = clip.token_embedding(method.class_ids)
     if layout.module == "adapter_learner":
         extra = {"token_embedding": words, "tokenized_prompts": method.class_ids}
-    elif "prompt_learner.ctx" in method.public_names().values():
+    elif "prompt_learner.ctx" in public_names(method).values():
         n_ctx = method.options.n_ctx
         extra = {"token_prefix": words[:, :1], "token_suffix": words[:, 1 + n_ctx :]}
         extra = extra if layout.module else {f"prompt_learner.{key}": value for key, value in extra.items()}

@@ -94,7 +94,7 @@ def test_off_is_off_for_the_kernels_of_procap_too(gpu, tiny_clip, tiny_space, mo
     monkeypatch.setattr("procap.methods.procap.has_kernels", lambda *_: True)
     for choice, kernels in (("fused", "fused"), ("off", "eager")):
         Acceleration.parse(choice, GPU).prepare(tiny_clip)
-        assert method.kernels == kernels
+        assert method.kernels() == kernels
 
 
 def test_attention_of_cudnn_is_off_unless_a_record_allows_it(tiny_geometry, monkeypatch):

@@ -195,7 +195,7 @@ def test_images_that_do_not_decode_are_named_by_one_process_or_two(roots, tmp_pa
     bad = sorted(images.rglob("*.jpg"))[::4]
     for i, file in enumerate(bad):
         file.write_bytes((b"", b"<html>not found</html>", file.read_bytes()[:300])[i % 3])
-    monkeypatch.setattr("shards.check.PART", 3)
+    monkeypatch.setattr("shards.check.IMAGES_PER_TASK", 3)
     source = available("dtd", tmp_path)
     one, two = (check_source(source, workers=workers) for workers in (1, 2))
     broken = [problem for problem in one.problems if "is not a readable image" in problem]

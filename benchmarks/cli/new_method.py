@@ -13,7 +13,7 @@ import typer
 from benchmarks.cli.flags import OutputFlags, command, flag
 from benchmarks.console.output import note, quote, show, show_json
 from procap.errors import UsageError
-from procap.methods import METHOD_GROUPS, method_paths
+from procap.methods import method_groups, method_paths
 from runner.results import write_bytes
 
 EXAMPLE = "methods/visual-tokens"
@@ -29,7 +29,7 @@ def method(
     """Write a package with a method that works: `pyproject.toml` with the entry point, one file, and tests."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise UsageError(f"a method cannot be called '{name}': lower-case letters, digits and dashes, as in my-method")
-    if name in {*method_paths(), *METHOD_GROUPS, "all", "table1"}:
+    if name in {*method_paths(), *method_groups(), "all", "table1"}:
         raise UsageError(f"there is a method or group '{name}' already (procap ls methods): choose another name")
     folder, module = out / name, name.replace("-", "_")
     if find_spec(module):

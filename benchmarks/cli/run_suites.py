@@ -124,7 +124,8 @@ def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: Ru
     methods = changes.get("methods") or dict.fromkeys(method for suite in suites for method in suite.methods)
     parsed = parse_options(suite_flags.option or (), methods)
     if "methods" in changes:
-        changes["methods"] = trainable_methods(suite_flags.methods, changes["methods"], profile.options, parsed)
+        of_profile = {method: profile.options(method) for method in changes["methods"]}
+        changes["methods"] = trainable_methods(suite_flags.methods, changes["methods"], of_profile, parsed)
     plans = []
     for suite in suites:
         # An option of a method that only some of the suites compare does not apply to the others.

@@ -97,8 +97,12 @@ def _plan_runs(
 
 
 def _training_warning(config: RunConfig, result: TrainResult) -> str:
-    options = method_options(config.method, config.options)
-    return method_class(config.method).training_warning(options, result.statistics) if result.statistics else ""
+    from procap.methods.hooks import DiagnosedMethod
+
+    cls = method_class(config.method)
+    if not (result.statistics and issubclass(cls, DiagnosedMethod)):
+        return ""
+    return cls.training_warning(method_options(config.method, config.options), result.statistics)
 
 
 def _train_all(

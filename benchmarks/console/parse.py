@@ -84,11 +84,11 @@ def parse_shot_counts(text: str) -> tuple[int, ...]:
 
 
 def expand_methods(text: str, table1: Iterable[str] = ()) -> list[str]:
-    """Expand a comma list of methods: "all" is every installed one, "table1" those given; see `METHOD_GROUPS`."""
-    from procap.methods import METHOD_GROUPS, method_paths
+    """Expand a comma list of methods: "all" is every installed one, "table1" those given; see `method_groups`."""
+    from procap.methods import method_groups, method_paths
 
     known = list(method_paths())
-    return expand_names(text, {"all": known, "table1": table1, **METHOD_GROUPS}, known)
+    return expand_names(text, {"all": known, "table1": table1, **method_groups()}, known)
 
 
 def parse_methods(text: str, table1: Iterable[str] = ()) -> list[str]:

@@ -34,8 +34,9 @@ RANKS, SECONDS = 2, 60.0
 
 def collect_facts(case: DeviceCase) -> dict[str, Any]:
     """Collect what decides which paths can run."""
-    facts = describe_environment(case.device) | identify(case.device).model_dump()
-    facts["missing"] = missing_tool(case.device)
+    facts = (
+        describe_environment(case.device) | identify(case.device).model_dump() | {"missing": missing_tool(case.device)}
+    )
     if not case.on_gpu:
         return facts
     about = torch.cuda.get_device_properties(case.device)

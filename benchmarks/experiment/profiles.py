@@ -8,14 +8,16 @@ from typing import Any
 
 from benchmarks.experiment.published import DATASETS
 from procap.errors import check_names
+from procap.methods import method_class
 
 
 @dataclass(frozen=True)
 class Profile:
     """Data sets, their backbone, and how long methods are trained on them.
 
-    recipe, overrides, rates, options: as `plan_run` takes them; rates and options are by method. quick: more overrides,
-    for a smoke test. general: the data set used as ImageNet, and shifts: its shifted test sets.
+    recipe, overrides: as `plan_run` takes them. quick: more overrides, for a smoke test. general: the data set used as
+    ImageNet, and shifts: its shifted test sets. is_generated: its data are generated, for which a method has a learning
+    rate and options, `mini_lr` and `mini_options`.
     """
 
     name: str
@@ -27,9 +29,12 @@ class Profile:
     precision: str = "fp32"
     recipe: str = "published"
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    rates: Mapping[str, float] = field(default_factory=dict)
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    is_generated: bool = False
     quick: Mapping[str, Any] = field(default_factory=dict)
+
+    def options(self, method: str) -> Mapping[str, object]:
+        """Return options that a method has on the data of this profile."""
+        return method_class(method).mini_options if self.is_generated else {}
 
 
 # The catalogue lists the paper's eleven data sets first, and then ImageNet's shifts.
@@ -43,7 +48,6 @@ PAPER = Profile(
     precision="bf16",
     quick={"epochs": 2, "warmup_epochs": 1},
 )
-# Learning rates for short trainings, chosen on base validation images; docs/methods.md has the command.
 MINI = Profile(
     "mini",
     ("shapes", "coloured-shapes", "textures", "petals", "tiles", "glyphs", "digits"),
@@ -52,36 +56,7 @@ MINI = Profile(
     shifts=("shapes-v2", "shapes-sketch", "shapes-hard", "shapes-art"),
     recipe="procap",
     overrides={"epochs": 10, "batch_size": 16, "warmup_epochs": 1},
-    rates={
-        "coop": 4e-2,
-        "cocoop": 1e-2,
-        "kgcoop": 4e-2,
-        "vpt": 2.5e-3,
-        "ivlp": 2.5e-3,
-        "maple": 1e-2,
-        "promptsrc": 1e-2,
-        "coprompt": 1e-2,
-        "tcp": 2.5e-3,
-        "mma": 0.16,
-        "mmrl": 2.5e-3,
-        "prograd": 6e-4,
-        "bpl": 0.16,
-        "dept": 2.5e-3,
-        "dept-maple": 4e-2,
-        "kdpl": 4e-2,
-        "kdpl-maple": 1e-2,
-        "dpc": 1e-2,
-        "aapl": 2.5e-3,
-        "rebapl": 4e-2,
-        "mmrlpp": 2.5e-3,
-        "2sfs": 3e-3,
-        "cliplora": 1e-2,
-        "skipt": 1e-4,
-        "mmlop": 1e-2,
-        "procap": 3.90625e-5,
-    },
-    # No language model has written sentences about generated data, and no larger CLIP knows them.
-    options={"coprompt": {"sentences": "templates"}, "kdpl": {"teacher": "mini"}, "kdpl-maple": {"teacher": "mini"}},
+    is_generated=True,
     quick={"epochs": 2},
 )
 PROFILES = {profile.name: profile for profile in (PAPER, MINI)}

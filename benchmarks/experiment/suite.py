@@ -52,10 +52,12 @@ def learns_from_features(method: str) -> bool:
 def _layers(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, dict[str, Any]]:
     """List the arguments of `plan_run` by where they come from: later ones replace earlier ones, empty ones do not."""
     from procap.methods import method_class
+    from procap.methods.options import ViewOptions
 
     profile, method, is_fast = options.profile, variant.method, learns_from_features(variant.method)
-    has_views = options.quick and "views" in method_class(method).Options.model_fields
-    has_rates = recipe == profile.recipe and not is_fast
+    has_views = options.quick and issubclass(method_class(method).Options, ViewOptions)
+    has_recipe = recipe == profile.recipe and not is_fast
+    rate = method_class(method).mini_lr if has_recipe and profile.is_generated and method in METHODS else None
     return {
         "profile": {
             "backbone": profile.backbone,
@@ -63,12 +65,10 @@ def _layers(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, d
             "pretrained": "" if options.backbone else profile.pretrained,
             "precision": profile.precision,
             "shots": SHOTS,
-            "shared": profile.overrides if has_rates else {},
-            "options": profile.options.get(method, {}),
+            "shared": profile.overrides if has_recipe else {},
+            "options": profile.options(method),
         },
-        "rates of the profile": {
-            "shared": {"lr": profile.rates[method]} if has_rates and method in profile.rates else {}
-        },
+        "rate on generated data": {"shared": {"lr": rate} if rate else {}},
         "--quick": {
             "shared": profile.quick if options.quick and not is_fast else {},
             "options": {"views": QUICK_VIEWS} if has_views else {},

@@ -14,6 +14,7 @@ from torch import Tensor
 from benchmarks.runtime.settings import METHOD_OPTIONS, SEED
 from procap.clip import CLIP
 from procap.methods import build_method
+from procap.methods.hooks import TaughtMethod
 from procap.methods.method import Method
 from procap.text import LabelSpace
 from shards.rng import generator
@@ -38,8 +39,8 @@ def synthetic_case(clip: CLIP, method: str, classes: int, batch: int) -> tuple[M
     space = LabelSpace(class_names(classes))
     built = build_method(method, clip, space, METHOD_OPTIONS.get(method, {}), generator(SEED, "init"))
     built.training_images = NoiseImages(torch.arange(classes), size)
-    if built.required_option == "teacher":
-        built.teacher_classifier = build_method("zeroshot", clip, space, {}, generator(SEED, "init")).classifier()
+    if isinstance(built, TaughtMethod):
+        built.set_teacher(build_method("zeroshot", clip, space, {}, generator(SEED, "init")).classifier())
     images = torch.randn(batch, 3, size, size, generator=generator(SEED, "images"))
     return built, images.to(clip.device), (torch.arange(batch) % classes).to(clip.device)
 

@@ -84,8 +84,9 @@ def make_engine(method: Method, config: RunConfig, mode: ModeName) -> Engine:
 def make_logits_function(method: Method, mode: ModeName) -> Classify:
     """Make the function from images [B, 3, S, S] to logits [B, C]; `method` uses the towers of that mode."""
     # If the text depends on the image, class features cannot be cached in either mode.
-    if mode == "fast" or method.depends_on_image:
-        return method.classifier()
+    classifier = method.classifier()
+    if mode == "fast" or not classifier.keeps_class_features:
+        return classifier
     # Compute prompts and class features again for every batch, as public code does.
     return torch.inference_mode()(lambda images: method.classifier()(images))
 

@@ -13,27 +13,17 @@ from __future__ import annotations
 from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
 from benchmarks.plots.curves import prompt_length_plots
 from benchmarks.tables.base_novel import prompt_length_tables
-from procap.errors import UsageError
-from procap.methods import method_class, method_options
+from procap.methods import method_class
 
 LENGTHS = (2, 4, 8, 16)
 
 
 def by_length(options: SuiteOptions, method: str) -> list[Variant]:
     """Return one variant per number of tokens; a method without tokens has one variant."""
-    if "n_ctx" not in method_class(method).Options.model_fields:
+    variants = [(length, method_class(method).Options.of_length(length)) for length in LENGTHS]
+    if not variants[0][1]:
         return [Variant(method)]
-    return [Variant(method, key={"n_ctx": length}, options=tokens(method, length)) for length in LENGTHS]
-
-
-def tokens(method: str, length: int) -> dict[str, object]:
-    """Return options for `length` tokens, random at first where the number of the method's initial words differs."""
-    options: dict[str, object] = {"n_ctx": length}
-    try:
-        method_options(method, options)
-    except UsageError:
-        options["ctx_init"] = ""
-    return options
+    return [Variant(method, key={"n_ctx": length}, options=options) for length, options in variants]
 
 
 SUITE = Suite(

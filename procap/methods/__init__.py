@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ METHODS: dict[str, str] = {
     "probe": "procap.methods.probe:LinearProbe",
     "ncm": "procap.methods.probe:NearestMean",
     "tipadapter": "procap.methods.tipadapter:TipAdapter",
-    "tipadapterf": "procap.methods.tipadapterf:TipAdapterF",
+    "tipadapterf": "procap.methods.tipadapter:TipAdapterF",
     "clipadapter": "procap.methods.clipadapter:ClipAdapter",
     "taskres": "procap.methods.taskres:TaskRes",
     "lppp": "procap.methods.lppp:LPPP",
@@ -63,20 +64,11 @@ METHODS: dict[str, str] = {
 }
 """The built-in methods: module and class of each, imported on first use."""
 
-METHOD_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "adapters": (
-        "probe", "ncm", "tipadapter", "tipadapterf", "clipadapter", "taskres", "lppp", "mma", "2sfs", "cliplora",
-    ),
-    "prompts": (
-        "coop", "cocoop", "kgcoop", "vpt", "ivlp", "maple", "promptsrc", "coprompt", "tcp", "prograd", "bpl", "dept",
-        "dept-maple", "kdpl", "kdpl-maple", "dpc", "aapl", "rebapl", "mmrl", "mmrlpp", "mmlop", "procap",
-    ),
-    "probabilistic": ("bpl", "rebapl", "procap"),
-}  # fmt: skip
-"""Names for several built-in methods."""
-
 COLOUR = re.compile("#[0-9a-fA-F]{6}")
 """Matches the colour of a method."""
+
+FACTS = ("title", "selection", "groups")
+"""The attributes of a built-in method's class that are read without importing it; literals."""
 
 
 def method_paths() -> dict[str, str]:
@@ -140,12 +132,21 @@ def title_and_colour(name: str) -> tuple[str, str]:
     A plug-in whose title is missing, or that of a built-in method, has its name.
     """
     if name in METHODS:
-        return _texts(name)["title"], ""
+        return _read_facts(METHODS[name])["title"], ""
     if loading_error(name):
         return name, ""
     cls = method_class(name)
     is_taken = any(cls.title == title_and_colour(method)[0] for method in METHODS)
     return name if is_taken else cls.title or name, cls.colour if COLOUR.fullmatch(cls.colour) else ""
+
+
+def method_groups() -> dict[str, list[str]]:
+    """List the names for several built-in methods, and the methods of each."""
+    groups = defaultdict[str, list[str]](list)
+    for name, path in METHODS.items():
+        for group in _read_facts(path)["groups"]:
+            groups[group].append(name)
+    return dict(groups)
 
 
 def describe_method(name: str) -> dict[str, str]:
@@ -155,55 +156,43 @@ def describe_method(name: str) -> dict[str, str]:
     UsageError for a plug-in that cannot be loaded.
     """
     if name in METHODS:
-        texts = dict(_texts(name))
+        texts = dict(_read_facts(METHODS[name]))
     else:
         cls = method_class(name)
-        texts = {"summary": cls.summary or f"no summary: give {method_paths()[name]} one", "selection": cls.selection}
+        summary = vars(cls)["__doc__"] or f"no summary: give {method_paths()[name]} a docstring"
+        texts = {"summary": summary, "selection": cls.selection}
         # Not `inspect.getdoc`, which returns the text of the abstract `Method.recipe` if there is none.
         texts["recipe"] = cls.recipe.__doc__ or "the method's own"
     texts["selection"] = texts["selection"].replace("validation", "validation, 4 images per class")
-    texts["recipe"] = texts["recipe"].partition("\n")[0].removeprefix("Return ").removesuffix(".")
+    for text in ("summary", "recipe"):
+        texts[text] = texts[text].strip().partition("\n")[0].removeprefix("Return ").removesuffix(".")
     return texts
-
-
-def _texts(name: str) -> dict[str, str]:
-    module, _, class_name = METHODS[name].partition(":")
-    return _class_texts(module, class_name)
 
 
 @cache
-def _class_texts(module: str, class_name: str) -> dict[str, str]:
-    """Read string attributes of a class, and the docstring of `recipe`, from its source and that of its bases."""
-    tree = _syntax_tree(module)
-    imports = {
-        alias.name: node.module
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("procap.methods")
-        for alias in node.names
-    }
-    cls = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name), None)
-    texts: dict[str, str] = {}
-    if cls is not None:
-        # Reversed, because the first base wins, as in Python. A base that is not imported is in the same module.
-        for base in reversed([base.id for base in cls.bases if isinstance(base, ast.Name)]):
-            texts |= _class_texts(imports.get(base, module), base)
-        texts |= dict(_string_members(cls))
-    return texts
+def _read_facts(path: str) -> Mapping[str, Any]:
+    """Read what a class of a built-in method says about itself, and the docstring of `recipe`, from its source.
 
-
-def _string_members(cls: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    Importing it would import torch, which takes seconds.
+    """
+    module, _, class_name = path.partition(":")
+    tree = ast.parse(Path(__file__).with_name(f"{module.rpartition('.')[2]}.py").read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
+    cls = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name)
+    facts: dict[str, Any] = {}
+    # Reversed, because the first base wins, as in Python. A base that is not imported is in the same module.
+    for base in reversed([base.id for base in cls.bases if isinstance(base, ast.Name)]):
+        facts |= _read_facts(f"{homes.get(base, module)}:{base}")
+    facts["summary"] = ast.get_docstring(cls) or ""
     for node in cls.body:
         if isinstance(node, ast.FunctionDef) and node.name == "recipe":
-            yield "recipe", ast.get_docstring(node) or ""
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
-            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-            if isinstance(node.value.value, str):
-                yield ast.unparse(target), node.value.value
-
-
-@cache
-def _syntax_tree(module: str) -> ast.Module:
-    return ast.parse(Path(__file__).with_name(f"{module.rpartition('.')[2]}.py").read_text(encoding="utf-8"))
+            facts["recipe"] = ast.get_docstring(node) or ""
+        elif isinstance(node, ast.AnnAssign | ast.Assign):
+            name = ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
+            if name in FACTS and node.value:
+                facts[name] = ast.literal_eval(node.value)
+    return facts
 
 
 def method_options(name: str, options: Mapping[str, Any]) -> BaseModel:

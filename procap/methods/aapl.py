@@ -36,11 +36,11 @@ class AAPLOptions(ContextOptions):
 
 
 class AAPL(CoCoOp):
-    """Attributes added to conditional prompts."""
+    """AAPL (Kim et al. 2024): CoCoOp with triplets of augmented images."""
 
     Options = AAPLOptions
     title: ClassVar[str] = "AAPL"
-    summary = "AAPL (Kim et al. 2024): CoCoOp with triplets of augmented images"
+    mini_lr: ClassVar[float | None] = 2.5e-3
     # A public checkpoint holds the whole CLIP under different names.
     public_layout = None  # type: ignore[assignment]
     options: AAPLOptions

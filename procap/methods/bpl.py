@@ -42,11 +42,12 @@ class BPLOptions(ContextOptions):
 
 
 class BPL(ContextMethod):
-    """Bayesian prompt learning."""
+    """BPL (Derakhshani et al. 2023): predictions averaged over samples of a Gaussian shift."""
 
     Options = BPLOptions
     title: ClassVar[str] = "BPL"
-    summary: ClassVar[str] = "BPL (Derakhshani et al. 2023): predictions averaged over samples of a Gaussian shift"
+    groups: ClassVar[tuple[str, ...]] = ("prompts", "probabilistic")
+    mini_lr: ClassVar[float | None] = 0.16
     public_layout = PublicLayout(
         "prompt_learner",
         CONTEXT_NAMES | {"mean": "prompt_learner.mean_posterior", "logvar": "prompt_learner.std_posterior"},
@@ -69,7 +70,7 @@ class BPL(ContextMethod):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 0.002, one image per step, the data set's epochs, 10 for transfer; there is no few-shot recipe."""
-        epochs = 10 if task in TRANSFER_TASKS else PUBLISHED.get(dataset.lower(), (10, 40))[1]
+        epochs = 10 if task in TRANSFER_TASKS else PUBLISHED.get(dataset, (10, 40))[1]
         return Recipe(optimizer="sgd", lr=0.002, epochs=epochs, batch_size=1)
 
     def draw(self, generator: torch.Generator) -> Noise:

@@ -19,16 +19,16 @@ from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.methods.adapters import FeatureAdapter
 from procap.methods.features import FeatureMethod, Head
-from procap.methods.method import MethodOptions, PublicLayout
+from procap.methods.method import PublicLayout
+from procap.methods.options import ViewOptions
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
 
-class ClipAdapterOptions(MethodOptions):
+class ClipAdapterOptions(ViewOptions):
     """The options of CLIP-Adapter."""
 
     share: float = Field(0.2, ge=0, le=1, description="share of the adapter's output in an image feature")
-    views: int = Field(10, ge=0, description="random views of each image, used in turn by the epochs; 0: new ones")
 
 
 def adapted_logits(features: Tensor, adapter: FeatureAdapter, text: Tensor, scale: Tensor) -> Tensor:
@@ -37,11 +37,10 @@ def adapted_logits(features: Tensor, adapter: FeatureAdapter, text: Tensor, scal
 
 
 class ClipAdapter(FeatureMethod):
-    """CLIP-Adapter."""
+    """CLIP-Adapter (Gao et al. 2021): a bottleneck on the image features."""
 
     Options = ClipAdapterOptions
     title: ClassVar[str] = "CLIP-Adapter"
-    summary: ClassVar[str] = "CLIP-Adapter (Gao et al. 2021): a bottleneck on the image features"
     public_layout = PublicLayout("clip_adapter", {"adapter": "adapter.fc.{}"}, module="adapter")
     options: ClipAdapterOptions
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.low_rank import Dropout, LowRank
-from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
+from procap.methods.method import Method, Noise, PublicLayout
+from procap.methods.options import TemplateOptions
 from procap.methods.prompts import ClassPrompts, check_blocks
 from procap.methods.twosfs import TwoSFS
 from procap.plan import BLOCKS, Plan
@@ -28,7 +29,7 @@ PUBLIC = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "proj"}
 """The projections in the public code."""
 
 
-class CLIPLoRAOptions(MethodOptions):
+class CLIPLoRAOptions(TemplateOptions):
     """The options of CLIP-LoRA."""
 
     rank: int = Field(2, ge=1, description="rank of every learned matrix")
@@ -38,7 +39,6 @@ class CLIPLoRAOptions(MethodOptions):
         "qkv", min_length=1, pattern="^q?k?v?o?$", description="adapted projections: some of q, k, v, o (output)"
     )
     first_block: int = Field(0, ge=0, description="first adapted block (0-based) of both towers")
-    template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
 
 
 class Factors(nn.ParameterDict):
@@ -86,17 +86,18 @@ class Factors(nn.ParameterDict):
 
 
 def _key(block: int, projection: str, factor: str) -> str:
-    # A name of a parameter has no dots: `Method.public_names` puts them in place of the slashes.
+    # A name of a parameter has no dots: `public_names` puts them in place of the slashes.
     return f"transformer/resblocks/{block}/attn/{PUBLIC[projection]}/w_lora_{factor}"
 
 
 class CLIPLoRA(Method):
-    """Low-rank adaptation of both towers."""
+    """CLIP-LoRA (Zanella and Ben Ayed 2024): low-rank matrices in the attention of both towers."""
 
     Options = CLIPLoRAOptions
     vision_weights: ClassVar[str] = "vision"
     title: ClassVar[str] = "CLIP-LoRA"
-    summary: ClassVar[str] = "CLIP-LoRA (Zanella and Ben Ayed 2024): low-rank matrices in the attention of both towers"
+    groups: ClassVar[tuple[str, ...]] = ("adapters",)
+    mini_lr: ClassVar[float | None] = 1e-2
     public_layout = PublicLayout("cliplora", {"vision": "visual.{}", "text": "{}"}, dassl=False)
     options: CLIPLoRAOptions
 
@@ -125,6 +126,6 @@ class CLIPLoRA(Method):
         if not noise:
             return Plan(weights=self.vision.merged(self.clip.visual)), Plan(weights=self.text.merged(self.clip.text))
         [seed] = noise
-        # Image i of this rank has number i * size + rank in the global batch; `Plan.part` numbers prompts.
+        # Image i of this rank has number i * size + rank in the global batch; `Plan.select` numbers prompts.
         rank, size = (self.group.rank, self.group.size) if self.group else (0, 1)
         return Plan(branches=self.vision.branches(seed, rank, size)), Plan(branches=self.text.branches(seed + 2**32))

@@ -34,13 +34,12 @@ META_NET_NAMES = {
 
 
 class CoCoOp(ContextMethod):
-    """Conditional context optimization."""
+    """CoCoOp (Zhou et al. 2022): context shifted for each image, text never cached."""
 
     Options: ClassVar[type[MethodOptions]] = ContextOptions
     title: ClassVar[str] = "CoCoOp"
-    summary: ClassVar[str] = "CoCoOp (Zhou et al. 2022): context shifted for each image, text never cached"
+    mini_lr: ClassVar[float | None] = 1e-2
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES | META_NET_NAMES, module="prompt_learner")
-    depends_on_image = True
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ContextOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
@@ -65,6 +64,8 @@ class CoCoOp(ContextMethod):
 
 class CoCoOpClassifier(Classifier):
     """A classifier that encodes every class again for every image, because each image shifts the context."""
+
+    keeps_class_features = False
 
     def __init__(self, method: CoCoOp, prompts: PromptSet) -> None:
         self.clip = method.clip

@@ -42,6 +42,12 @@ class ContextOptions(MethodOptions):
             )
         return self
 
+    @classmethod
+    def of_length(cls, tokens: int) -> dict[str, object]:
+        # Random at first where the number of the initial words differs.
+        words = len(words_of(cls.model_fields["ctx_init"].default))
+        return super().of_length(tokens) | ({"ctx_init": ""} if words not in (0, tokens) else {})
+
 
 class ContextMethod(Method):
     """A method that learns CoOp's context."""
@@ -77,11 +83,11 @@ class ContextMethod(Method):
 
 
 class CoOp(ContextMethod):
-    """Context optimization."""
+    """CoOp (Zhou et al. 2022): learned context words before the class name."""
 
     Options = ContextOptions
     title: ClassVar[str] = "CoOp"
-    summary: ClassVar[str] = "CoOp (Zhou et al. 2022): learned context words before the class name"
+    mini_lr: ClassVar[float | None] = 4e-2
     # CoOp's own paper draws 16 tokens at random; 4 from a phrase are those of the CoCoOp paper's comparison.
     published: ClassVar[PublishedOptions] = {"few-shot": {"n_ctx": 16, "ctx_init": ""}}
 
@@ -94,6 +100,6 @@ class CoOp(ContextMethod):
         epochs = 200
         if task == "few-shot":
             epochs = 50 if shots == 1 else 100 if 1 < shots < 8 else 200
-        if dataset.lower() == "imagenet" or task in TRANSFER_TASKS:
+        if dataset == "imagenet" or task in TRANSFER_TASKS:
             epochs = 50
         return Recipe(optimizer="sgd", lr=0.002, epochs=epochs, batch_size=32)

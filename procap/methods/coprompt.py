@@ -9,6 +9,7 @@ Shapes: B images, C classes, P sentences per class, E joint embedding.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -64,11 +65,11 @@ class CoPromptOptions(MaPLeOptions):
 
 
 class CoPrompt(MaPLe):
-    """Consistency-guided prompt learning."""
+    """CoPrompt (Roy and Etemad 2024): MaPLe with adapters, consistent with the frozen CLIP."""
 
     Options = CoPromptOptions
     title: ClassVar[str] = "CoPrompt"
-    summary: ClassVar[str] = "CoPrompt (Roy and Etemad 2024): MaPLe with adapters, consistent with the frozen CLIP"
+    mini_lr: ClassVar[float | None] = 1e-2
     public_layout = PublicLayout(
         "MultiModalPromptLearner",
         MAPLE_NAMES | {"image_adapter": "adapter_image.fc.{}", "text_adapter": "adapter_text.fc.{}"},
@@ -76,6 +77,8 @@ class CoPrompt(MaPLe):
     )
     views = 2
     required_option = "sentences"
+    # No language model has written sentences about generated data.
+    mini_options: ClassVar[Mapping[str, object]] = {"sentences": "templates"}
     published = name_options(("depth", "n_ctx", "weight"), PUBLISHED)
     options: CoPromptOptions
 
@@ -91,7 +94,7 @@ class CoPrompt(MaPLe):
 
         The public code has no configuration for other tasks; few-shot learning takes 50 epochs, as for MaPLe.
         """
-        epochs = 50 if task == "few-shot" else 5 if dataset.lower() == "food101" else 8
+        epochs = 50 if task == "few-shot" else 5 if dataset == "food101" else 8
         return Recipe(optimizer="sgd", lr=0.0035, epochs=epochs, batch_size=4, augmentation="randaugment")
 
     @classmethod

@@ -102,11 +102,11 @@ class DePTOptions(ContextOptions):
 
 
 class DePT(Decoupled, ContextMethod):
-    """Decoupled prompt tuning of CoOp's context."""
+    """DePT (Zhang et al. 2024) on CoOp: a linear head next to the similarities."""
 
     Options = DePTOptions
     title: ClassVar[str] = "DePT (CoOp)"
-    summary: ClassVar[str] = "DePT (Zhang et al. 2024) on CoOp: a linear head next to the similarities"
+    mini_lr: ClassVar[float | None] = 2.5e-3
     public_layout = PublicLayout("PromptLearner", CONTEXT_NAMES | HEAD_NAMES)
     options: DePTOptions
 
@@ -118,10 +118,10 @@ class DePTMaPLeOptions(MaPLeOptions):
 
 
 class DePTMaPLe(Decoupled, MaPLe):
-    """Decoupled prompt tuning of MaPLe's prompts."""
+    """DePT (Zhang et al. 2024) on MaPLe: a linear head next to the similarities."""
 
     Options = DePTMaPLeOptions
     title: ClassVar[str] = "DePT (MaPLe)"
-    summary: ClassVar[str] = "DePT (Zhang et al. 2024) on MaPLe: a linear head next to the similarities"
+    mini_lr: ClassVar[float | None] = 4e-2
     public_layout = PublicLayout("MultiModalPromptLearner", MAPLE_NAMES | HEAD_NAMES)
     options: DePTMaPLeOptions

@@ -40,11 +40,11 @@ class DPCOptions(ContextOptions):
 
 
 class DPC(ContextMethod):
-    """Dual-prompt collaboration on CoOp's context."""
+    """DPC (Li et al. 2025) on CoOp: a second prompt learned against hard negatives."""
 
     Options = DPCOptions
     title: ClassVar[str] = "DPC (CoOp)"
-    summary: ClassVar[str] = "DPC (Li et al. 2025) on CoOp: a second prompt learned against hard negatives"
+    mini_lr: ClassVar[float | None] = 1e-2
     # A public checkpoint has one of both prompts.
     public_layout = None  # type: ignore[assignment]
     first_stage = "coop"

@@ -18,6 +18,7 @@ from torch import Tensor
 from procap.classifier import Classifier, HeadClassifier
 from procap.errors import UserError
 from procap.methods.method import Method, Noise
+from procap.methods.options import ViewOptions
 from procap.methods.prompts import ClassPrompts
 from procap.methods.zeroshot import ENSEMBLE
 from procap.plan import NO_CHANGE, Plan
@@ -52,12 +53,13 @@ class FeatureMethod(Method):
     parameter requires a gradient, and calls `finish`. `head` defines training and inference alike.
 
     takes_steps: `fit` leaves a parameter that requires a gradient.
-    augments: views are random, as the recipe says: as many as the option `views` if the method has one and it is not 0,
-        else one for each epoch. Otherwise there is one view, prepared as test images are.
+    augments: views are random, as the recipe says, and as many as `fixed_views`, or as epochs. Otherwise there is one
+        view, prepared as test images are.
     bank: what a training learns from, from `fit` on.
     """
 
     changes = ()
+    groups: ClassVar[tuple[str, ...]] = ("adapters",)
     takes_steps: ClassVar[bool] = True
     augments: ClassVar[bool] = True
     bank: FeatureBank
@@ -80,8 +82,13 @@ class FeatureMethod(Method):
         unread = {"vision_lr", "batches"} if cls.takes_steps else {*Recipe.model_fields} - of_images - {OF_EVALUATION}
         if not cls.augments:
             unread |= of_images - {"epochs"}
-        has_epochs = cls.takes_steps or (cls.augments and not getattr(options, "views", 0))
+        has_epochs = cls.takes_steps or (cls.augments and not cls.fixed_views(options))
         return unread if has_epochs else unread | {"epochs"}
+
+    @classmethod
+    def fixed_views(cls, options: BaseModel) -> int:
+        """Return the number of random views that epochs use in turn; 0: each epoch has a new one."""
+        return options.views if isinstance(options, ViewOptions) else 0
 
     def fit(self, bank: FeatureBank) -> None:
         """Set what does not need the recipe's steps: a closed form, initial values, or all by a loop over `bank`."""
@@ -102,7 +109,7 @@ class FeatureMethod(Method):
 
     def templates(self, space: LabelSpace) -> tuple[str, ...]:
         """Return the prompts of a class: the data set's template, on ImageNet the seven of CLIP."""
-        return ENSEMBLE if space.dataset.lower() == "imagenet" else (space.template,)
+        return ENSEMBLE if space.dataset == "imagenet" else (space.template,)
 
     def text(self, space: LabelSpace) -> Tensor:
         """Compute class features [C, E], normalised: the mean over normalised `templates`."""

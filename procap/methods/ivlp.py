@@ -52,11 +52,11 @@ class IVLPOptions(MethodOptions):
 
 
 class IVLP(Method):
-    """Independent vision and language prompts."""
+    """IVLP (Khattak et al. 2023): independent deep prompts in both towers."""
 
     Options: ClassVar[type[MethodOptions]] = IVLPOptions
     title: ClassVar[str] = "IVLP"
-    summary: ClassVar[str] = "IVLP (Khattak et al. 2023): independent deep prompts in both towers"
+    mini_lr: ClassVar[float | None] = 2.5e-3
     public_layout = PublicLayout("VLPromptLearner", IVLP_NAMES)
     options: IVLPOptions
 

@@ -9,6 +9,7 @@ Shapes: B images, C classes, K classes of a step, E joint embedding.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -42,7 +43,10 @@ class Distilled(Method):
     """What KDPL changes in a prompt method, as a base class before that of the method."""
 
     required_option = "teacher"
+    # No larger CLIP knows generated data.
+    mini_options: ClassVar[Mapping[str, object]] = {"teacher": "mini"}
     options: DistilledOptions
+    teacher_classifier: Classifier | None = None
 
     @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
@@ -52,6 +56,17 @@ class Distilled(Method):
         if checkpoint.is_file():
             return {"teacher": hashlib.sha256(checkpoint.read_bytes()).hexdigest()}
         return {"teacher": file_digest(weights_key(*split_teacher(options.teacher)))}
+
+    @classmethod
+    def teacher_run(cls, options: BaseModel) -> Path | None:
+        """Return the folder that the option `teacher` names if it is that of a run."""
+        assert isinstance(options, DistilledOptions)
+        folder = Path(options.teacher).expanduser()
+        return folder if (folder / "config.json").is_file() else None
+
+    def set_teacher(self, classifier: Classifier | None) -> None:
+        """Set the classifier of a teacher that is a run."""
+        self.teacher_classifier = classifier
 
     def prepare_training(self) -> None:
         """Make the classifier of a teacher that is no run. Raises UsageError for one that reads other images."""
@@ -98,11 +113,11 @@ class KDPLOptions(DistilledOptions, ContextOptions):
 
 
 class KDPL(Distilled, ContextMethod):
-    """Knowledge distillation prompt learning on CoOp's context."""
+    """KDPL (Mistretta et al. 2024) on CoOp: learns from a larger CLIP without labels."""
 
     Options = KDPLOptions
     title: ClassVar[str] = "KDPL (CoOp)"
-    summary: ClassVar[str] = "KDPL (Mistretta et al. 2024) on CoOp: learns from a larger CLIP without labels"
+    mini_lr: ClassVar[float | None] = 4e-2
     options: KDPLOptions
 
     @classmethod
@@ -116,11 +131,11 @@ class KDPLMaPLeOptions(DistilledOptions, MaPLeOptions):
 
 
 class KDPLMaPLe(Distilled, MaPLe):
-    """Knowledge distillation prompt learning on MaPLe's prompts."""
+    """KDPL (Mistretta et al. 2024) on MaPLe: learns from a larger CLIP without labels."""
 
     Options = KDPLMaPLeOptions
     title: ClassVar[str] = "KDPL (MaPLe)"
-    summary: ClassVar[str] = "KDPL (Mistretta et al. 2024) on MaPLe: learns from a larger CLIP without labels"
+    mini_lr: ClassVar[float | None] = 1e-2
     # In place of MaPLe's options for transfer: KDPL trains MaPLe at depth 9 for every task.
     published: ClassVar[PublishedOptions] = {}
     options: KDPLMaPLeOptions

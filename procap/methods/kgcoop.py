@@ -32,11 +32,11 @@ class KgCoOpOptions(ContextOptions):
 
 
 class KgCoOp(ContextMethod):
-    """Knowledge-guided context optimization."""
+    """KgCoOp (Yao et al. 2023): CoOp near the features of hand-written prompts."""
 
     Options = KgCoOpOptions
     title: ClassVar[str] = "KgCoOp"
-    summary: ClassVar[str] = "KgCoOp (Yao et al. 2023): CoOp near the features of hand-written prompts"
+    mini_lr: ClassVar[float | None] = 4e-2
     public_layout = PublicLayout(
         "prompt_learner", CONTEXT_NAMES, module="prompt_learner", unused=("bias_vectors", "meta_net.")
     )

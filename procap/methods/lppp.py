@@ -43,11 +43,10 @@ def blended_logits(features: Tensor, rows: Tensor, bias: Tensor, alpha: Tensor, 
 
 
 class LPPP(FeatureMethod):
-    """LP++, trained by block coordinate descent with step sizes from the data."""
+    """LP++ (Huang et al. 2024): a linear probe blended with the class features."""
 
     Options = LPPPOptions
     title: ClassVar[str] = "LP++"
-    summary: ClassVar[str] = "LP++ (Huang et al. 2024): a linear probe blended with the class features"
     selection = "validation"
     takes_steps: ClassVar[bool] = False
     knows_new_classes: ClassVar[bool] = False

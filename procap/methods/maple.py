@@ -45,11 +45,11 @@ class MaPLeOptions(MethodOptions):
 
 
 class MaPLe(Method):
-    """Multi-modal prompt learning; the coupling goes from text to vision only."""
+    """MaPLe (Khattak et al. 2023): deep text prompts projected to vision prompts."""
 
     Options: ClassVar[type[MethodOptions]] = MaPLeOptions
     title: ClassVar[str] = "MaPLe"
-    summary: ClassVar[str] = "MaPLe (Khattak et al. 2023): deep text prompts projected to vision prompts"
+    mini_lr: ClassVar[float | None] = 1e-2
     public_layout = PublicLayout("MultiModalPromptLearner", MAPLE_NAMES)
     published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3}}
     options: MaPLeOptions

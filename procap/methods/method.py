@@ -14,29 +14,23 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import getattr_static
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from procap.classifier import AveragedClassifier, Classifier, cosine_logits
 from procap.clip import CLIP
-from procap.errors import UsageError
+from procap.methods.hooks import TrainingHooks
+from procap.methods.options import MethodOptions, TemplateOptions
 from procap.methods.prompts import ClassPrompts, template_prompts
 from procap.packing import PromptSet
 from procap.parallel import ClassShares, Communicator, gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
-
-
-class MethodOptions(BaseModel):
-    """The options of a method, none here: a value never changes, an unknown field is refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
 
 TASKS = ("base-to-novel", "cross-dataset", "domain-generalization", "few-shot")
 """The tasks that published recipes distinguish."""
@@ -49,15 +43,6 @@ PublishedOptions = Mapping[str, Mapping[str, object]]
 
 Noise = tuple[Tensor, ...]
 """All random tensors of one training step, drawn before it; () for a deterministic method."""
-
-
-class TrainingImages(Protocol):
-    """The training images of a run, by index."""
-
-    labels: Tensor
-
-    def image(self, i: int, generator: torch.Generator) -> Tensor:
-        """Return image `i` in a random view [3, H, W], on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -79,53 +64,74 @@ class PublicLayout:
     dassl: bool = True
 
 
-class Method(nn.Module):
-    """A prompt method over a frozen CLIP; `parameters()` and `state_dict()` hold what it learns and nothing else.
+class MethodFacts:
+    """What a method says of itself, as class attributes: how it is shown, its published recipe and its public code.
 
-    summary: one line for `procap ls methods`.
+    The first line of its docstring is what `procap ls methods` says.
+
     title, colour: in tables and plots, the colour as "#0072b2"; the defaults are the method's name and a spare colour.
-    group: the ranks that share every training step; None for a single process.
-    views: random views of each training image; with several, training images are [B, views, 3, H, W].
-    depends_on_image: class features are computed for each image, so that none are kept.
-    image_adapter, text_adapter: modules [N, E] to [N, E] behind the towers, on features that are not normalised, in
-        training and inference; the identity unless a method replaces them.
-    required_option: an option without a default that training needs.
-    changes: the towers ("image", "text") that its plans change, or whose weights it reads.
+    groups: names that stand for several built-in methods, this one among them.
     selection: what it is chosen by: "last step", "validation" for at most four validation images of each class, or "-".
+    published: options of its published recipes that differ from the defaults.
+    public_layout: how its public code saves it; None if that is not supported.
+    mini_lr: of a built-in method, the learning rate of short trainings on generated data in ProCAP's recipe, chosen by
+        base validation images; docs/methods.md has the command. mini_options: its options on generated data.
+    first_stage: a method with a subset of its options, whose trained tensors are its initial ones.
+    changes: the towers ("image", "text") that its plans change, or whose weights it reads.
     reads_names: it depends on the names of the classes.
     knows_new_classes: it can classify images of classes that it was not trained on.
-    measures_terms: `train.json` records the gradient norm of each loss term by epoch.
-    first_stage: a method with a subset of its options, whose trained tensors are its initial ones.
-    published: options of its published recipes that differ from the defaults.
-    vision_weights: the attribute with its copies of weights of the vision tower, which train at the recipe's
-        `vision_lr`; empty without them.
-    varying_rows: names of tensors whose first dimension depends on the training, such as on its number of images.
-    training_images: the training images, in training alone.
-    teacher_classifier: that of the finished run that the option `teacher` names, in training.
-    cycles: equal parts of a training, in each of which the learning rate per epoch falls.
+    """
+
+    title: ClassVar[str] = ""
+    colour: ClassVar[str] = ""
+    groups: ClassVar[tuple[str, ...]] = ("prompts",)
+    selection: ClassVar[str] = "last step"
+    published: ClassVar[PublishedOptions] = {}
+    public_layout: ClassVar[PublicLayout | None] = None
+    mini_lr: ClassVar[float | None] = None
+    mini_options: ClassVar[Mapping[str, object]] = {}
+    first_stage: ClassVar[str] = ""
+    changes: ClassVar[tuple[str, ...]] = ("image", "text")
+    reads_names: ClassVar[bool] = True
+    knows_new_classes: ClassVar[bool] = True
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return the method's own published recipe for one of `TASKS`; shots 0 stands for all images."""
+        raise NotImplementedError
+
+    @classmethod
+    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
+        """Return the options that are published for `task`, else for `dataset`, else for other data sets."""
+        name = "transfer" if task in TRANSFER_TASKS else task
+        keys = [key for key in (name, dataset, "other") if key in cls.published]
+        return dict(cls.published[keys[0]]) if keys else {}
+
+    @classmethod
+    def missing_members(cls) -> list[str]:
+        """List what a subclass does not define and cannot do without."""
+        needed = ("recipe", "plans")
+        # A static look-up returns the function itself, where `getattr` would bind a class method anew each time.
+        return [f"{name}()" for name in needed if getattr_static(cls, name) is getattr_static(Method, name)]
+
+
+class Method(MethodFacts, TrainingHooks):
+    """A prompt method over a frozen CLIP; `parameters()` and `state_dict()` hold what it learns and nothing else.
+
+    An author knows the members of this class. `MethodFacts` has what describes the method, `TrainingHooks` what takes
+    part in a training beyond its steps; the protocols of `procap.methods.hooks` are for methods that define them.
+
+    group: the ranks that share every training step; None for a single process.
+    views: random views of each training image; with several, training images are [B, views, 3, H, W].
+    image_adapter, text_adapter: modules [N, E] to [N, E] behind the towers, on features that are not normalised, in
+        training and inference; the identity unless a method replaces them.
     """
 
     Options: ClassVar[type[MethodOptions]] = MethodOptions
-    required_option: ClassVar[str] = ""
-    summary: ClassVar[str] = ""
-    title: ClassVar[str] = ""
-    colour: ClassVar[str] = ""
-    public_layout: ClassVar[PublicLayout | None] = None
     views: ClassVar[int] = 1
-    depends_on_image: ClassVar[bool] = False
-    changes: ClassVar[tuple[str, ...]] = ("image", "text")
-    selection: ClassVar[str] = "last step"
-    reads_names: ClassVar[bool] = True
-    knows_new_classes: ClassVar[bool] = True
-    measures_terms: ClassVar[bool] = False
-    first_stage: ClassVar[str] = ""
-    published: ClassVar[PublishedOptions] = {}
-    vision_weights: ClassVar[str] = ""
-    varying_rows: ClassVar[tuple[str, ...]] = ()
-    training_images: TrainingImages
     class_ids: Tensor
     class_reference: Tensor | None
-    cycles: int = 1
+    options: BaseModel
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
         """Initialise the parameters from `generator` (on the CPU) alone.
@@ -138,7 +144,6 @@ class Method(nn.Module):
         self.space = space
         self.options = options
         self.group: Communicator | None = None
-        self.teacher_classifier: Classifier | None = None
         self.image_adapter: nn.Module = nn.Identity()
         self.text_adapter: nn.Module = nn.Identity()
         self._prompts = self.class_prompts(space)
@@ -147,13 +152,6 @@ class Method(nn.Module):
         self.register_buffer("class_reference", self._prompts.reference, persistent=False)
         # Not buffers: they follow from the frozen CLIP and the classes, and no checkpoint needs them.
         self._constants: dict[str, Tensor] = {}
-
-    @classmethod
-    def missing_members(cls) -> list[str]:
-        """List what a subclass does not define and cannot do without."""
-        needed = ("recipe", "plans")
-        # A static look-up returns the function itself, where `getattr` would bind a class method anew each time.
-        return [f"{name}()" for name in needed if getattr_static(cls, name) is vars(Method)[name]]
 
     @property
     def clip(self) -> CLIP:
@@ -185,39 +183,13 @@ class Method(nn.Module):
                 self._constants[name] = compute()
         return self._constants[name]
 
-    @classmethod
-    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """Return the method's own published recipe for one of `TASKS`; shots 0 stands for all images."""
-        raise NotImplementedError
-
-    @classmethod
-    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return the options that are published for `task`, else for `dataset`, else for other data sets."""
-        name = "transfer" if task in TRANSFER_TASKS else task
-        keys = [key for key in (name, dataset.lower(), "other") if key in cls.published]
-        return dict(cls.published[keys[0]]) if keys else {}
-
-    @classmethod
-    def unread_fields(cls, options: BaseModel) -> set[str]:
-        """Name the fields of a recipe that its training never reads."""
-        return set() if cls.vision_weights else {"vision_lr"}
-
-    @classmethod
-    def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
-        """Return the SHA-256 of each file that training on `dataset` reads, by the option that names the file."""
-        return {}
-
-    @classmethod
-    def has_gaussians(cls, options: BaseModel) -> bool:
-        """Whether the method with `options` has Gaussian tokens, of which inference can draw samples."""
-        return False
-
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         """Tokenize the prompts of `space` at the full context length; reads `clip`, `options` and `space` only.
 
-        By default a prompt is the option `template`, or the data set's template where a method has no such option.
+        By default a prompt is that of `TemplateOptions`, or the data set's template for a method with other options.
         """
-        return template_prompts(self.clip, space, getattr(self.options, "template", None))
+        template = self.options.template if isinstance(self.options, TemplateOptions) else None
+        return template_prompts(self.clip, space, template)
 
     def known(self, space: LabelSpace) -> Tensor:
         """Find each class of `space` among those trained on, by name: positions [C], -1 for a new class.
@@ -238,36 +210,6 @@ class Method(nn.Module):
         known = [positions[name].pop(0) if trained[name] == here[name] else -1 for name in space.classnames]
         return torch.tensor(known, device=device)
 
-    def prepare_training(self) -> None:
-        """Read and compute what only training needs.
-
-        Raises UsageError without the required option, UserError for a file that is missing or does not fit.
-        """
-        name = self.required_option
-        if name and not getattr(self.options, name):
-            needed = f"{name}: {self.Options.model_fields[name].description}"
-            raise UsageError(f"{type(self).__name__} needs --option {name}=..., which is empty ({needed})")
-
-    def stage_starts(self, steps: int) -> tuple[int, ...]:
-        """Return the first step (0-based) of every stage of a training of `steps` steps; most methods have one stage.
-
-        Each stage has a new optimizer.
-        """
-        return (0,)
-
-    def begin_stage(self, stage: int) -> None:
-        """Prepare `stage` of a training: afterwards exactly what this stage learns requires a gradient.
-
-        A new method is in the last stage, so that loading the weights of a finished training is enough.
-        """
-
-    def begin_epoch(self, epoch: int, rate: float, recipe: Recipe) -> bool:
-        """Prepare the steps of `epoch` (0-based), also in a resumed run; returns whether their work has changed."""
-        return False
-
-    def end_epoch(self, epoch: int, recipe: Recipe) -> None:
-        """Change the learned tensors after the last step of `epoch`."""
-
     def draw(self, generator: torch.Generator) -> Noise:
         """Draw the noise of one step on the CPU, so that a seed gives the same noise on every device.
 
@@ -279,40 +221,6 @@ class Method(nn.Module):
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         """Build image plan and text plan from the current weights; `noise` is None in inference."""
         raise NotImplementedError
-
-    @property
-    def kernels(self) -> str:
-        """Which of several implementations the method uses on its device, recorded in `train.json`; empty for one."""
-        return ""
-
-    def extend_batch(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Add training images to a batch before a step; all ranks call this with equal generators.
-
-        images [B, 3, H, W] and labels [B] are those of `loss`, which gets what is returned.
-        """
-        return images, labels
-
-    def adapt_shapes(self, tensors: Mapping[str, Tensor]) -> None:
-        """Give each tensor in `varying_rows` as many rows as in `tensors`, so that these can be loaded."""
-        state, parameters = self.state_dict(), dict(self.named_parameters())
-        for name in tensors.keys() & state.keys() & {*self.varying_rows}:
-            # A parameter that fits stays, because an optimizer may hold it.
-            if tensors[name].shape[1:] == state[name].shape[1:] and len(tensors[name]) != len(state[name]):
-                rows = state[name].new_zeros(tensors[name].shape)
-                setattr(self, name, nn.Parameter(rows) if name in parameters else rows)
-
-    def lr_scales(self) -> dict[str, float]:
-        """Return factors on the recipe's learning rate by the name of a parameter; others are trained at the rate."""
-        return {}
-
-    def statistics(self) -> dict[str, dict[str, float]]:
-        """Compute numbers that describe the learned parameters by name, which `train.json` records."""
-        return {}
-
-    @classmethod
-    def training_warning(cls, options: BaseModel, statistics: Mapping[str, Mapping[str, float]]) -> str:
-        """Describe in one line a part that a training left without effect; empty if `statistics` show none."""
-        return ""
 
     def scale(self) -> Tensor:
         """Return the factor of the cosines: CLIP's own frozen temperature, inverted."""
@@ -349,33 +257,6 @@ class Method(nn.Module):
         """
         image, text = self.features(images, noise)
         return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
-
-    def combine_gradients(self, gradients: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Return the gradient of each parameter from those of each loss term, averaged over all processes.
-
-        A method that overrides it descends what it returns. Gradients may be multiplied by a common factor (fp16).
-        """
-        raise NotImplementedError
-
-    @property
-    def combines_gradients(self) -> bool:
-        return type(self).combine_gradients is not Method.combine_gradients
-
-    def public_names(self) -> dict[str, str]:
-        """Map the name of each parameter to its name in the public code of the method; empty without public code."""
-        known = dict(self.public_layout.names) if self.public_layout else {}
-        names = {}
-        for name in self.state_dict() if known else ():
-            # With a point at the end, so that "text" does not fit "text_mu".
-            ours = max((start for start in known if f"{name}.".startswith(f"{start}.")), key=len)
-            rest = name.removeprefix(ours).lstrip(".").replace("/", ".")
-            names[name] = known[ours].format(rest, *rest.split("."))
-        return names
-
-    def public_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters by their names in the public code of the method."""
-        parameters = dict(self.named_parameters())
-        return {theirs: parameters[ours] for ours, theirs in self.public_names().items()}
 
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
         """Make a snapshot for inference on the classes of `space` (default: those trained on); needs no retraining.

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
+from procap.methods.method import Method, Noise, PublicLayout
+from procap.methods.options import TemplateOptions
 from procap.methods.prompts import ClassPrompts, check_blocks
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -57,24 +58,24 @@ class Adapter(nn.Module):
         return ScaleGradient.apply(out, 1 / self.factor)
 
 
-class MMAOptions(MethodOptions):
+class MMAOptions(TemplateOptions):
     """The options of MMA."""
 
     width: int = Field(32, ge=1, description="width of the adapters")
     scale: float = Field(0.001, gt=0, description="factor of what the adapters add")
     first_block: int = Field(4, ge=0, description="first block (0-based) with an adapter; all later ones have one")
-    template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
     scale_gradient: bool = Field(
         True, description="give the adapters the gradient of a scale of 1, as the public code does; else the true one"
     )
 
 
 class MMA(Method):
-    """Multi-modal adapters."""
+    """MMA (Yang et al. 2024): adapters next to the upper blocks of both towers."""
 
     Options = MMAOptions
     title: ClassVar[str] = "MMA"
-    summary: ClassVar[str] = "MMA (Yang et al. 2024): adapters next to the upper blocks of both towers"
+    groups: ClassVar[tuple[str, ...]] = ("adapters",)
+    mini_lr: ClassVar[float | None] = 0.16
     public_layout = PublicLayout(
         "adapter_learner",
         {
@@ -102,7 +103,7 @@ class MMA(Method):
 
         The public code has no few-shot configuration; that of base-to-novel is used.
         """
-        batch = 128 if dataset.lower() == "imagenet" else 16
+        batch = 128 if dataset == "imagenet" else 16
         return Recipe(optimizer="sgd", lr=0.0015, epochs=5, batch_size=batch, warmup="none")
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:

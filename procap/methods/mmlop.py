@@ -44,11 +44,11 @@ class MMLoPOptions(MethodOptions):
 
 
 class MMLoP(Method):
-    """Multi-modal low-rank prompts."""
+    """MMLoP (2026), after the paper's text: low-rank prompts, drift correction."""
 
     Options = MMLoPOptions
     title: ClassVar[str] = "MMLoP (after its text)"
-    summary: ClassVar[str] = "MMLoP (2026), after the paper's text: low-rank prompts, drift correction"
+    mini_lr: ClassVar[float | None] = 1e-2
     published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3}}
     options: MMLoPOptions
 

@@ -48,11 +48,11 @@ class TokenProjections(nn.ModuleList):
 
 
 class MMRL(Method):
-    """Multi-modal representation learning."""
+    """MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers."""
 
     Options: ClassVar[type[MethodOptions]] = MMRLOptions
     title: ClassVar[str] = "MMRL"
-    summary: ClassVar[str] = "MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers"
+    mini_lr: ClassVar[float | None] = 2.5e-3
     public_layout = PublicLayout(
         "MultiModalRepresentationLearner",
         {
@@ -104,7 +104,7 @@ class MMRL(Method):
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return AdamW 0.001, batch 4, 10 epochs; batch 32 for few-shot (50), ImageNet (5) and transfer (1 epoch)."""
         epochs = 50 if task == "few-shot" else 10
-        if dataset.lower() == "imagenet" or task in TRANSFER_TASKS:
+        if dataset == "imagenet" or task in TRANSFER_TASKS:
             epochs = 1 if task in TRANSFER_TASKS else 5
         # 10 epochs mean base-to-novel, ImageNet excepted; in a single one the warm-up would be all of the training.
         return Recipe(

@@ -64,13 +64,11 @@ class SharedProjection(nn.Module):
 
 
 class MMRLPP(MMRL):
-    """Parameter-efficient multi-modal representation learning."""
+    """MMRL++ (Guo and Gu 2025): MMRL with shared projections and tokens that pass through blocks."""
 
     Options = MMRLPPOptions
     title: ClassVar[str] = "MMRL++"
-    summary: ClassVar[str] = (
-        "MMRL++ (Guo and Gu 2025): MMRL with shared projections and tokens that pass through blocks"
-    )
+    mini_lr: ClassVar[float | None] = 2.5e-3
     public_layout = PublicLayout(
         "MultiModalRepresentationLearner",
         {
@@ -99,7 +97,7 @@ class MMRLPP(MMRL):
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return MMRL's recipe; for few-shot on other sets than ImageNet 0.002 and 100 epochs."""
         recipe = super().recipe(task, shots, dataset)
-        if task == "few-shot" and dataset.lower() != "imagenet":
+        if task == "few-shot" and dataset != "imagenet":
             return recipe.model_copy(update={"lr": 0.002, "epochs": 100})
         return recipe
 

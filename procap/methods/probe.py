@@ -49,11 +49,10 @@ class ProbeOptions(MethodOptions):
 
 
 class LinearProbe(Baseline):
-    """Logistic regression on image features."""
+    """Linear probe: logistic regression on frozen image features."""
 
     Options = ProbeOptions
     title: ClassVar[str] = "Linear probe"
-    summary: ClassVar[str] = "linear probe: logistic regression on frozen image features"
     selection = "validation"
     options: ProbeOptions
 
@@ -106,10 +105,9 @@ def regress(features: Tensor, labels: Tensor, classes: int, strength: float) -> 
 
 
 class NearestMean(Baseline):
-    """The class whose mean feature has the highest cosine to the image."""
+    """Nearest mean: cosines to the mean feature of each class."""
 
     title: ClassVar[str] = "Nearest mean"
-    summary: ClassVar[str] = "nearest mean: cosines to the mean feature of each class"
     selection: ClassVar[str] = "-"
 
     @torch.no_grad()

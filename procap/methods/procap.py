@@ -142,7 +142,7 @@ class ProCAPOptions(MethodOptions):
 
 
 class ProCAP(Method):
-    """Probabilistic cross-attentive prompts.
+    """ProCAP (Abbas et al. 2026): Gaussian prompts refined across modalities.
 
     Every ablation removes its own parameters and terms and leaves the initial values of the rest as they are. Without
     cross-attention nothing turns one level's tokens into the next one's: "refined" then puts the same set into every
@@ -152,8 +152,8 @@ class ProCAP(Method):
 
     Options = ProCAPOptions
     title: ClassVar[str] = "ProCAP"
-    summary: ClassVar[str] = "ProCAP (Abbas et al. 2026): Gaussian prompts refined across modalities"
-    measures_terms: ClassVar[bool] = True
+    groups: ClassVar[tuple[str, ...]] = ("prompts", "probabilistic")
+    mini_lr: ClassVar[float | None] = 3.90625e-5
     options: ProCAPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ProCAPOptions, generator: torch.Generator) -> None:
@@ -196,7 +196,7 @@ class ProCAP(Method):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return AdamW 2.5e-4, batch 32, 50 epochs, for every task; EuroSAT adds mild colour jitter and rotations."""
-        if dataset.lower() == "eurosat":
+        if dataset == "eurosat":
             return PROCAP_RECIPE.model_copy(update={"colour_jitter": EUROSAT_JITTER, "rotation": EUROSAT_ROTATION})
         return PROCAP_RECIPE
 
@@ -260,9 +260,8 @@ class ProCAP(Method):
             levels.append((v, t))
         return [v for v, _ in levels], [t for _, t in levels]
 
-    @property
     def kernels(self) -> str:
-        """Which implementation computes the cross-attention on this device, fused or eager; empty without one."""
+        """Return what computes the cross-attention on this device, fused or eager; empty without one."""
         if not self.options.cross_attention:
             return ""
         attention = self.vision_attention[0], self.text_attention[0]

@@ -51,11 +51,11 @@ class ProGradOptions(ContextOptions):
 
 
 class ProGrad(ContextMethod):
-    """Prompt-aligned gradients."""
+    """ProGrad (Zhu et al. 2023): CoOp without the gradient against zero-shot CLIP."""
 
     Options = ProGradOptions
     title: ClassVar[str] = "ProGrad"
-    summary: ClassVar[str] = "ProGrad (Zhu et al. 2023): CoOp without the gradient against zero-shot CLIP"
+    mini_lr: ClassVar[float | None] = 6e-4
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES, module="prompt_learner")
     options: ProGradOptions
 
@@ -78,7 +78,7 @@ class ProGrad(ContextMethod):
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 0.002, batch 32; 50 to 200 epochs by shots for few-shot, 100 otherwise, 50 on ImageNet."""
         epochs = (50 if shots == 1 else 100 if 1 < shots < 8 else 200) if task == "few-shot" else 100
-        if dataset.lower() == "imagenet":
+        if dataset == "imagenet":
             epochs = 50
         return Recipe(optimizer="sgd", lr=0.002, epochs=epochs, batch_size=32)
 
@@ -86,7 +86,7 @@ class ProGrad(ContextMethod):
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
         """Return a smaller share for many shots on three data sets."""
         many = task == "few-shot" and (shots >= 8 or not shots)
-        return {"share": 0.8} if many and dataset.lower() in WEAKER else {}
+        return {"share": 0.8} if many and dataset in WEAKER else {}
 
     def teacher(self) -> Tensor:
         """Compute the frozen class features [C, E] of the teacher's template, normalised."""

@@ -50,11 +50,11 @@ class PromptSRCOptions(IVLPOptions):
 
 
 class PromptSRC(IVLP):
-    """Self-regulating prompts."""
+    """PromptSRC (Khattak et al. 2023): deep prompts regularised by the frozen CLIP."""
 
     Options = PromptSRCOptions
     title: ClassVar[str] = "PromptSRC"
-    summary: ClassVar[str] = "PromptSRC (Khattak et al. 2023): deep prompts regularised by the frozen CLIP"
+    mini_lr: ClassVar[float | None] = 1e-2
     public_layout = PublicLayout("VLPromptLearner", IVLP_NAMES, unused=("prompt_learner.ZS_image_encoder.",))
     published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3, "vision_depth": 3}}
     options: PromptSRCOptions
@@ -64,7 +64,7 @@ class PromptSRC(IVLP):
         """Return SGD 0.0025, batch 4; 20 epochs averaged around 15 (transfer: 6), few-shot 50 around 30 or 45."""
         epochs, average = 20, (15.0, 1.0)
         if task == "few-shot":
-            epochs, average = 50, (45.0, 5.0) if dataset.lower() in LATE_AVERAGE else (30.0, 30.0)
+            epochs, average = 50, (45.0, 5.0) if dataset in LATE_AVERAGE else (30.0, 30.0)
         elif task != "base-to-novel":
             average = (6.0, 10.0)
         return Recipe(optimizer="sgd", lr=0.0025, epochs=epochs, batch_size=4, average=average)

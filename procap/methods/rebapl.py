@@ -39,11 +39,12 @@ class ReBaPLOptions(MaPLeOptions):
 
 
 class ReBaPL(MaPLe):
-    """Repulsive Bayesian prompt learning."""
+    """ReBaPL (2025) on MaPLe: mean logits of samples from cycles with noise and repulsion."""
 
     Options = ReBaPLOptions
     title: ClassVar[str] = "ReBaPL"
-    summary: ClassVar[str] = "ReBaPL (2025) on MaPLe: mean logits of samples from cycles with noise and repulsion"
+    groups: ClassVar[tuple[str, ...]] = ("prompts", "probabilistic")
+    mini_lr: ClassVar[float | None] = 4e-2
     # The public code writes a folder for each sample.
     public_layout = None  # type: ignore[assignment]
     varying_rows = ("samples",)

@@ -69,12 +69,13 @@ class SkipTOptions(MethodOptions):
 
 
 class SkipT(Method):
-    """Skip tuning."""
+    """SkipT (Wu et al. 2025): upper blocks of both towers, on the most similar classes."""
 
     Options = SkipTOptions
     vision_weights: ClassVar[str] = "vision"
     title: ClassVar[str] = "SkipT"
-    summary: ClassVar[str] = "SkipT (Wu et al. 2025): upper blocks of both towers, on the most similar classes"
+    groups: ClassVar[tuple[str, ...]] = ()
+    mini_lr: ClassVar[float | None] = 1e-4
     # The public code saves both towers whole, with the embedding of all words.
     public_layout = PublicLayout(
         "learnable_params",
@@ -102,7 +103,7 @@ class SkipT(Method):
             optimizer="sgd",
             lr=lr,
             vision_lr=vision_lr,
-            epochs=(40 if few_shot else 20) // (4 if dataset.lower() in SHORT else 1),
+            epochs=(40 if few_shot else 20) // (4 if dataset in SHORT else 1),
             batch_size=4,
             batches="random" if 0 < shots < SMALLEST_CLASS else "class",
             warmup="none" if few_shot else "constant",
@@ -170,4 +171,4 @@ def keep_odds(classes: int, options: SkipTOptions) -> Tensor:
 
 def template_of(space: LabelSpace) -> str:
     """Return the template of a data set's prompts."""
-    return TEMPLATES.get(space.dataset.lower(), space.template)
+    return TEMPLATES.get(space.dataset, space.template)

@@ -18,26 +18,25 @@ from torch import Tensor, nn
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.methods.features import FeatureMethod, Head
-from procap.methods.method import MethodOptions, PublicLayout, PublishedOptions
+from procap.methods.method import PublicLayout, PublishedOptions
+from procap.methods.options import ViewOptions
 from procap.methods.zeroshot import ENSEMBLE
 from procap.recipe import Recipe
 from procap.teacher import text_features
 from procap.text import LabelSpace
 
 
-class TaskResOptions(MethodOptions):
+class TaskResOptions(ViewOptions):
     """The options of TaskRes."""
 
     alpha: float = Field(0.5, gt=0, description="factor on the residual")
-    views: int = Field(10, ge=0, description="random views of each image, used in turn by the epochs; 0: new ones")
 
 
 class TaskRes(FeatureMethod):
-    """Task residual tuning."""
+    """TaskRes (Yu et al. 2023): a learned residual of every class feature."""
 
     Options = TaskResOptions
     title: ClassVar[str] = "TaskRes"
-    summary: ClassVar[str] = "TaskRes (Yu et al. 2023): a learned residual of every class feature"
     public_layout = PublicLayout(
         "prompt_learner",
         {"residual": "prompt_learner.text_feature_residuals"},
@@ -55,12 +54,12 @@ class TaskRes(FeatureMethod):
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return Adam 2e-3 (ImageNet 2e-4), batch 256, 100 epochs for up to 4 shots, else 200."""
         epochs = 100 if 0 < shots <= 4 else 200
-        lr = 2e-4 if dataset.lower() == "imagenet" else 2e-3
+        lr = 2e-4 if dataset == "imagenet" else 2e-3
         return Recipe(optimizer="adam", lr=lr, epochs=epochs, batch_size=256)
 
     def templates(self, space: LabelSpace) -> tuple[str, ...]:
         """Return the prompts of a class: on ImageNet the seven of CLIP and, as everywhere, the data set's template."""
-        seven = ENSEMBLE if space.dataset.lower() == "imagenet" else ()
+        seven = ENSEMBLE if space.dataset == "imagenet" else ()
         return (*seven, space.template)
 
     def text(self, space: LabelSpace) -> Tensor:

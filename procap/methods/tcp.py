@@ -60,11 +60,11 @@ class TCPOptions(ContextOptions):
 
 
 class TCP(ContextMethod):
-    """Textual-based class-aware prompts."""
+    """TCP (Yao et al. 2024): class-aware tokens from frozen text features."""
 
     Options = TCPOptions
     title: ClassVar[str] = "TCP"
-    summary: ClassVar[str] = "TCP (Yao et al. 2024): class-aware tokens from frozen text features"
+    mini_lr: ClassVar[float | None] = 2.5e-3
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES | META_NET_NAMES, module="prompt_learner")
     options: TCPOptions
 
@@ -81,7 +81,7 @@ class TCP(ContextMethod):
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return Adam 0.002 with eps 1e-3, batch 32, 50 epochs; 25 on ImageNet and SUN397."""
-        epochs = 25 if dataset.lower() in ("imagenet", "sun397") else 50
+        epochs = 25 if dataset in ("imagenet", "sun397") else 50
         return Recipe(optimizer="adam", lr=0.002, eps=1e-3, epochs=epochs, batch_size=32, test_batch_size=500)
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:

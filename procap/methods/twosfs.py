@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from procap.classifier import Classifier, cosine_logits, unit
 from procap.clip import CLIP
-from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
+from procap.methods.method import Method, Noise, PublicLayout
+from procap.methods.options import TemplateOptions
 from procap.methods.overrides import WeightOverrides, upper_names
 from procap.methods.prompts import ClassPrompts, check_blocks
 from procap.parallel import gather_batch
@@ -30,7 +31,7 @@ NORMS, LINEAR = 0, 1
 """The stages of a training."""
 
 
-class TwoSFSOptions(MethodOptions):
+class TwoSFSOptions(TemplateOptions):
     """The options of 2SFS."""
 
     first_vision_block: int = Field(0, ge=0, description="first vision block (0-based) whose LayerNorms are tuned")
@@ -38,16 +39,16 @@ class TwoSFSOptions(MethodOptions):
     first_stage: float = Field(
         0.6, ge=0, lt=1, description="share of the steps that tune the LayerNorms; the others train the classifier"
     )
-    template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
 
 
 class TwoSFS(Method):
-    """Two-stage few-shot adaptation."""
+    """2SFS (Farina et al. 2025): tuned LayerNorms, then a linear classifier."""
 
     Options = TwoSFSOptions
     vision_weights: ClassVar[str] = "vision"
     title: ClassVar[str] = "2SFS"
-    summary: ClassVar[str] = "2SFS (Farina et al. 2025): tuned LayerNorms, then a linear classifier"
+    groups: ClassVar[tuple[str, ...]] = ("adapters",)
+    mini_lr: ClassVar[float | None] = 3e-3
     public_layout = PublicLayout("two_stages", {"rows": "classifier", "vision": "visual.{}", "text": "{}"}, dassl=False)
     options: TwoSFSOptions
 

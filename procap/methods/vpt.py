@@ -16,28 +16,28 @@ from torch import nn
 
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
+from procap.methods.method import Method, Noise, PublicLayout
+from procap.methods.options import TemplateOptions
 from procap.methods.prompts import ClassPrompts, check_blocks, deep_plans
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
 
-class VPTOptions(MethodOptions):
+class VPTOptions(TemplateOptions):
     """The options of VPT."""
 
     n_ctx: int = Field(8, ge=1, description="vision tokens per layer")
     depth: int = Field(12, ge=1, description="prompted layers, the input counted")
-    template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
 
 
 class VPT(Method):
-    """Deep visual prompt tuning under fixed class features."""
+    """VPT (Jia et al. 2022): deep prompts in the vision tower only."""
 
     Options = VPTOptions
     changes = ("image",)
     title: ClassVar[str] = "VPT"
-    summary: ClassVar[str] = "VPT (Jia et al. 2022): deep prompts in the vision tower only"
+    mini_lr: ClassVar[float | None] = 2.5e-3
     public_layout = PublicLayout(
         "prompt_learner",
         {"tokens": "image_encoder.transformer.resblocks.{}.VPT_shallow", "tokens.0": "image_encoder.VPT"},

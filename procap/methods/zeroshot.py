@@ -42,11 +42,11 @@ class ZeroShotOptions(MethodOptions):
 
 
 class ZeroShot(Method):
-    """Zero-shot CLIP."""
+    """Zero-shot CLIP: hand-written templates, nothing is trained."""
 
     Options = ZeroShotOptions
     title: ClassVar[str] = "CLIP (zero-shot)"
-    summary: ClassVar[str] = "zero-shot CLIP: hand-written templates, nothing is trained"
+    groups: ClassVar[tuple[str, ...]] = ()
     selection: ClassVar[str] = "-"
     changes = ()
     options: ZeroShotOptions
@@ -68,5 +68,5 @@ class ZeroShot(Method):
         space = space or self.space
         if self.options.templates == "single":
             return super().classifier(space)
-        of_dataset = () if space.dataset.lower() == "imagenet" else (space.template,)
+        of_dataset = () if space.dataset == "imagenet" else (space.template,)
         return Classifier(self.clip, NO_CHANGE, text_bank(self.clip, space, (*ENSEMBLE, *of_dataset)), self.scale())

@@ -15,7 +15,7 @@ from pathlib import Path
 from unicodedata import normalize
 
 from procap.errors import UserError
-from shards.check import PART, check_part
+from shards.check import IMAGES_PER_TASK, check_part
 from shards.manifest import UPRIGHT
 from shards.names import first_few, join_first
 from shards.pools import map_in_order
@@ -86,8 +86,8 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
 def _split_unreadable(root: Path, images: Sequence[ListedImage], workers: int) -> tuple[list[ListedImage], list[str]]:
     """Decode every image; returns the images that decode, and the paths of the others."""
     parts = []
-    for start in range(0, len(images), PART):
-        paths = tuple(image.path for image in images[start : start + PART])
+    for start in range(0, len(images), IMAGES_PER_TASK):
+        paths = tuple(image.path for image in images[start : start + IMAGES_PER_TASK])
         # Labels do not matter: only whether the images decode.
         parts.append(("", FolderPart(root, paths, (0,) * len(paths))))
     readable: set[str] = set()

@@ -44,7 +44,7 @@ TARGETS = {
 }
 """What this program wants to reach on an H100 or H200."""
 
-Part = Callable[[], dict[str, Any]]
+Measurement = Callable[[], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class Study:
         data = pack_photographs(self.dataset, self.work / "data")
         return RuntimeConfig(data, self.work / "results", device=str(self.device), tracking_uri="off", quiet=True)
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, Measurement]:
         """List the parts, the most valuable first."""
-        parts: dict[str, Part] = {"row": self.measure_row, "memory": self.measure_memory}
+        parts: dict[str, Measurement] = {"row": self.measure_row, "memory": self.measure_memory}
         runs = (self.dataset, self.choices)
         parts["one run"] = lambda: run_whole(self.runtime(), *runs, epochs=2 if self.quick else 50)
         for count in (1, 2) if self.quick else (1, 2, 4):

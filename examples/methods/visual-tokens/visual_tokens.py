@@ -17,11 +17,10 @@ class VisualTokensOptions(MethodOptions):
 
 
 class VisualTokens(Method):
-    """Learn tokens at the input of the image tower; the text is that of zero-shot CLIP."""
+    """Learned tokens behind the image patches; text as in zero-shot CLIP."""
 
     Options = VisualTokensOptions
     options: VisualTokensOptions
-    summary = "learned tokens behind the image patches; text as in zero-shot CLIP"
     title = "Visual tokens"
     colour = "#6a3d9a"
 

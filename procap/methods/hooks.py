@@ -1,0 +1,155 @@
+"""What a method may define beyond its steps: the course of a training, and protocols that few methods take part in.
+
+Shapes: B images, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+from procap.classifier import Classifier
+from procap.errors import UsageError
+from procap.methods.options import MethodOptions
+from procap.recipe import Recipe
+
+
+class TrainingImages(Protocol):
+    """The training images of a run, by index."""
+
+    labels: Tensor
+
+    def image(self, i: int, generator: torch.Generator) -> Tensor:
+        """Return image `i` in a random view [3, H, W], on the CPU."""
+
+
+class TrainingHooks(nn.Module):
+    """What a training calls around its steps; a method overrides what it needs.
+
+    required_option: an option without a default that training needs.
+    vision_weights: the attribute with its copies of weights of the vision tower, which train at the recipe's
+        `vision_lr`; empty without them.
+    varying_rows: names of tensors whose first dimension depends on the training, such as on its number of images.
+    cycles: equal parts of a training, in each of which the learning rate per epoch falls.
+    training_images: the training images, in training alone.
+    """
+
+    Options: ClassVar[type[MethodOptions]]
+    required_option: ClassVar[str] = ""
+    vision_weights: ClassVar[str] = ""
+    varying_rows: ClassVar[tuple[str, ...]] = ()
+    cycles: int = 1
+    training_images: TrainingImages
+    options: BaseModel
+
+    @classmethod
+    def unread_fields(cls, options: BaseModel) -> set[str]:
+        """Name the fields of a recipe that its training never reads."""
+        return set() if cls.vision_weights else {"vision_lr"}
+
+    @classmethod
+    def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
+        """Return the SHA-256 of each file that training on `dataset` reads, by the option that names the file."""
+        return {}
+
+    def prepare_training(self) -> None:
+        """Read and compute what only training needs.
+
+        Raises UsageError without the required option, UserError for a file that is missing or does not fit.
+        """
+        name = self.required_option
+        if name and not getattr(self.options, name):
+            needed = f"{name}: {self.Options.model_fields[name].description}"
+            raise UsageError(f"{type(self).__name__} needs --option {name}=..., which is empty ({needed})")
+
+    def stage_starts(self, steps: int) -> tuple[int, ...]:
+        """Return the first step (0-based) of every stage of a training of `steps` steps; most methods have one stage.
+
+        Each stage has a new optimizer.
+        """
+        return (0,)
+
+    def begin_stage(self, stage: int) -> None:
+        """Prepare `stage` of a training: afterwards exactly what this stage learns requires a gradient.
+
+        A new method is in the last stage, so that loading the weights of a finished training is enough.
+        """
+
+    def begin_epoch(self, epoch: int, rate: float, recipe: Recipe) -> bool:
+        """Prepare the steps of `epoch` (0-based), also in a resumed run; returns whether their work has changed."""
+        return False
+
+    def end_epoch(self, epoch: int, recipe: Recipe) -> None:
+        """Change the learned tensors after the last step of `epoch`."""
+
+    def extend_batch(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Add training images to a batch before a step; all ranks call this with equal generators.
+
+        images [B, 3, H, W] and labels [B] are those of `loss`, which gets what is returned.
+        """
+        return images, labels
+
+    def lr_scales(self) -> dict[str, float]:
+        """Return factors on the recipe's learning rate by the name of a parameter; others are trained at the rate."""
+        return {}
+
+    def adapt_shapes(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give each tensor in `varying_rows` as many rows as in `tensors`, so that these can be loaded."""
+        state, parameters = self.state_dict(), dict(self.named_parameters())
+        for name in tensors.keys() & state.keys() & {*self.varying_rows}:
+            # A parameter that fits stays, because an optimizer may hold it.
+            if tensors[name].shape[1:] == state[name].shape[1:] and len(tensors[name]) != len(state[name]):
+                rows = state[name].new_zeros(tensors[name].shape)
+                setattr(self, name, nn.Parameter(rows) if name in parameters else rows)
+
+
+@runtime_checkable
+class GradientRule(Protocol):
+    """A method that descends what it makes of the gradients of its loss terms, instead of their sum."""
+
+    def combine_gradients(self, gradients: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the gradient of each parameter from those of each loss term, averaged over all processes.
+
+        Gradients may be multiplied by a common factor (fp16).
+        """
+        ...
+
+
+@runtime_checkable
+class GaussianMethod(Protocol):
+    """A method that has Gaussian tokens under some options, of which inference can draw samples (`--samples`)."""
+
+    @classmethod
+    def has_gaussians(cls, options: BaseModel) -> bool: ...
+
+
+@runtime_checkable
+class TaughtMethod(Protocol):
+    """A method with a teacher: a finished run, whose folder `teacher_run` returns, or what else its options name."""
+
+    @classmethod
+    def teacher_run(cls, options: BaseModel) -> Path | None: ...
+
+    def set_teacher(self, classifier: Classifier | None) -> None: ...
+
+
+@runtime_checkable
+class DiagnosedMethod(Protocol):
+    """A method for which `train.json` has the gradient norms of its loss terms by epoch, and what the members return.
+
+    kernels: which of several implementations it uses on its device; empty for one.
+    statistics: numbers that describe the learned parameters, by name.
+    training_warning: one line on a part that a training left without effect; empty if `statistics` show none.
+    """
+
+    def kernels(self) -> str: ...
+
+    def statistics(self) -> dict[str, dict[str, float]]: ...
+
+    @classmethod
+    def training_warning(cls, options: BaseModel, statistics: Mapping[str, Mapping[str, float]]) -> str: ...
