@@ -14,14 +14,14 @@ from typing import Any
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import Halving, StoragePaths, TrialReport
 from runner.config import RuntimeConfig, Target
-from runner.evaluate import evaluate
+from runner.evaluate import evaluate_run
 from runner.failures import EXPECTED, describe_failure
 from runner.results import EpochLog
 from runner.run_folders import RunHeld
 from runner.run_state import RunSpec, score, score_at
 from runner.session import Session
 from runner.stop_signals import Interrupted
-from runner.train import TrainingRequest, train
+from runner.train import TrainingRequest, train_run
 from runner.validate import Callbacks
 from shards.pack import pack_missing
 
@@ -55,11 +55,7 @@ class RunExecutor:
     """Train and evaluate the runs of a trial; every rank of a process group has one, and only rank 0 reports."""
 
     def __init__(
-        self,
-        session: Session,
-        runs: Sequence[RunSpec],
-        report_to: ReportTo,
-        halving: Halving | None = None,
+        self, session: Session, runs: Sequence[RunSpec], report_to: ReportTo, halving: Halving | None = None
     ) -> None:
         """report_to: may raise to stop the work. halving: train all runs in step and report their mean per epoch."""
         self.session, self.group = session, session.group
@@ -88,7 +84,7 @@ class RunExecutor:
             for run in self.runs:
                 self._train(run, Callbacks(on_epoch_end=partial(self._report_epoch, run)))
         scores = [self._evaluate(run, targets[run.path]) for run in self.runs if run.targets]
-        return self._report(state="done", epoch=epochs, score=fmean(scores) if scores else None)
+        return self._report(state="finished", epoch=epochs, score=fmean(scores) if scores else None)
 
     def _report_epoch(self, run: RunSpec, log: EpochLog) -> None:
         self._send(self._report(epoch=log.epoch + 1, run=run.path))
@@ -112,37 +108,27 @@ class RunExecutor:
                         self._report_to(self._report(epoch=epoch + 1, score=fmean(scores)))
             reported = end
 
-    def _train(self, run: RunSpec, callbacks: Callbacks, until: int | None = None) -> None:
+    def _train(self, spec: RunSpec, callbacks: Callbacks, until: int | None = None) -> None:
         """Train as soon as no other process holds the run's lock; a run finished by another process is not repeated."""
+        run = self.session.run(spec.config)
         while True:
             # In a process group only rank 0 sees the lock, so all ranks wait together before they start.
-            while why := self.group.broadcast_object(self._find_holder(run) if self.group.ranks.is_first else None):
+            while why := self.group.broadcast_object(run.find_holder() if self.session.is_first else None):
                 self._send(self._report(state="waiting", run=run.path, why=why))
                 time.sleep(HELD_SECONDS)
             try:
-                train(self.session.run(run.config), TrainingRequest(until=until, callbacks=callbacks))
+                train_run(run, TrainingRequest(until=until, callbacks=callbacks))
                 return
             except RunHeld:
-                # Another process took the lock since `_find_holder`. In a group only rank 0 sees that: a second attempt
+                # Another process took the lock since `find_holder`. In a group only rank 0 sees that: a second attempt
                 # of rank 0 alone would wait for ranks that are already in the training.
                 if self.group.size > 1:
                     raise
 
-    def _find_holder(self, run: RunSpec) -> str:
-        """Describe the process that holds the run's lock, "" without one or if the run is finished."""
-        folder = self.session.run(run.config).folder
-        if folder.train_file.exists():
-            return ""
-        try:
-            with folder.locked():
-                return ""
-        except RunHeld as error:
-            return str(error)
-
     def _evaluate(self, spec: RunSpec, targets: Sequence[Target]) -> float:
         """Evaluate a run where results are missing; returns its score."""
         run = self.session.run(spec.config)
-        return score([evaluate(run, target).accuracy for target in targets])
+        return score([evaluate_run(run, target).accuracy for target in targets])
 
     def _send(self, report: TrialReport) -> None:
         """Report at most once in `REPORT_SECONDS`, as the driver receives reports of many trials."""

@@ -25,8 +25,8 @@ from cluster.run import StoragePaths
 from procap.errors import UsageError, unknown_name
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
+from runner.devices import available_cores, available_memory, count_gpus, resolve_device
 from runner.distributed.ranks import ranks_from_environment
-from runner.environment import available_cores, available_memory, count_gpus, resolve_device
 from runner.run_state import RunSpec
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ SCORE = "score"
 
 
 class TrialReport(FrozenModel):
-    """Progress of a trial and, with `state` "done" or "failed", its outcome."""
+    """Progress of a trial and, with `state` "finished" or "failed", its outcome."""
 
-    state: Literal["running", "waiting", "done", "failed"] = "running"
+    state: Literal["running", "waiting", "finished", "failed"] = "running"
     epoch: int = Field(default=0, description="finished epochs of the current run, or of all runs that train in step")
     run: str = Field(default="", description="path of the current run")
     why: MaskedText = Field(default="", description="the error, or what is waited for")

@@ -52,7 +52,7 @@ class Sweep:
 
         An unfinished configuration tries its failed runs again.
         """
-        if stored.state == "running":
+        if stored.state == "unfinished":
             return stored.model_copy(update={"error": ""})
         if stored.state != "finished" or not stored.runs:
             return stored
@@ -60,7 +60,7 @@ class Sweep:
             runs = make_runs(self.settings, stored.values, self.session.runtime.data)
             if all(final_score(self.session.run(run.config), run.targets) is not None for run in runs):
                 return read_scores(stored, self.session)
-        return stored.model_copy(update={"state": "running", "scores": {}})
+        return stored.model_copy(update={"state": "unfinished", "scores": {}})
 
     @property
     def is_complete(self) -> bool:
@@ -170,14 +170,14 @@ class Sweep:
             scores = self._collect_scores(runs_of_trial(self.settings, config, self.session.runtime), report)
         except UserError as unreadable:
             error = error or str(unreadable)
-        if report.state == "done" and not all(path in scores for path in before.runs):
+        if report.state == "finished" and not all(path in scores for path in before.runs):
             error = error or NO_RESULTS
         state: State = "failed" if error else "finished"
         if report.state in ("running", "waiting") and not error:
             # Either ASHA or the time limit stopped the trial early; after the time limit it stays unfinished.
-            state = "stopped" if before.curve and time.monotonic() < self._deadline else "running"
+            state = "stopped" if before.curve and time.monotonic() < self._deadline else "unfinished"
         # Grid and random search replay configurations that an earlier attempt has finished: these keep their state.
-        is_settled = before.state == "running" and state != "running"
+        is_settled = before.state == "unfinished" and state != "unfinished"
         self._update(key, scores=scores, error=error, state=state if is_settled else before.state)
         if is_settled:
             self.session.remote.try_push(f"{SWEEPS}/{self.settings.name}")

@@ -33,7 +33,8 @@ CHANGEABLE = ("scheduler", "grace_period", "reduction_factor", "trials", "hours"
 
 Metric = Literal["val", "held-out"]
 Search = Literal["grid", "random", "tpe"]
-State = Literal["running", "finished", "stopped", "failed"]
+State = Literal["finished", "stopped", "unfinished", "failed"]
+"""The states of a configuration, the best first: `stopped` by the scheduler, the others as of runs."""
 METRICS: Mapping[Metric, str] = {
     "val": "accuracy on the validation images of the classes that are trained on",
     "held-out": "harmonic mean over the two halves of the base half, of which one is trained on",
@@ -84,12 +85,12 @@ RunPath = Annotated[str, Field(pattern="/seed[0-9]{1,10}-[0-9a-f]{8}$", descript
 class Configuration(FrozenModel):
     """Values of the varied fields, and the outcome of the runs with these values.
 
-    A configuration stopped by ASHA keeps its checkpoints; one that is "running" while no sweep runs is unfinished.
+    A configuration stopped by ASHA keeps its checkpoints; one that is "unfinished" is resumed.
     """
 
     values: Values
     runs: tuple[RunPath, ...] = ()
-    state: State = "running"
+    state: State = "unfinished"
     scores: dict[RunPath, Percent] = Field(default_factory=dict, description="of each run")
     curve: dict[Count, Percent] = Field(default_factory=dict, description="that mean by epoch, 1-based, with ASHA")
     epochs: Count = Field(default=0, description="of its runs in all")

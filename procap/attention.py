@@ -27,11 +27,9 @@ class AttentionPattern:
 
     groups: 1: queries attend to all rows under `mask` or `causal`. More: the rows behind the first `prefix` ones are
         that many groups of equal size, each attends to the prefix and to itself under `mask`.
-    mask: added to the scores: [Q, L] or [N, 1, Q, L] for one group, [G, 1, Q, P + L / G + padding] for several.
+    mask: added to the scores: [Q, L] or [N, 1, Q, L] for one group, [G, 1, Q, P + L / G] for several.
     causal: rows attend to themselves and earlier ones; the prefix of several groups always does.
     prefix_queries: the queries include the prefix rows.
-    padding: keys behind each of several groups that `mask` excludes, so that it has the number of columns that fused
-        kernels take.
     """
 
     causal: bool = False

@@ -48,15 +48,10 @@ class CLIP(nn.Module):
         text: FrozenTower | None = None,
     ) -> None:
         super().__init__()
-        self.geometry = geometry
-        self.name = name
-        self.pretrained = pretrained
-        self.image_mean = tuple(image_mean)
-        self.image_std = tuple(image_std)
-        self.interpolation = interpolation
-        self.squash = squash
-        self.optimized = True
-        self.fused_kernels = False
+        self.geometry, self.name, self.pretrained = geometry, name, pretrained
+        self.image_mean, self.image_std = tuple(image_mean), tuple(image_std)
+        self.interpolation, self.squash = interpolation, squash
+        self.optimized, self.fused_kernels = True, False
         # Methods are checked against `plain_towers` before they use a tower, so that the types hold for them.
         self.visual = cast(VisionTower, visual or VisionTower(geometry))
         self.text = cast(TextTower, text or TextTower(geometry))

@@ -140,10 +140,7 @@ class PromptSet:
         return self._subsets[start, stop]
 
     def layout(self, plan: Plan, layers: int, context: int) -> Layout | None:
-        """Return how the prompts are packed under `plan`, or None for a plan that packing does not cover.
-
-        key_multiple: the keys of each group are padded to a multiple of it.
-        """
+        """Return how the prompts are packed under `plan`, or None for a plan that packing does not cover."""
         # The form of the operations alone, no values: a training step with new tokens reuses the layout.
         form = tuple((op.layer, op.mode, op.start, op.tokens.dim(), op.tokens.shape[-2]) for op in plan.tokens)
         key = (form, layers, context)

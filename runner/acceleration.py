@@ -91,9 +91,13 @@ class Acceleration:
         if clip.device.type == "cuda":
             import torch
 
+            # cuDNN's default for convolutions is TF32 (ten bits of mantissa), but --precision alone chooses it.
+            torch.backends.cudnn.allow_tf32 = False
+            if clip.device.index is not None:
+                # Triton launches its kernels on the current device.
+                torch.cuda.set_device(clip.device)
             if self.compile or self.fused:
                 note_once("GPU: kernels are compiled at their first use, about a minute; later runs load them")
-
             # torch 2.11 prefers cuDNN's attention on H100 and newer. It has given NaN gradients under masks of 64 keys
             # (modulo 128), and takes about a second for each new shape.
             torch.backends.cuda.enable_cudnn_sdp(self.cudnn)

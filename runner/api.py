@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from runner import session
 from runner.config import RuntimeConfig, Target
-from runner.evaluate import evaluate, load_trained
+from runner.evaluate import evaluate_run, load_trained
 from runner.planning import plan_run
 from runner.remote_results import results_root
 from runner.run_state import RunState, read_state
-from runner.train import TrainingRequest, train
+from runner.train import TrainingRequest, train_run
 from shards.default_paths import cache_home, data_root
 from shards.mirror import refresh
 from shards.pack import pack_missing
@@ -79,14 +79,14 @@ class Run:
     ) -> TrainResult | Progress:
         """Train, resume or read the run; see `runner.train.TrainingRequest`. Returns the content of `train.json`."""
         pack_missing([self.config.dataset], self._run.session.runtime.data)
-        return train(self._run, TrainingRequest(force, until, callbacks))
+        return train_run(self._run, TrainingRequest(force, until, callbacks))
 
     def evaluate(self, target: str | Target, *, force: bool = False) -> EvalResult:
         """Count the correct images of a target, `dataset[:classes[:split]]`; returns the content of its result file."""
         data = self._run.session.runtime.data
         parsed = Target.parse(target, data) if isinstance(target, str) else target
         pack_missing([parsed.dataset], data)
-        return evaluate(self._run, parsed, force=force)
+        return evaluate_run(self._run, parsed, force=force)
 
     @property
     def method(self) -> Method:

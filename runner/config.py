@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from procap.errors import UsageError, unknown_name
 from procap.methods.options import is_chosen_on_test
 from procap.recipe import OF_EVALUATION, Recipe
-from runner.environment import check_device_name
+from runner.devices import check_device_name
 from shards.default_paths import data_root
 from shards.image_selection import Classes, parse_classes
 from shards.names import has_control
@@ -254,13 +254,13 @@ class RuntimeConfig:
     """Where and how a run is executed; no field changes its training, and only two its evaluations.
 
     data: the folder of packed data sets, by default the one of the command line.
-    workers: threads that decode images; None: see `runner.environment.num_decoders`.
+    workers: threads that decode images; None: see `runner.devices.num_decoders`.
     accelerate: accelerations, as `runner.acceleration.Acceleration.parse` parses them.
     limit, evaluation: the first N images of a target, and the settings; both are recorded with each result.
     timeout: longest time in seconds that a process waits for others.
     results_url: the URL whose local copy the folder `results` is, see `runner.remote_results`; None without one.
     no_cache: stream the shards of a URL for evaluation and for training on all images, without a copy on the disk.
-    deterministic: see `runner.environment.set_deterministic`; for CUDA, as CPUs compute equal bits without it.
+    deterministic: see `runner.devices.set_deterministic`; for CUDA, as CPUs compute equal bits without it.
     """
 
     data: Path = field(default_factory=data_root)

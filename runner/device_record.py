@@ -12,11 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from procap.errors import UserError
-from runner.config import ACCELERATIONS
-from runner.environment import environment, gpu_driver, program_version
+from runner.config import FrozenModel
+from runner.devices import gpu_driver
+from runner.provenance import describe_environment, program_version
 from runner.results import read_document, write_json
 from shards.default_paths import cache_home
 
@@ -27,10 +28,8 @@ LEAST_GAIN = 1.05
 """Speed-up over the plain path from which `auto` uses an acceleration."""
 
 
-class DeviceIdentity(BaseModel):
+class DeviceIdentity(FrozenModel):
     """What a record is valid for. driver: of the GPU; empty on a CPU."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     device: str
     driver: str
@@ -38,10 +37,8 @@ class DeviceIdentity(BaseModel):
     program: str
 
 
-class PartResult(BaseModel):
+class PartResult(FrozenModel):
     """The outcome of one part of the check. values: what it measured; reason: why it failed, or was skipped."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     status: Literal["passed", "failed", "skipped"]
     reason: str = ""
@@ -49,23 +46,19 @@ class PartResult(BaseModel):
     values: Mapping[str, Any] = {}
 
 
-class DeviceRecord(BaseModel):
+class DeviceRecord(FrozenModel):
     """The outcome of a check. gains: the plain path's time divided by that with each acceleration, all else equal."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     identity: DeviceIdentity
     written: str
-    facts: Mapping[str, Any]
     parts: Mapping[str, PartResult]
     gains: Mapping[str, float]
 
     @property
     def faster(self) -> list[str]:
-        """The accelerations, `cudnn` among them, whose part has passed and that gain enough for `auto` to use them."""
-        parts = {**{name: name for name in ACCELERATIONS}, "cudnn": "attention"}
-        passed = [name for name, part in parts.items() if part in self.parts and self.parts[part].status == "passed"]
-        return [name for name in passed if self.gains.get(name, 0.0) >= LEAST_GAIN]
+        """The accelerations whose part has passed and that gain enough for `auto` to use them."""
+        passed = {name for name, part in self.parts.items() if part.status == "passed"}
+        return [name for name, gain in self.gains.items() if name in passed and gain >= LEAST_GAIN]
 
     @property
     def digest(self) -> str:
@@ -79,7 +72,7 @@ def identify(device: torch.device) -> DeviceIdentity:
 
     on_gpu = device.type == "cuda"
     return DeviceIdentity(
-        device=torch.cuda.get_device_name(device) if on_gpu else environment()["cpu"]["name"],
+        device=torch.cuda.get_device_name(device) if on_gpu else describe_environment()["cpu"]["name"],
         driver=gpu_driver() if on_gpu else "",
         torch=torch.__version__,
         program=program_version(),

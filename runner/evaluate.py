@@ -16,14 +16,16 @@ from procap.methods.method import Method
 from procap.text import LabelSpace
 from runner.calibration import ImagePredictions, measure_calibration
 from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
-from runner.config import RunConfig, Target
+from runner.config import RunConfig, RuntimeConfig, Target
+from runner.devices import num_decoders, set_deterministic
+from runner.distributed.collectives import ProcessGroup
 from runner.engine import autocast
-from runner.environment import environment, num_decoders, provenance, set_deterministic
 from runner.inference import Inference, PredictionCollector, count_by_class
 from runner.meters import Meter, peak_memory, start_memory_peak
-from runner.progress import ProgressDisplay
+from runner.progress_bar import ProgressDisplay
+from runner.provenance import describe_environment, provenance
 from runner.results import EvalResult, TrainResult, write_json
-from runner.session import Run, TrainedRun
+from runner.session import Run, Session, TrainedRun
 from runner.setup import label_space, make_eval_transform, make_method, warn_of_names
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
@@ -60,7 +62,19 @@ def _load(run: Run) -> TrainedRun:
     return TrainedRun(config, training, clip, method)
 
 
-def evaluate(run: Run, target: Target, *, force: bool = False) -> EvalResult:
+def evaluate(
+    config: RunConfig,
+    target: Target,
+    runtime: RuntimeConfig,
+    *,
+    force: bool = False,
+    group: ProcessGroup | None = None,
+) -> EvalResult:
+    """Evaluate one finished run in a session of its own, as `evaluate_run` does."""
+    return evaluate_run(Session(runtime, group).run(config), target, force=force)
+
+
+def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:
     """Count the correct images of a finished run on `target` and return the content of the result's file in `eval`.
 
     An existing result of the same checkpoint is returned, unless `force` is set or it counts too few images.
@@ -149,7 +163,8 @@ def _evaluate(run: Run, target: Target, stop: StopRequest) -> EvalResult:
     group.check_same(f"the content of {target.dataset}", manifest.digest)
     selection = select_target_images(shards, target.classes, target.split)
     count = min(len(selection.images), runtime.limit or len(selection.images))
-    images = selection.images.subset(range(count))
+    transform = make_eval_transform(clip, settings.resize)
+    images = session.crops.wrap(selection.images.subset(range(count)), transform)
     batch_size, workers = config.recipe.test_batch_size, num_decoders(runtime.workers, device)
     start_memory_peak(device)
     # No batch is left out of the rates: `prepare_inference` warms up.
@@ -160,7 +175,7 @@ def _evaluate(run: Run, target: Target, stop: StopRequest) -> EvalResult:
         fitting_threads(clip, min(batch_size, count), "eval"),
         ProgressDisplay(what, count, unit="images", quiet=runtime.quiet or not session.is_first) as display,
     ):
-        batches = inference.batches(make_eval_transform(clip, settings.resize), batch_size, workers, group.ranks)
+        batches = inference.batches(transform, batch_size, workers, group.ranks)
         signum, predictions = collect_predictions(run, inference, batches, meter, stop, display)
     # No rank leaves while another may still exchange the flags.
     if predictions is None:
@@ -190,7 +205,7 @@ def _evaluate(run: Run, target: Target, stop: StopRequest) -> EvalResult:
         manifest_digest=manifest.digest,
         backbone_digest=trained.training.backbone_digest,
         checkpoint_sha256=trained.training.checkpoint_sha256,
-        **provenance(environment(device)),
+        **provenance(describe_environment(device)),
         labels=predictions.labels.tolist(),
         predicted=predictions.predicted.tolist(),
     )

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from procap.methods.features import FeatureBank, FeatureMethod
 from runner.config import RunConfig
+from runner.devices import num_decoders
 from runner.engine import autocast, learned_parameters
-from runner.environment import num_decoders
 from runner.schedule import Schedule
 from runner.session import Run
 from runner.setup import Setup, make_eval_transform, train_augment

@@ -51,10 +51,7 @@ def shared_files(run: Run, repository: str) -> dict[str, bytes]:
     weights = read_checkpoint_bytes(folder.checkpoint_file, training.checkpoint_sha256)
     _, card = decode_checkpoint(weights, folder.checkpoint_file)
     shared = SharedRun(
-        procap_version=training.program,
-        config=config.portable(),
-        training=training,
-        classnames=card.classnames,
+        procap_version=training.program, config=config.portable(), training=training, classnames=card.classnames
     )
     text = json.dumps(shared.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False, allow_nan=False)
     # Whole results alone: the Hub shows them next to those of other models.

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from procap.weights.loading import load_clip
+from runner.acceleration import Acceleration
 from runner.config import Precision
+from runner.devices import num_decoders, resolve_device
 from runner.engine import autocast
-from runner.environment import num_decoders, resolve_device
 from runner.setup import make_eval_transform
 from runner.threads import fitting_threads
 from shards.default_paths import data_root
@@ -56,6 +57,7 @@ def image_features(
     selection = select_target_images(open_dataset(data_root(str(data or "")), dataset), classes, split)
     images = selection.images
     clip = load_clip(backbone, pretrained).to(chosen)
+    Acceleration().prepare(clip)
     batches = evaluation_batches(images, make_eval_transform(clip), BATCH, num_decoders(workers, chosen))
     with fitting_threads(clip, BATCH, "eval"), autocast(precision, chosen):
         # Each batch goes to the host, because the features of a large split may not fit next to the backbone.

@@ -40,7 +40,7 @@ from runner.results import TrainResult
 from runner.session import Run, Session
 from runner.setup import Setup, label_space, make_eval_transform, make_method, set_up
 from runner.stop_signals import StopRequest
-from runner.train import TrainingRequest, train
+from runner.train import TrainingRequest, train_run
 from shards.image_selection import select_class_labels
 from shards.reader import ShardSet
 from shards.rng import generator
@@ -229,8 +229,8 @@ def check_determinism(case: CheckCase) -> str:
 def check_resume(case: CheckCase) -> str:
     """Check that a training that was paused after an epoch ends with the bits of one that was not."""
     paused = case.elsewhere("resumed")
-    train(paused, TrainingRequest(until=1))
-    again, whole = train(paused), train(case.run)
+    train_run(paused, TrainingRequest(until=1))
+    again, whole = train_run(paused), train_run(case.run)
     assert isinstance(again, TrainResult) and isinstance(whole, TrainResult)
     same = again.checkpoint_sha256 == whole.checkpoint_sha256
     _require(same, f"a resumed training has different weights: {KEEP_STATE}")
@@ -268,7 +268,7 @@ def check_reloaded(case: CheckCase) -> str:
 
 def check_processes(case: CheckCase) -> str:
     """Check that two processes train to the weights of one."""
-    train(case.run)
+    train_run(case.run)
     two_processes, port = case.elsewhere("two"), get_free_port()
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         work = partial(_train_rank, port, case.config, two_processes.session.runtime)
@@ -291,7 +291,7 @@ def _train_rank(port: int, config: RunConfig, runtime: RuntimeConfig, rank: int)
     torch.set_num_threads(1)
     try:
         with init_process_group(ranks, torch.device("cpu"), runtime.timeout) as group:
-            train(Session(runtime, group).run(config))
+            train_run(Session(runtime, group).run(config))
     except Exception as error:
         return describe_failure(error)
     return ""

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
+from runner.devices import num_decoders
 from runner.engine import autocast
-from runner.environment import num_decoders
 from runner.hub import load_run
 from runner.session import TrainedRun
 from runner.setup import make_eval_transform, warn_of_names

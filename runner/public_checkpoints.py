@@ -10,9 +10,9 @@ from procap.methods.method import Method
 from procap.methods.public import PublicFile, layout_of, load_public_state, pack_public, public_state, read_public
 from runner.acceleration import Acceleration
 from runner.checkpoint import check_finite, save_checkpoint
-from runner.environment import environment, provenance
 from runner.evaluate import load_trained
 from runner.meters import peak_memory, start_memory_peak
+from runner.provenance import describe_environment, provenance
 from runner.results import CheckpointCard, ImportedFile, TrainResult, write_bytes, write_json
 from runner.session import Run
 from runner.setup import build
@@ -48,7 +48,7 @@ def import_run(run: Run, file: Path, *, force: bool = False) -> TrainResult:
             manifest_digest=card.manifest_digest,
             checkpoint_sha256=save_checkpoint(folder.checkpoint_file, method, card),
             backbone_digest=card.backbone_digest,
-            **provenance(environment(device)),
+            **provenance(describe_environment(device)),
             imported=ImportedFile(name=file.name, sha256=file_sha256(file), epoch=content.epoch),
         )
         write_json(folder.config_file, config)

@@ -93,7 +93,7 @@ class TrainResult(FrozenModel):
     statistics: dict[str, dict[str, float]] = Field(
         default_factory=dict, description="numbers about the learned parameters, see `DiagnosedMethod`"
     )
-    kernels: str = Field(default="", description="implementation that the method chose by device, see `DiagnosedMethod`")
+    kernels: str = Field(default="", description="implementation chosen by device, see `DiagnosedMethod`")
     fewshot: FewShotRecord | None = Field(default=None, description="None when nothing was trained")
     manifest_digest: str = Field(description="of the packed training set")
     checkpoint_sha256: str

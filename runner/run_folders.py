@@ -84,13 +84,6 @@ class RunFolder:
             raise UserError(f"{self.train_file} has few-shot samples of {drawn}: move it away, or repeat with --force")
         return training
 
-    def read_status(self) -> str:
-        """Return the state of the run in a word. Raises UserError for a broken file."""
-        if training := self.read_training():
-            return "imported" if training.imported else "finished"
-        progress = self.read_progress()
-        return "failed" if progress and progress.status == "failed" else "unfinished"
-
     def read_validation(self) -> list[ValidationCount]:
         """Read the counts at the ends of epochs so far, in order; empty without validation."""
         history = self._read(self.validation_file, ValidationHistory)

@@ -1,4 +1,21 @@
-"""Say what exists of a run, in one set of words, and its score."""
+"""Say what exists of a run, in one set of words, and its score.
+
+| word | what exists |
+| --- | --- |
+| new | nothing |
+| unfinished | the state of a training that has begun; the same command resumes it |
+| failed | the same, of a training whose last attempt ended with an error |
+| not evaluated | a finished training, without some of the results that are asked for |
+| finished | a finished training, and every result that is asked for |
+| repeat | one of these, and `--force` replaces it |
+| other data | a run on other content of its data sets than is packed now |
+| other code | a run of other code of its method than is installed |
+| broken | a file that cannot be read |
+
+A configuration of a sweep has the state of its runs, or is `stopped` by its scheduler. `progress.json` and
+`collection.json` have the status of an attempt instead, which MLflow shows: running, paused, interrupted, failed or
+finished.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +26,7 @@ from typing import Literal, NamedTuple
 from procap.errors import UserError
 from runner.config import FrozenModel, RunConfig, Target
 from runner.results import EvalResult, harmonic_mean
-from runner.run_folders import OtherContent
+from runner.run_folders import OtherContent, RunFolder
 from runner.session import Run, Session
 
 
@@ -25,28 +42,51 @@ class RunSpec(FrozenModel):
         return self.config.path
 
 
-class RunState(NamedTuple):
-    """What exists of a run. open: the targets without a current result."""
+State = Literal[
+    "new", "unfinished", "failed", "not evaluated", "finished", "repeat", "other data", "other code", "broken"
+]
 
-    status: Literal["finished", "unfinished", "new", "repeat", "other data", "other code"]
+
+class RunState(NamedTuple):
+    """What exists of a run. open: the targets without a current result. reason: of `failed` and `broken`."""
+
+    status: State
     open: tuple[str, ...] = ()
+    reason: str = ""
 
     @property
-    def is_done(self) -> bool:
-        return self.status == "finished" and not self.open
+    def is_finished(self) -> bool:
+        return self.status == "finished"
+
+    @property
+    def is_trained(self) -> bool:
+        return self.status in ("finished", "not evaluated")
 
 
 def read_states(session: Session, runs: Iterable[RunSpec], *, force: bool = False) -> dict[str, RunState]:
-    """Map the path of each run to what exists of it; files that cannot be read count as missing."""
+    """Map the path of each run to what exists of it; no file of them raises an error."""
     states: dict[str, RunState] = {}
     for run in runs:
         try:
             states[run.path] = read_state(session.run(run.config), run.targets, force=force)
-        except OtherContent:
-            states[run.path] = RunState("other data")
-        except UserError:
-            states[run.path] = RunState("new", run.targets)
+        except OtherContent as error:
+            states[run.path] = RunState("other data", run.targets, str(error))
+        except UserError as error:
+            states[run.path] = RunState("repeat" if force else "broken", run.targets, str(error))
     return states
+
+
+def read_stored_state(folder: RunFolder, targets: tuple[str, ...] = ()) -> RunState:
+    """Read what the files of a run say by themselves, without the data and code of now; targets: without a result."""
+    try:
+        if folder.read_training():
+            return RunState("not evaluated" if targets else "finished", targets)
+        progress = folder.read_progress()
+    except UserError as error:
+        return RunState("broken", targets, str(error))
+    if progress is None:
+        return RunState("unfinished" if folder.state.is_dir() else "new", targets)
+    return RunState("failed" if progress.status == "failed" else "unfinished", targets, progress.reason)
 
 
 def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False, any_code: bool = False) -> RunState:
@@ -54,11 +94,11 @@ def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False, any_c
 
     Raises UserError for a file that cannot be read, and OtherContent.
     """
-    config, folder, session = run.config, run.folder, run.session
+    config, session = run.config, run.session
     training = run.read_training()
-    is_started = training is not None or folder.state.is_dir()
     if force or training is None:
-        return RunState("repeat" if force and is_started else "unfinished" if is_started else "new", targets)
+        state = read_stored_state(run.folder, targets)
+        return RunState("repeat", targets) if force and state.status != "new" else state
     session.check_content(config, config.dataset, training.manifest_digest)
     if not any_code and training.changed_code(config):
         return RunState("other code", targets)
@@ -74,7 +114,8 @@ def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False, any_c
         from runner.setup import changed_file
 
         current = set() if changed_file(config, training.files) else current
-    return RunState("finished", tuple(name for name in targets if name not in current))
+    missing = tuple(name for name in targets if name not in current)
+    return RunState("not evaluated" if missing else "finished", missing)
 
 
 def read_result(run: Run, target: str) -> EvalResult | None:
@@ -94,7 +135,7 @@ def final_score(run: Run, targets: tuple[str, ...], *, any_code: bool = False) -
     Without `any_code`, runs of other code than is installed count as missing: their training is refused. Raises
     UserError for a file that cannot be read and for a run on other content of the data set.
     """
-    if not read_state(run, targets, any_code=any_code).is_done:
+    if not read_state(run, targets, any_code=any_code).is_finished:
         return None
     return score([result.accuracy for target in targets if (result := read_result(run, target))])
 

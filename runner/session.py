@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from runner.config import RunConfig, RuntimeConfig
 from runner.remote_results import RemoteResults, synchronized_run
-from runner.run_folders import OtherContent, RunFolder, locate_run
+from runner.run_folders import OtherContent, RunFolder, RunHeld, locate_run
 from shards.manifest import FILE
 from shards.reader import ShardSet, open_dataset
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from runner.results import TrainResult
     from runner.tracking.exporter import Exporter
     from runner.workbench import Workbench
+    from shards.kept_crops import KeptCrops
 
 
 class Session:
@@ -67,7 +68,7 @@ class Session:
 
     @cached_property
     def device(self) -> torch.device:
-        from runner.environment import resolve_device
+        from runner.devices import resolve_device
 
         return resolve_device(self.runtime.device)
 
@@ -87,6 +88,12 @@ class Session:
         from runner.tracking.exporter import Exporter
 
         return Exporter(self.runtime, self.remote)
+
+    @cached_property
+    def crops(self) -> KeptCrops:
+        from shards.kept_crops import KeptCrops
+
+        return KeptCrops()
 
     def dataset(self, name: str) -> ShardSet:
         """Open a packed data set once; its manifest is downloaded from a URL at the first call."""
@@ -172,6 +179,16 @@ class Run:
             finally:
                 if session.is_first and self.folder.config_file.exists():
                     session.exporter.post_end(self.path)
+
+    def find_holder(self) -> str:
+        """Describe the process that holds the run's lock, "" without one or if the run is finished."""
+        if self.folder.train_file.exists():
+            return ""
+        try:
+            with self.folder.locked():
+                return ""
+        except RunHeld as error:
+            return str(error)
 
     def delete(self) -> None:
         """Delete the run at the URL of the results, then here; the caller holds its lock."""

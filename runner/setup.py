@@ -25,13 +25,13 @@ from procap.text import LabelSpace
 from runner.acceleration import Acceleration, note_once
 from runner.checkpoint import CheckpointCard, InitialRun
 from runner.config import RunConfig, RuntimeConfig
+from runner.devices import num_decoders
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.engine import Engine
-from runner.environment import num_decoders
 from runner.schedule import Schedule
 from runner.session import Run
-from shards.device.images import augments_on_device
+from shards.device.crops import augments_on_device
 from shards.device.stream import DeviceTrainStream
 from shards.image_selection import FewShot, check_classes, load_few_shot, select_class_labels
 from shards.loader import WINDOW_BYTES, TrainStream

@@ -16,17 +16,20 @@ from procap.methods.features import FeatureMethod
 from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
+from runner.config import RunConfig, RuntimeConfig
+from runner.devices import set_deterministic
+from runner.distributed.collectives import ProcessGroup
 from runner.earlier_runs import first_stage, load_teacher, read_initial_run
 from runner.engine import Batch, term_gradients
-from runner.environment import environment, provenance, set_deterministic
 from runner.failures import describe_failure
 from runner.feature_training import learn_from_features
 from runner.meters import Meter, peak_memory, start_memory_peak
-from runner.progress import ProgressDisplay
+from runner.progress_bar import ProgressDisplay
+from runner.provenance import describe_environment, provenance
 from runner.results import FewShotRecord, Progress, TrainResult, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
-from runner.session import Run
+from runner.session import Run, Session
 from runner.setup import Setup, changed_file, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
@@ -66,7 +69,14 @@ class TrainingRequest:
 PLAIN = TrainingRequest()
 
 
-def train(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progress:
+def train(
+    config: RunConfig, runtime: RuntimeConfig, *, group: ProcessGroup | None = None, **request: Any
+) -> TrainResult | Progress:
+    """Train one configuration in a session of its own, as `train_run` does. request: fields of `TrainingRequest`."""
+    return train_run(Session(runtime, group).run(config), TrainingRequest(**request))
+
+
+def train_run(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progress:
     """Train a run and return the content of `train.json`, or the progress of a paused one; all ranks call this.
 
     A finished run is read, not repeated, unless it is forced; an interrupted one continues from its last saved state,
@@ -83,7 +93,7 @@ def train(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progress:
             return finished
     run.trained = None
     if earlier := first_stage(run.config):
-        train(run.session.run(earlier))
+        train_run(run.session.run(earlier))
     with run.work(resumes=not force):
         run.session.group.call_on_first(lambda: run.folder.check_config(run.config, force=force))
         # Another process may have finished the run between the look above and the lock.
@@ -130,7 +140,7 @@ def _train(run: Run, request: TrainingRequest, stop: StopRequest) -> TrainResult
     if isinstance(setup.method, FeatureMethod):
         with meter.phase("features", rated=False):
             setup = learn_from_features(run, setup, stop)
-    facts = environment(session.device) | {"accelerations": asdict(setup.acceleration)}
+    facts = describe_environment(session.device) | {"accelerations": asdict(setup.acceleration)}
     if session.is_first:
         if request.force:
             # Only now: the run that is there stays if the set-up fails.

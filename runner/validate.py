@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from procap.errors import UsageError
 from procap.text import LabelSpace
 from runner.config import Target
+from runner.devices import num_decoders
 from runner.engine import autocast
-from runner.environment import num_decoders
 from runner.evaluate import collect_predictions
 from runner.inference import Inference
 from runner.meters import Meter
@@ -63,7 +63,8 @@ class Validator:
                     self.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
                     selection = select_target_images(shards, target.classes, target.split)
                     space = label_space(shards.manifest, selection.classnames)
-                    self._targets.append((target, space, selection.images))
+                    images = session.crops.wrap(selection.images, make_eval_transform(self.method.clip))
+                    self._targets.append((target, space, images))
 
     def resume(self) -> None:
         """Load the counts of the epochs before the restored state, and make those that its last epoch lacks."""

@@ -32,12 +32,6 @@ class Workbench:
 
         Raises UserError if the weights have changed since the run was planned.
         """
-        if device.type == "cuda":
-            # cuDNN's default for convolutions is TF32 (ten bits of mantissa), but --precision alone chooses it.
-            torch.backends.cudnn.allow_tf32 = False
-            if device.index is not None:
-                # Triton launches its kernels on the current device.
-                torch.cuda.set_device(device)
         if config.weights_digest and self.digest(config) != config.weights_digest:
             raise UserError(f"the weights {config.pretrained or config.backbone} changed after this run was planned")
         # Compiled blocks cannot be undone: forget the key, so that the backbone is loaded again.

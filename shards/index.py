@@ -13,6 +13,7 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,8 @@ def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]
     """Read the index [N] of a split; raises UserError if it differs from the manifest."""
     entry, file = manifest.splits[split], folder / split / INDEX_FILE
     with _name_damage(folder, split, file):
-        rows: NDArray[np.void] = np.load(io.BytesIO(_read_verified(file, entry.index_sha256)), allow_pickle=False)
+        data = io.BytesIO(_read_verified(file, entry.index_sha256))
+        rows: NDArray[np.void] = np.lib.format.read_array(data, allow_pickle=False)
         if rows.dtype != INDEX or rows.shape != (entry.count,):
             raise ValueError(f"it is no index of {entry.count} images")
         if rows["label"].min() < 0 or rows["label"].max() >= len(manifest.classnames):
@@ -72,11 +74,10 @@ def _read_verified(file: Path, sha256: str) -> bytes:
 
 @contextmanager
 def _name_damage(folder: Path, split: str, file: Path) -> Iterator[None]:
-    """Raise UserError that names the file for any error of the block."""
+    """Raise UserError that names the file for an error of reading or parsing it."""
     try:
         yield
-    # Parsers of untrusted bytes raise errors of nearly any class.
-    except Exception as error:
+    except (OSError, ValueError, SyntaxError, TokenError, MemoryError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"'{folder.name}' {split}: {file} is not usable ({reason}); {repack_hint(folder)}") from None
 

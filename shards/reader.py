@@ -96,11 +96,7 @@ class ImageList:
     """
 
     def __init__(
-        self,
-        files: SplitFiles,
-        rows: NDArray[np.void],
-        positions: NDArray[np.int64],
-        labels: NDArray[np.int64],
+        self, files: SplitFiles, rows: NDArray[np.void], positions: NDArray[np.int64], labels: NDArray[np.int64]
     ) -> None:
         self._files = files
         self.rows, self.positions, self.labels = rows, positions, labels
@@ -112,6 +108,11 @@ class ImageList:
     def dataset(self) -> str:
         """The name of the data set."""
         return self._files.folder.name
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """The digest of the packed data set, and the name of the split, in which positions are unique."""
+        return self._files.manifest.digest, self._files.split
 
     @cached_property
     def paths(self) -> list[str]:

@@ -20,7 +20,7 @@ NOT_RUN = {
     r"make ": "the demo, the tests and the lint of the whole project, which run by themselves",
     r"\.venv/bin/python -m pytest -m gpu": "needs a GPU",
     r"\.venv/bin/pip install": "installs a package into the environment of the tests",
-    r"procap check method visual-tokens": "needs that package",
+    r"procap check method visual-tokens": "needs that package: tests/test_benchmarks_own_method.py",
     r"sbatch ": "needs Slurm: tests/test_cluster_slurm_slow.py submits both files",
     r"ray start|mkdir -p /tmp/shared": "starts nodes at fixed ports: tests/nodes.py starts them at free ones",
     r"ray stop": "ends every Ray process of the machine",
@@ -52,6 +52,7 @@ SUBSTITUTIONS = {
     r"/tmp/shared/": "{folder}/shared/",
     r"http://127.0.0.1:8265": "{dashboard}",
     r"ray job list": "ray job list --address {dashboard}",
+    r"procap export results/base/dtd/maple\S+": "procap export {maple}",
     r"(?<= )(RUN|results/base/\S+)": "{run}",
     # Less of the same.
     r"((?:procap|--) bench (?!runtime|examples)[\w-]+)": r"\1 --profile mini --quick --epochs 1",

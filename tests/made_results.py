@@ -6,8 +6,8 @@ from benchmarks.experiment.profiles import MINI
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite
 from runner.config import Target
-from runner.environment import provenance
 from runner.planning import plan_run
+from runner.provenance import provenance
 from runner.results import EpochLog, EvalResult, PerClass, TrainResult, write_json
 from runner.run_folders import RunFolder
 

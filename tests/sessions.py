@@ -22,7 +22,7 @@ def make_run(
 
 def train(config: RunConfig, runtime: RuntimeConfig, *, group: ProcessGroup | None = None, **request: Any) -> Any:
     """Train a run. request: fields of `runner.train.TrainingRequest`."""
-    return training.train(make_run(config, runtime, group), training.TrainingRequest(**request))
+    return training.train(config, runtime, group=group, **request)
 
 
 def load_trained(
@@ -43,7 +43,7 @@ def evaluate(
     """Evaluate a run. trained: the run as it was loaded before."""
     run = make_run(config, runtime, group)
     run.trained = trained
-    return evaluation.evaluate(run, target, force=force)
+    return evaluation.evaluate_run(run, target, force=force)
 
 
 def state_of(spec: RunSpec, runtime: RuntimeConfig) -> RunState:

@@ -10,7 +10,7 @@ from benchmarks.experiment import published
 from benchmarks.experiment.profiles import MINI, PAPER
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite
-from benchmarks.tables.check import check_table
+from benchmarks.tables.agreement import check_table
 from benchmarks.tables.speed import SCHEMA
 from procap.errors import UserError
 from runner.results import write_json

@@ -17,6 +17,7 @@ from benchmarks.console.output import note_failures
 from benchmarks.console.parse import parse_integers, parse_methods
 from procap.errors import UsageError
 from procap.weights.loading import load_clip
+from runner.results import Progress, write_json
 from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
 from shards.manifest import read_manifest
@@ -221,6 +222,40 @@ def test_runs_are_listed_with_what_they_are_and_selected(capsys):
         assert code == 2 and message in err
 
 
+@pytest.fixture
+def listed_states(capsys, shards):
+    """Read the state of the only run from `ls runs` and `--dry-run`, and whether a dry run counts any target."""
+    words = ["--methods", "coop", "--datasets", "digits", "--epochs", "2", "--data", shards, "--dry-run", "--json"]
+
+    def read() -> tuple[str, str, bool]:
+        [row] = json.loads(run(capsys, "ls", "runs", "--json")[1].splitlines()[-1])
+        [planned] = json.loads(run(capsys, "eval", *words)[1].splitlines()[-1])["runs"]
+        return row["state"], planned["state"], any(planned["targets"].values())
+
+    return read
+
+
+def test_a_failed_run_is_called_so_in_every_list(listed_states):
+    folder = RunFolder("results" / Path(put_run(Path("results"), "coop", "digits", overrides={"epochs": 2}).path))
+    folder.train_file.unlink()
+    progress = Progress(
+        config_hash=folder.path.name[-8:], status="failed", step=1, steps=9, epochs=[], seconds=1, environment={}
+    )
+    write_json(folder.progress_file, progress)
+    assert listed_states() == ("failed", "failed", False)
+
+
+def test_a_run_with_a_broken_file_is_called_so_in_every_list(listed_states):
+    config = put_run(Path("results"), "coop", "digits", overrides={"epochs": 2})
+    RunFolder("results" / Path(config.path)).train_file.write_text("{}")
+    assert listed_states() == ("broken", "broken", False)
+
+
+def test_no_result_on_other_data_counts_as_finished_in_a_dry_run(listed_states):
+    put_halves(Path("results"), "coop", "digits", (5, 10), (5, 10), overrides={"epochs": 2})
+    assert listed_states()[1:] == ("other data", False)
+
+
 def test_a_dry_run_lists_the_runs_with_their_state_and_writes_nothing(capsys, tmp_path, shards):
     put_halves(Path("results"), "coop", "digits", (5, 10), (5, 10), overrides={"epochs": 2})
     for file in Path("results").rglob("*.json"):
@@ -229,13 +264,14 @@ def test_a_dry_run_lists_the_runs_with_their_state_and_writes_nothing(capsys, tm
     common = ["--methods", "coop,maple", "--datasets", "digits,tiles", "--epochs", "2", "--data", shards, "--dry-run"]
     for command in ("train", "eval"):
         code, out, _ = run(capsys, command, *common, "--json")
-        assert code == 0 and "4 runs, 1 done. Nothing was written." in out
+        assert code == 0 and "4 runs, 1 finished. Nothing was written." in out
         assert ("targets" in out.splitlines()[0]) == (command == "eval")
     listed = {entry["run"].split("/seed")[0]: entry for entry in json.loads(out.splitlines()[-1])["runs"]}
     assert listed["base/digits/coop/mini/16shot"]["state"] == "finished"
     assert listed["base/digits/coop/mini/16shot"]["targets"] == {"digits:base:test": True, "digits:novel:test": True}
     assert listed["base/tiles/maple/mini/16shot"]["state"] == "new"
     _, out, _ = run(capsys, "eval", *common, "--force", "--json")
+    assert json.loads(out.splitlines()[-1])["runs"][0]["state"] == "repeat"
     assert not any(json.loads(out.splitlines()[-1])["runs"][0]["targets"].values())
     assert run(capsys, "train", *common, "--force")[1].count("repeat") == 1
     for command in (["demo"], ["data", "pack", "tiles"], ["bench", "base-to-novel", "--datasets", "digits"]):

@@ -1,10 +1,12 @@
 """`procap check device`: wrong, hanging and crashing paths fail alone, and the record has what was measured."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
 
 from benchmarks.cli import main
 from benchmarks.device_check import numbers, paths
@@ -115,3 +117,14 @@ def test_replays_are_compared_with_eager_steps(emulated_graphs, monkeypatch, err
         return
     with pytest.raises(UserError, match="differs by" if error == "wrong" else "2 replayed steps keep 2 MB"):
         paths.check_graphs(check)
+
+
+def test_the_attention_of_cudnn_is_compared_or_skipped(monkeypatch):
+    """In the place of cuDNN's kernels stand those of torch, whose numbers are right."""
+    monkeypatch.setattr(numbers, "SDPBackend", SimpleNamespace(MATH=SDPBackend.MATH, CUDNN_ATTENTION=SDPBackend.MATH))
+    case = OnGpu(torch.device("cpu"))
+    differences = numbers.check_cudnn(case)
+    assert len(differences) == 12 and max(differences.values()) < 0.03
+    monkeypatch.setattr(numbers.SDPBackend, "CUDNN_ATTENTION", SDPBackend.CUDNN_ATTENTION)
+    with pytest.raises(Skipped, match="not supported"):
+        numbers.check_cudnn(case)

@@ -17,7 +17,7 @@ from benchmarks.experiment.suite import SuiteOptions
 from benchmarks.results import load
 from benchmarks.results.suite_results import SuiteResults
 from procap.errors import UsageError
-from runner import progress, results, run_folders, setup
+from runner import progress_bar, results, run_folders, setup
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import plan_run
 from shards import image_selection, reader, rng, transforms
@@ -49,7 +49,7 @@ def config(short_checkpoint) -> RunConfig:
 
 
 def test_other_settings_have_their_own_files_and_rows(config, runtime, monkeypatch, capsys):
-    monkeypatch.setattr(progress.ProgressDisplay, "PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(progress_bar.ProgressDisplay, "PLAIN_SECONDS", 0.0)
     settings = EvalSettings(precision="bf16", resize="squash", samples=1)
     folder, default = run_folders.RunFolder(runtime.results / config.path), runtime
     before = folder.eval_file(TARGET).read_bytes()

@@ -92,7 +92,8 @@ def test_a_run_goes_out_in_both_formats_and_tables_mark_it(capsys, flags):
     assert main(["table", "--results", "dassl"]) == 0
     assert "IMPORTED: 1 run of MaPLe." in capsys.readouterr().out
     assert main(["ls", "runs", "--results", "dassl", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])[0]["state"] == "imported"
+    [listed] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert listed["state"] == "finished" and listed["imported"]
 
 
 def learned(n_ctx: int = 2) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from benchmarks.results.suite_results import SuiteResults
 from benchmarks.runtime.benchmark import suite_settings
 from benchmarks.runtime.settings import Settings
 from benchmarks.suites import SUITES, load_suite
-from benchmarks.suites.planning import SuitePlan, merge_runs
+from benchmarks.suites.plans import SuitePlan, merge_runs
 from procap.errors import UsageError
 from procap.methods import METHODS
 from procap.recipe import READ_UNDER

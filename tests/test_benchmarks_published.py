@@ -19,10 +19,10 @@ from benchmarks.experiment.published import (
     halves,
 )
 from benchmarks.experiment.suite import Suite, Variant
-from benchmarks.plots import base_novel as halves_plots
+from benchmarks.plots import halves as halves_plots
 from benchmarks.results.metrics import Metric
+from benchmarks.tables.agreement import check_table
 from benchmarks.tables.base_novel import base_to_novel_tables
-from benchmarks.tables.check import check_table
 from benchmarks.tables.render import render
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UsageError

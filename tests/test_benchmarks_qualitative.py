@@ -15,12 +15,12 @@ from small_runs import make_runtime
 
 from benchmarks.experiment.profiles import PAPER, find_profile
 from benchmarks.qualitative.eigencam import image_maps
+from benchmarks.qualitative.learned_prompts import read_prompts, record_prompts
 from benchmarks.qualitative.pictures import make_pictures, select_images
-from benchmarks.qualitative.prompts import read_prompts, record_prompts
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite
 from benchmarks.suites.outputs import remove_outdated
-from benchmarks.tables.check import check_table
+from benchmarks.tables.agreement import check_table
 from benchmarks.tables.qualitative import qualitative_tables
 from runner import run_folders
 from runner.config import RunConfig, RuntimeConfig, Target

@@ -145,9 +145,9 @@ def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(pag
     text = page.read_text()
     notice = words_of(Page(text).root.all("header")[0])
     assert "Runs or parts are missing." in notice
-    assert "3 of 6 runs finished: 1 failed, 1 broken, 1 not started" in text
+    assert "3 of 6 runs finished: 1 failed, 1 broken, 1 new" in text
     runs = read_sections(results)[0][0].suite_results.runs
-    for number, reason in ((3, "failed: no room"), (4, "not started"), (5, "cannot be read")):
+    for number, reason in ((3, "failed: no room"), (4, "new"), (5, "cannot be read")):
         row = next(line for line in text.splitlines() if f"<li>{runs[number].path} " in line)
         assert reason in row
     assert main(["ls", "runs", "--results", str(results), "--json"]) == 0
@@ -286,5 +286,5 @@ def test_suites_without_results_are_on_the_page_and_none_at_all_is_an_error(tmp_
     (root / "collections/suite/duration/collection.json").write_text("[]")
     assert main(["report", "--results", str(root)]) == 0
     text = Path(capsys.readouterr().out.strip()).read_text()
-    assert "0 of 16 runs finished: 16 not started." in text
+    assert "0 of 16 runs finished: 16 new." in text
     assert "duration" in section(text, "missing") and "collection.json cannot be read" in section(text, "missing")

@@ -22,8 +22,9 @@ from benchmarks.runtime.settings import METHOD_OPTIONS, Settings, make_settings
 from benchmarks.suites import load_suite
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
-from runner.environment import cpu_name, environment
+from runner.provenance import cpu_name, describe_environment
 from runner.results import write_json
+from runner.session import Session
 
 CPU = torch.device("cpu")
 
@@ -87,7 +88,7 @@ def test_a_report_is_written(report, runtime):
 
 def test_the_name_of_a_cpu_is_its_model_and_without_one_its_architecture(monkeypatch):
     models = re.findall("model name.*: (.*)", Path("/proc/cpuinfo").read_text()) or [platform.processor()]
-    assert environment()["cpu"]["name"] == (models[0] or platform.machine())
+    assert describe_environment()["cpu"]["name"] == (models[0] or platform.machine())
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "processor: 0")
     assert cpu_name.__wrapped__() in (platform.processor(), platform.machine())
 
@@ -100,7 +101,7 @@ def test_a_measurement_is_repeated_unless_the_same_exists_from_such_a_machine(su
     def begin(*_, **__):
         raise MeasuringBegan
 
-    done, place = suite
+    done, place = suite[0], Session(suite[1])
     monkeypatch.setattr("benchmarks.runtime.benchmark.measure", begin)
     measure_suite(done, place, False)
     assert "measured already" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from benchmarks.cli import main
 from benchmarks.cli import run_suites as bench_command
 from benchmarks.experiment.profiles import MINI
 from benchmarks.suites import load_suite
-from benchmarks.suites.planning import SuitePlan, last_options
+from benchmarks.suites.plans import SuitePlan, last_options
 from cluster.launcher import launch
 from procap.errors import UserError
 from runner.run_collection import Collection, read_collection, read_collections, write_collection
@@ -133,15 +133,15 @@ def test_a_suite_is_done_once_and_its_table_is_printed_and_kept(small, tmp_path,
     code, out, err = run(capsys, *words)
     assert code == 0, err
     message = json.loads(out.splitlines()[-1])
-    assert len(message["done"]) == 2 and not message["failed"] and "CLIP (zero-shot)" in out
+    assert len(message["finished"]) == 2 and not message["failed"] and "CLIP (zero-shot)" in out
     reserved = tmp_path / "results/collections/suite/base-to-novel"
     assert (reserved / "base-to-novel.md").read_text().splitlines()[0] == out.splitlines()[0]
     [collection] = read_collections(tmp_path / "results")
-    assert collection.status == "finished" and set(collection.runs) == set(message["done"])
+    assert collection.status == "finished" and set(collection.runs) == set(message["finished"])
     assert "hm/coop" in collection.metrics
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "results/base").rglob("*")}
     code, out, err = run(capsys, *words)
-    assert code == 0 and "2 done already" in err
+    assert code == 0 and "2 finished already" in err
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "results/base").rglob("*")} == before
 
 
@@ -165,7 +165,7 @@ def test_force_repeats_what_is_there_and_what_is_of_other_content_of_a_data_set(
     [file] = (tmp_path / "results/base").rglob("coop/**/train.json")
     before, prompts = file.stat().st_mtime_ns, (file.parent / "checkpoint.safetensors").read_bytes()
     code, out, err = run(capsys, *words, "--force")
-    assert code == 0 and "0 done already" in err and "CoOp" in out
+    assert code == 0 and "0 finished already" in err and "CoOp" in out
     assert file.stat().st_mtime_ns > before and (file.parent / "checkpoint.safetensors").read_bytes() != prompts
     assert not json.loads(file.read_text())["resumed"]
 

@@ -148,7 +148,7 @@ def test_quick_demo_is_a_suite_and_repeats_nothing(tmp_path, monkeypatch, capsys
     # Figures are drawn anew by every command.
     monkeypatch.setattr("benchmarks.suites.outputs.save_plots", lambda folder, plots: [])
     assert main([*QUICK, "--out", str(out), "--tracking", "off"]) == 0
-    assert "4 runs, 4 done already" in capsys.readouterr().err
+    assert "4 runs, 4 finished already" in capsys.readouterr().err
     trained = {name for name in before if name.endswith("train.json") or "/eval/" in name}
     assert len(trained) == 12 and all(files(results)[name] == before[name] for name in trained)
 
@@ -246,6 +246,7 @@ def test_class_names_are_read_as_csv_or_from_a_file(tmp_path):
     assert parse_class_names('"crane, bird", red rose,') == ["crane, bird", "red rose"]
     (tmp_path / "names.txt").write_text("crane, bird\nred rose\n\n")
     assert parse_class_names(str(tmp_path / "names.txt")) == ["crane, bird", "red rose"]
+
 
 def test_a_port_of_another_program_is_refused_and_no_link_leads_there(tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -193,7 +193,7 @@ def test_a_broken_shard_fails_its_runs_alone(cluster, tmp_path):
     assert all(f"base/tiles/coop/mini/16shot/seed{seed}" in err for seed in (1, 2)), err
     shard.write_bytes(whole)
     out, err = cluster.procap(*words).wait()
-    assert "2 done already" in err and "on average over 2 data sets" in out and len(load_outcomes(results)) == 4
+    assert "2 finished already" in err and "on average over 2 data sets" in out and len(load_outcomes(results)) == 4
     assert not find_leftovers(results)
 
 

@@ -20,7 +20,7 @@ from local_server import LocalServer
 from test_cluster_sweep import ASKED, GRID, PARAMS, make_paths, run, spec
 
 from benchmarks.cli import main
-from benchmarks.sweeps.table import sort_configurations
+from benchmarks.sweeps.outcome import sort_configurations
 from cluster.distributed_trial import Rank
 from cluster.executor import TrialWork
 from cluster.launcher import Launcher, connect, launch
@@ -175,7 +175,7 @@ def test_tpe_resumes_and_keeps_to_its_budget(halved):
     tried = SweepFolder(results / "sweeps" / "tpe").load().configurations
     assert code == 3 and len(tried) == 7 and tried[:2] == FINISHED
     assert [configuration.values["recipe.lr"] for configuration in tried[2:6]] == [*UNFINISHED]
-    assert all(configuration.state != "running" for configuration in tried)
+    assert all(configuration.state != "unfinished" for configuration in tried)
     # The failure of the first seed ends its trial before the second.
     assert len(find_runs(results)) == 2 * 4 + 1
 
@@ -305,7 +305,7 @@ def test_runs_on_nodes_have_the_bits_of_local_ones_also_after_a_killed_process(e
     results, recorder = executed
     here = Recorder()
     launch(list(map(spec, RUNS)), make_paths(few_digits, tmp_path), Capacity(Resources(), 1, ray=False), here)
-    assert all(report.state == "done" for report in here.ends.values()), here.ends
+    assert all(report.state == "finished" for report in here.ends.values()), here.ends
     assert sorted(recorder.began) == [0, 0, 1, 2, 3]
     assert [facts(results, one) for one in RUNS] == [facts(tmp_path, one) for one in RUNS]
     training = RunFolder(results / LONG.path).read_training()
@@ -316,7 +316,7 @@ def test_a_run_that_fails_stops_no_other(executed):
     results, recorder = executed
     assert recorder.ends[3].state == "failed" and "train" in recorder.ends[3].why
     assert "Traceback" not in recorder.ends[3].why
-    assert [recorder.ends[number].state for number in range(3)] == ["done"] * 3
+    assert [recorder.ends[number].state for number in range(3)] == ["finished"] * 3
     assert not stray(results)
 
 
@@ -329,7 +329,7 @@ def test_groups_are_placed_as_a_whole_or_not_at_all(local_ray, few_digits, tmp_p
     with connect(Launcher(kind="ray", address=local_ray, processes=2), paths) as found:
         assert found.max_concurrent == 1
         launch([spec(one, targets=()) for one in runs], paths, replace(found, max_concurrent=2), recorder)
-    assert {number: report.state for number, report in recorder.ends.items()} == {0: "done", 1: "done"}
+    assert {number: report.state for number, report in recorder.ends.items()} == {0: "finished", 1: "finished"}
     for one in runs:
         training = RunFolder(tmp_path / one.path).read_training()
         assert training is not None and training.processes == 2
@@ -348,7 +348,7 @@ def test_a_group_waits_for_a_run_that_another_process_holds(local_ray, few_digit
                 time.sleep(0.1)
         group.join()
     assert f"pid {os.getpid()} on" in next(report.why for _, report in recorder.reports if report.state == "waiting")
-    assert recorder.began == [0] and recorder.ends[0].state == "done"
+    assert recorder.began == [0] and recorder.ends[0].state == "finished"
 
 
 def test_what_cannot_be_placed_is_refused_before_anything_waits(local_ray, few_digits, tmp_path):

@@ -18,7 +18,7 @@ from small_runs import make_runtime
 from benchmarks.cli import main
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.cli.sweep_settings import make_commands
-from benchmarks.sweeps.table import find_best
+from benchmarks.sweeps.outcome import find_best
 from cluster import distributed_trial, executor, ray_cluster
 from cluster.run import Halving, StoragePaths, TrialReport
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
@@ -246,7 +246,7 @@ def test_seeds_in_step_report_their_mean_of_every_epoch(few_digits, tmp_path):
     reports: list[TrialReport] = []
     runtime = make_paths(few_digits, tmp_path).local_runtime()
     reports.append(executor.RunExecutor(Session(runtime), runs, reports.append, Halving(1, 2)).execute())
-    assert [report.epoch for report in reports] == [1, 2, 3] and reports[-1].state == "done"
+    assert [report.epoch for report in reports] == [1, 2, 3] and reports[-1].state == "finished"
     histories = [RunFolder(tmp_path / one.path).read_validation() for one in runs]
     for report in reports:
         counts = [count for history in histories for count in history if count.epoch == report.epoch - 1]

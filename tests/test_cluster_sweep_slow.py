@@ -104,7 +104,7 @@ def test_after_a_killed_driver_the_sweep_resumes_and_keeps_its_budget(cluster, t
     before, begun = checkpoints(tmp_path), {key_of(configuration.values) for configuration in known()}
     times = {run: (tmp_path / run / "train.json").stat().st_mtime_ns for run in before}
     found, _ = finish(words)
-    assert found["counts"] == {"finished": 4, "stopped": 0, "running": 0, "failed": 0}
+    assert found["counts"] == {"finished": 4, "stopped": 0, "unfinished": 0, "failed": 0}
     assert begun <= {key_of(configuration.values) for configuration in known()}
     assert len(find_runs(tmp_path)) == len(checkpoints(tmp_path)) == 8
     assert times == {run: (tmp_path / run / "train.json").stat().st_mtime_ns for run in before}
@@ -143,7 +143,7 @@ def test_a_time_limit_leaves_states_that_are_resumed(local_ray, where, tmp_path,
     assert main(["sweep", *words, "--hours", str(90 / 3600), "--results", str(tmp_path), "--json"]) == 0
     captured = capsys.readouterr()
     counts = json.loads(captured.out.splitlines()[-1])["counts"]
-    assert counts["running"] > 0 == counts["finished"] + counts["stopped"] + counts["failed"]
+    assert counts["unfinished"] > 0 == counts["finished"] + counts["stopped"] + counts["failed"]
     assert "unfinished, with their states kept" in captured.err
 
 

@@ -18,7 +18,7 @@ from benchmarks.experiment.profiles import MINI
 from benchmarks.report.sections import read_sections
 from benchmarks.results import load
 from benchmarks.suites import load_suite
-from benchmarks.suites.planning import SuitePlan
+from benchmarks.suites.plans import SuitePlan
 from benchmarks.tables.render import render
 from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
 from procap.errors import UserError

@@ -159,8 +159,8 @@ def test_the_rules_catch_what_they_should():
     assert not is_allowed("shards.pack", "procap.clip") and not is_allowed("runner.train", "cluster.launcher")
     assert is_allowed("shards.pack", "procap.errors")
     assert is_allowed("runner.train", "shards.pack") and is_allowed("benchmarks.cli.demo", "cluster.launcher")
-    assert not is_allowed("benchmarks.tables.plain", "benchmarks.suites.planning")
-    assert not is_allowed("benchmarks.runtime.case", "benchmarks.qualitative.prompts")
+    assert not is_allowed("benchmarks.tables.plain", "benchmarks.suites.plans")
+    assert not is_allowed("benchmarks.runtime.case", "benchmarks.qualitative.learned_prompts")
     assert [name for name, *_ in imports(ast.parse("from .site import nodes"))] == ["."]
     assert {*find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})} == {"a", "b", "c"}
     assert not find_cycle({"a": {"b"}, "b": {"c"}, "c": set()})

@@ -13,7 +13,7 @@ from tiny_geometry import GEOMETRY
 from torch.nn.functional import normalize
 
 from benchmarks.qualitative import eigencam
-from benchmarks.qualitative.prompts import Words, first_text_tokens, text_means, vocabulary
+from benchmarks.qualitative.learned_prompts import Words, first_text_tokens, text_means, vocabulary
 from procap import methods, reference, teacher
 from procap.clip import CLIP
 from procap.methods.prompts import deep_plans

@@ -2,7 +2,6 @@
 
 import os
 import sysconfig
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.methods import build_method
 from procap.methods.plugins import describe_unexpected
-from runner import acceleration, environment
+from runner import acceleration, devices
 from runner.acceleration import Acceleration
 from runner.device_record import DeviceRecord, PartResult, identify, read_record, write_record
 
@@ -29,7 +28,7 @@ def gpu(monkeypatch, tmp_path, caplog):
 
 
 def record(gains, **parts):
-    return DeviceRecord(identity=identify(GPU), written="2026-01-31T12:00:00Z", facts={}, parts=parts, gains=gains)
+    return DeviceRecord(identity=identify(GPU), written="2026-01-31T12:00:00Z", parts=parts, gains=gains)
 
 
 def test_a_gpu_without_a_record_takes_the_plain_path_and_says_so_once(gpu, caplog):
@@ -41,7 +40,7 @@ def test_a_gpu_without_a_record_takes_the_plain_path_and_says_so_once(gpu, caplo
 
 def test_what_a_record_has_as_equal_and_five_percent_faster_is_used(gpu):
     gains = {"graphs": 2.0, "images": 1.04, "fused": 3.0, "compile": 1.05, "cudnn": 1.3}
-    written = record(gains, graphs=PASSED, images=PASSED, fused=FAILED, compile=PASSED, attention=PASSED)
+    written = record(gains, graphs=PASSED, images=PASSED, fused=FAILED, compile=PASSED, cudnn=PASSED)
     write_record(written)
     chosen = Acceleration.parse("auto", GPU)
     assert chosen == Acceleration(graphs=True, compile=True, cudnn=True, record=written.digest)
@@ -108,17 +107,19 @@ def test_attention_of_cudnn_is_off_unless_a_record_allows_it(tiny_geometry, monk
         assert torch.backends.cuda.cudnn_sdp_enabled() is allowed
 
 
-def test_the_gpu_with_the_number_that_the_user_gave_becomes_the_current_one(monkeypatch, tiny_clip):
-    """Triton launches its kernels on the current device."""
-    from runner import workbench
+def test_the_gpu_with_the_number_that_the_user_gave_becomes_the_current_one(monkeypatch, tiny_geometry):
+    """Triton launches its kernels on the current device; convolutions are in float32 there."""
 
-    chosen = []
+    class OnGpu(CLIP):
+        device = GPU
+
+    chosen, clip = [], OnGpu.random(tiny_geometry)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr(workbench, "load_clip", lambda *_: SimpleNamespace(to=lambda device: tiny_clip))
-    config = SimpleNamespace(weights_digest="", backbone="mini", pretrained=None)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     for name in ("cuda", "cuda:1"):
-        workbench.Workbench().load_backbone(config, torch.device(name), Acceleration())
-    assert chosen == [torch.device("cuda:1")]
+        monkeypatch.setattr(OnGpu, "device", torch.device(name))
+        Acceleration().prepare(clip)
+    assert chosen == [torch.device("cuda:1")] and not torch.backends.cudnn.allow_tf32
 
 
 @pytest.mark.parametrize(
@@ -130,14 +131,14 @@ def test_decoding_threads_are_divided_among_ranks_and_among_runs_on_other_gpus(
     pynvml = pytest.importorskip("pynvml")
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: gpus)
-    monkeypatch.setattr(environment, "count_gpus", lambda: visible)
-    monkeypatch.setattr(environment, "available_cores", lambda: 32)
+    monkeypatch.setattr(devices, "count_gpus", lambda: visible)
+    monkeypatch.setattr(devices, "available_cores", lambda: 32)
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, str(ranks))
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")
-    assert environment.num_decoders(None, GPU) == threads
-    assert environment.num_decoders(None, CPU) == 0 and environment.num_decoders(3, GPU) == 3
+    assert devices.num_decoders(None, GPU) == threads
+    assert devices.num_decoders(None, CPU) == 0 and devices.num_decoders(3, GPU) == 3
 
 
 def test_an_error_of_a_compiler_is_one_line_with_a_remedy():

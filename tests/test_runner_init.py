@@ -104,7 +104,7 @@ def test_a_look_at_a_finished_run_hashes_the_file_of_its_teacher_without_loading
     assert train(config, runtime).files == {"teacher": hashlib.sha256(large.read_bytes()).hexdigest()}
     monkeypatch.delattr(loading, "load_clip")
     loading.file_digest.cache_clear()
-    assert state_of(RunSpec(config=config, targets=()), runtime).is_done
+    assert state_of(RunSpec(config=config, targets=()), runtime).is_finished
 
 
 def test_kdpl_learns_from_the_predictions_of_a_finished_run(coop, runtime, short_checkpoint):

@@ -27,7 +27,7 @@ from small_runs import only_run
 from toy_shards import toy_source
 
 from benchmarks.cli import main
-from benchmarks.console.packing import pack_missing_with_progress
+from benchmarks.console.packing_progress import pack_missing_with_progress
 from runner.checkpoint import read_checkpoint
 from runner.distributed.ranks import ranks_from_environment
 from runner.run_folders import find_runs
@@ -149,7 +149,7 @@ def pack_here(place: str, data: str) -> None:
     here.mkdir(exist_ok=True)
     os.chdir(here)
     few = {"counts": {"train": 60}}
-    with patch("benchmarks.console.packing.builtin_source", lambda dataset: replace(builtin_source(dataset), **few)):
+    with patch("benchmarks.console.packing_progress.builtin_source", lambda name: replace(builtin_source(name), **few)):
         pack_missing_with_progress(["digits"], Path(data))
 
 

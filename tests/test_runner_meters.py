@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runner import meters, progress
+from runner import meters, progress_bar
 from runner.threads import SMALL_PRODUCT, fitting_threads
 
 CPU = torch.device("cpu")
@@ -99,7 +99,7 @@ def test_a_meter_goes_on_from_what_an_earlier_process_measured(clock):
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then_on_stderr(capsys):
-    with progress.ProgressDisplay("training", 100, done=1) as display:
+    with progress_bar.ProgressDisplay("training", 100, done=1) as display:
         display.PLAIN_SECONDS = math.inf
         display.update(1, loss=1.5)
         display.PLAIN_SECONDS = 0.0
@@ -123,7 +123,7 @@ def read_terminal(main):
 
 def test_progress_on_a_terminal_is_a_bar_on_stderr():
     code = (
-        "from runner.progress import ProgressDisplay\n"
+        "from runner.progress_bar import ProgressDisplay\n"
         "with ProgressDisplay('training', 100, done=40) as display:\n"
         "    display.update(50, loss=1.25); display.print('a remark [5]')"
     )

@@ -24,7 +24,7 @@ from runner.results import Progress, TrainResult
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec
 from shards import reader, transforms
-from shards.device.images import augments_on_device
+from shards.device.crops import augments_on_device
 
 STEPS = 7
 TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("digits", "all")]
@@ -218,7 +218,7 @@ def test_a_run_keeps_to_the_sentences_it_began_with(run, tmp_path):
     assert set(result.epochs[0].terms) == {"ce", "text", "image"}
     assert result.files == {"sentences": hashlib.sha256(file.read_bytes()).hexdigest()}
     spec = RunSpec(config=config, targets=())
-    assert train(config, runtime) == result and state_of(spec, runtime).is_done
+    assert train(config, runtime) == result and state_of(spec, runtime).is_finished
     write("another")
     with pytest.raises(errors.UserError, match=r"was trained on another content of sentences = .*\.json"):
         train(config, runtime)

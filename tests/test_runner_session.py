@@ -57,7 +57,7 @@ def test_a_run_is_trained_evaluated_and_used_from_python(few_digits, short_check
     assert started.train(until=1) == started.train()
     assert isinstance(started.train(), TrainResult) and started.state("digits:base:test").open == ("digits:base:test",)
     result = started.evaluate("digits:base")
-    assert started.state("digits:base:test").is_done and result == started.evaluate("digits:base")
+    assert started.state("digits:base:test").is_finished and result == started.evaluate("digits:base")
     probabilities = started.classifier()([Image.new("L", (20, 30))])
     assert probabilities.shape == (1, len(session.dataset("digits").classnames) // 2)
     again = session.find(started.folder)

@@ -25,7 +25,7 @@ from runner.run_folders import RunFolder
 from runner.session import Session
 from runner.tracking import exporter as exporter_module
 from runner.tracking.store import PARENT_TAG, TrackingStore, sync
-from runner.train import train
+from runner.train import train_run
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def train_until_sigterm(data: str, results: str, checkpoint: str, uri: str) -> N
     runtime = RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri=uri, quiet=True)
     session = Session(runtime)
     try:
-        train(session.run(plan_run(method="procap", dataset="digits", shots=2, **more)))
+        train_run(session.run(plan_run(method="procap", dataset="digits", shots=2, **more)))
     finally:
         session.exporter.flush()
 

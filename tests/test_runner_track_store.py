@@ -193,7 +193,7 @@ def test_a_server_whose_answer_has_no_end_is_refused(tmp_path, monkeypatch):
 
 def test_two_commands_of_a_suite_keep_the_runs_of_each_other(tmp_path):
     def execute(first: int) -> None:
-        tracker = CollectionTracker(at, Collection(kind="suite", name="shared"))
+        tracker = CollectionTracker(Session(at).exporter, Collection(kind="suite", name="shared"))
         for seed in range(first, first + 8):
             tracker.update([f"base/shapes/maple/mini/16shot/seed{seed}-0"])
 

@@ -15,7 +15,6 @@ from sessions import train
 from small_runs import make_runtime
 
 from benchmarks.cli import main
-from benchmarks.suites import planning
 from cluster.launcher import launch
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import StoragePaths
@@ -124,7 +123,7 @@ def test_runs_of_a_built_in_method_are_refused_under_other_code(plan, runtime, t
     for again in (train, lambda *run: sessions.evaluate(run[0], BASE, run[1]), sessions.load_trained):
         with pytest.raises(UserError, match=why):
             again(config, there)
-    assert planning.read_state(RunSpec(config=config, targets=()), there).status == "other code"
+    assert sessions.state_of(RunSpec(config=config), there).status == "other code"
 
 
 def test_a_run_with_the_hash_of_another_one_is_not_taken_for_it(runtime, tmp_path):
@@ -138,7 +137,7 @@ def test_a_run_with_the_hash_of_another_one_is_not_taken_for_it(runtime, tmp_pat
         with pytest.raises(UserError, match="has another run, whose hash happens to be the same"):
             again(other, there)
     with pytest.raises(UserError, match="whose hash happens to be the same"):
-        planning.read_state(RunSpec(config=other, targets=()), there)
+        sessions.state_of(RunSpec(config=other), there)
     run_folders.RunFolder(tmp_path / one.path).config_file.write_text("{")
     assert isinstance(train(one, there, force=True), TrainResult), "a broken file is no other run"
 
@@ -227,7 +226,7 @@ def test_the_runs_of_a_command_load_their_backbone_once_and_learn_what_they_lear
     paths = StoragePaths(str(again.data), str(again.results), again)
     launch(runs, paths, Capacity(Resources(), 1, ray=False), listener)
     assert len(runs) == 4 and len(loads) == 1
-    assert [call.args[2].state for call in listener.ended.mock_calls] == ["done"] * 4
+    assert [call.args[2].state for call in listener.ended.mock_calls] == ["finished"] * 4
     for run in runs:
         kept, alone = run_folders.RunFolder(together / run.path).read_training(), tmp_path / "alone"
         assert train(run.config, dataclasses.replace(again, results=alone)).checkpoint_sha256 == kept.checkpoint_sha256

@@ -29,6 +29,7 @@ from shards import pipeline
 from shards.builtin_sources import builtin_source
 from shards.catalogue import find
 from shards.device.stream import DeviceTrainStream
+from shards.kept_crops import KeptCrops
 from shards.loader import DecodedImages, TrainStream, evaluation_batches, shard_order
 from shards.mirror import mirror_root
 from shards.pack import pack_source
@@ -394,3 +395,19 @@ def test_a_run_on_all_images_streams_them_and_learns_what_it_learns_from_stored_
             learned[data] = [epoch.terms for epoch in result.epochs], result.checkpoint_sha256
     assert learned[tmp_path / "data"] == learned[mirrored] and learned[mirrored][0]
     assert not list(mirrored.rglob("*.tar"))
+
+
+@pytest.mark.parametrize(("room", "workers", "read"), [(2**20, 0, 0), (2**20, 2, 0), (1000, 0, 12), (0, 0, 17)])
+def test_crops_are_kept_between_evaluations_while_there_is_room(test_part, monkeypatch, room, workers, read):
+    """And the batches are the same, also of a part of the images."""
+    kept, decoded, decode = KeptCrops(room), [], ImageList.decode
+    monkeypatch.setattr(ImageList, "decode", lambda self, i, data: decoded.append(i) or decode(self, i, data))
+    plain = [batch for batch, _, _ in evaluation_batches(test_part, TRANSFORM, 4)]
+    for expected in (len(test_part), read):
+        decoded.clear()
+        batches = evaluation_batches(kept.wrap(test_part, TRANSFORM), TRANSFORM, 4, workers)
+        assert all(torch.equal(one, other) for one, (other, _, _) in zip(plain, batches, strict=True))
+        assert len(decoded) == expected
+    part = kept.wrap(test_part.subset([3, 1]), TRANSFORM)
+    [(images, _, _)] = evaluation_batches(part, TRANSFORM, 2)
+    assert torch.equal(images, plain[0][[3, 1]])

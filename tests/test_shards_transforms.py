@@ -12,8 +12,8 @@ from toy_shards import toy_source
 
 from procap import errors
 from shards import loader, pack, reader, records, transfer
+from shards.device.crops import REDUCTION, DeviceCrops, augments_on_device, fits
 from shards.device.evaluation import DeviceResize, device_evaluation_batches
-from shards.device.images import REDUCTION, DeviceCrops, augments_on_device, fits
 from shards.device.stream import DeviceTrainStream
 from shards.pools import prefetch
 from shards.transforms import TrainAugment, View, crop_box, eval_transform, jitter_colours

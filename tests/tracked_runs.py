@@ -7,7 +7,7 @@ from procap.recipe import Recipe
 from runner.calibration import ImagePredictions, measure_calibration
 from runner.checkpoint import save_checkpoint
 from runner.config import RunConfig
-from runner.environment import provenance
+from runner.provenance import provenance
 from runner.results import (
     CheckpointCard,
     EpochLog,

@@ -29,6 +29,7 @@ from benchmarks.runtime.measure import time_interleaved
 from benchmarks.tables.render import markdown_grid
 from procap.clip import OPENAI_MEAN, OPENAI_STD
 from shards.images import decode_pixels
+from shards.kept_crops import KeptCrops
 from shards.loader import evaluation_batches
 from shards.reader import ImageList, open_dataset
 from shards.transforms import eval_transform
@@ -64,6 +65,9 @@ def list_rows(images: list[bytes], folder: Path, workers: int) -> list[Row]:
     for count in sorted({0, 1, workers}):
         described = plural(count, "decoding thread") if count else "decoding in the main thread"
         rows.append((f"evaluation, {described}", max(1, count), len(test), partial(_evaluate, test, count)))
+    kept = KeptCrops().wrap(test, eval_transform(SIZE, OPENAI_MEAN, OPENAI_STD))
+    _evaluate(kept, 0)
+    rows.append(("evaluation, crops of an earlier one kept", 1, len(test), partial(_evaluate, kept, 0)))
     return rows
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.environment import environment
+from runner.provenance import describe_environment
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ def describe_run(study: str, argv: Sequence[str] | None, device: torch.device | 
     """Return the command of a study, with `argv` or this process's arguments, its machine, versions and load."""
     words = ["python", "-m", f"tools.{study}", *(sys.argv[1:] if argv is None else argv)]
     load = round(os.getloadavg()[0], 2)
-    return {"command": shlex.join(words), "environment": environment(device), "load_average": load}
+    return {"command": shlex.join(words), "environment": describe_environment(device), "load_average": load}
 
 
 def describe_machine(record: dict[str, Any]) -> str:

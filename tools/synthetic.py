@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.console.packing import pack_with_progress
+from benchmarks.console.packing_progress import pack_with_progress
 from benchmarks.runtime.synthetic import class_names
 from shards.records import ImageRecord, Source
 from shards.resolve import is_packed

@@ -18,12 +18,14 @@ from typer.core import TyperGroup
 from benchmarks.cli.flags import HELP_NAMES, PLAIN, examples
 from benchmarks.console.errors import explain
 from benchmarks.console.output import is_distributed, note, safe_output, write_error_file
-from procap import __version__
 from procap.errors import UsageError, unknown_name
+from runner.library_defaults import set_library_defaults
 from runner.stop_signals import sigterm_as_interrupt
 
 DISTRIBUTED = ("train", "eval")
 """Commands that torchrun may start as several processes."""
+ONLINE = ["data"], ["push"]
+"""Commands that use the Hub without an hf:// argument."""
 
 Commands = Mapping[str, tuple[Any, str]]
 """By name: `module:name` of a command or the commands of a group, and a summary."""
@@ -104,12 +106,10 @@ def print_version(is_asked: bool) -> None:
     if is_asked:
         import torch
 
-        from runner.environment import source_state
+        from runner.provenance import program_version
 
-        source = source_state()
-        commit = f", commit {source['commit'][:8]}{', changed' if source['dirty'] else ''}" if source else ""
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-        print(f"procap {__version__}{commit}; Python {platform.python_version()}, torch {torch.__version__}, {device}")
+        print(f"procap {program_version()}; Python {platform.python_version()}, torch {torch.__version__}, {device}")
         raise typer.Exit
 
 
@@ -157,6 +157,7 @@ def run(argv: list[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     verbose = "-v" in arguments or "--verbose" in arguments
+    set_library_defaults(online=arguments[:1] in ONLINE or any("hf:/" in word for word in arguments))
     # If this process has run a command before, this one asks servers again. Most commands import no mirror.
     if mirror := sys.modules.get("shards.mirror"):
         mirror.refresh.cache_clear()

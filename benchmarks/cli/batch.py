@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.console.output import note
 from runner.config import RuntimeConfig
+from runner.devices import own_device, resolve_device
 from runner.distributed.ranks import ranks_from_environment
-from runner.environment import own_device, resolve_device
 from runner.failures import describe_failure
 from runner.session import Session
 from runner.stop_signals import Interrupted

@@ -9,7 +9,6 @@ from benchmarks.cli.flags import OutputFlags, command, flag, switch
 from benchmarks.console.output import columns, note, show, show_json
 from benchmarks.console.parse import split_names
 from procap.errors import check_names
-from runner.environment import library_defaults
 
 
 @command("procap check device", "procap check device --full --json", "procap check device --device cpu --only plain")
@@ -24,11 +23,10 @@ def check(
     On a GPU this takes about a minute and a half. `--accelerate auto` then uses the paths that passed and are at least
     5 % faster. Another GPU, driver, torch or program version needs a new check. The exit code is 1 if a part failed.
     """
-    library_defaults()
     from benchmarks.device_check.case import DeviceCase
     from benchmarks.device_check.parts import PARTS, run_parts
     from runner.device_record import DeviceRecord, identify, write_record
-    from runner.environment import resolve_device
+    from runner.devices import resolve_device
 
     names = split_names(only)
     check_names("part", names, PARTS)
@@ -41,13 +39,11 @@ def check(
         results[name] = result
     rows = [(name, result.status, f"{result.seconds:g}", result.reason) for name, result in results.items()]
     show(columns(("part", "result", "seconds", "note"), rows))
-    speed = results["speed"].values if "speed" in results else {}
     record = DeviceRecord(
         identity=identify(chosen),
         written=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        facts=results["facts"].values if "facts" in results else {},
         parts=results,
-        gains=speed.get("gains", {}),
+        gains=results["speed"].values.get("gains", {}) if "speed" in results else {},
     )
     for name, gain in record.gains.items():
         show(f"{name}: {gain:.2f} times as fast as the plain path")

@@ -10,11 +10,10 @@ import typer
 
 from benchmarks.cli.flags import Data, OutputFlags, command, flag
 from benchmarks.console.output import columns, note, show, show_json
-from benchmarks.console.packing import pack_missing_with_progress
+from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import parse_methods, parse_options, split_names
 from procap.errors import UsageError, check_names
 from runner.config import RuntimeConfig
-from runner.environment import library_defaults
 from shards.default_paths import data_root
 
 
@@ -39,7 +38,6 @@ def method(
     training ends with the same bits. reloaded: a method loaded from a checkpoint classifies as the trained one.
     processes: two learn the weights of one. It takes about half a minute on a CPU.
     """
-    library_defaults()
     # Raises for a class that cannot be loaded.
     parse_methods(name)
     options = parse_options(option or (), [name])[name]

@@ -9,10 +9,10 @@ import typer
 
 from benchmarks.cli.flags import Data, OutputFlags, Workers, command
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
-from benchmarks.console.packing import parts_progress
+from benchmarks.console.packing_progress import parts_progress
 from benchmarks.console.parse import expand_datasets, split_names
 from procap.errors import UserError
-from runner.environment import available_cores
+from runner.devices import available_cores
 from shards.check import check_dataset
 from shards.default_paths import data_root
 from shards.manifest import repack_hint

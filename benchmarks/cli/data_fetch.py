@@ -14,10 +14,10 @@ from benchmarks.cli.batch import Failures
 from benchmarks.cli.data_sources import packing_root, report_packed, select_published
 from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag, switch
 from benchmarks.console.output import columns, note, show
-from benchmarks.console.packing import pack_with_progress
+from benchmarks.console.packing_progress import pack_with_progress
 from procap.errors import Unreachable, UserError
-from runner.environment import available_cores
-from runner.progress import ProgressDisplay
+from runner.devices import available_cores
+from runner.progress_bar import ProgressDisplay
 from shards.catalogue import Archive, Dataset
 from shards.fetch import FetchPlan, check_space, describe_source, fetch, list_hub, plan_fetch, work_folder
 from shards.files import file_lock

@@ -11,9 +11,9 @@ from benchmarks.cli.batch import Failures
 from benchmarks.cli.data_sources import DatasetToPack, packing_root, report_note, report_packed, select_datasets
 from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag, switch
 from benchmarks.console.output import columns, note, show
-from benchmarks.console.packing import format_classes, pack_with_progress
+from benchmarks.console.packing_progress import format_classes, pack_with_progress
 from procap.errors import UsageError, UserError
-from runner.environment import available_cores
+from runner.devices import available_cores
 from shards.files import write_file
 from shards.manifest import Manifest, read_manifest
 from shards.reader import open_dataset
@@ -31,8 +31,7 @@ def pack(
     mode: ModeFlags,
     output: OutputFlags,
     names: Annotated[
-        list[str],
-        typer.Argument(metavar="NAME...", help="data sets, folders of images, YAML files, or all, paper"),
+        list[str], typer.Argument(metavar="NAME...", help="data sets, folders of images, YAML files, or all, paper")
     ],
     data: Annotated[str, flag("FOLDER", "folder of the shards")] = "",
     raw: Annotated[

@@ -9,7 +9,7 @@ import typer
 from benchmarks.cli.flags import Data, OutputFlags, command
 from benchmarks.console.output import columns, show_json
 from benchmarks.console.output import show as show_text
-from benchmarks.console.packing import count_images, format_classes
+from benchmarks.console.packing_progress import count_images, format_classes
 from shards.default_paths import data_root
 from shards.reader import open_dataset
 from shards.resolve import resolve_dataset

@@ -90,9 +90,16 @@ def _resolve_name(name: str, raw: Path | None, data_root: Path) -> DatasetToPack
         # By the YAML file next to the folder, which is guessed if there is none.
         file, text = find_description(path)
         note(f"guessed for {file}:\n{indent(text.rstrip(), '  ')}" if text else f"{file} describes {path}")
-        return _from_file(file, text)
-    if name.lower().endswith((".yaml", ".yml")):
-        return _from_file(path)
+    elif name.lower().endswith((".yaml", ".yml")):
+        file, text = path, ""
+    else:
+        return _resolve_dataset(name, raw, data_root)
+    description = parse_description(text, file) if text else read_description(file)
+    return DatasetToPack(description.name, partial(user_source, file, text), str(file), text)
+
+
+def _resolve_dataset(name: str, raw: Path | None, data_root: Path) -> DatasetToPack:
+    path = Path(name).expanduser()
     if os.sep in name or is_image_name(name) or path.is_file():
         what = f"{name} is no folder" if path.exists() else f"there is no folder {name}"
         raise UsageError(f"{what}: name a folder of images, a YAML file or a data set")
@@ -101,20 +108,8 @@ def _resolve_name(name: str, raw: Path | None, data_root: Path) -> DatasetToPack
         note(f"procap: warning: '{name}' is taken for the data set of that name; pack the folder here as ./{name}")
     if dataset.images_from == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
-    return _from_raw_folder(dataset, raw) if dataset.images_from == "folder" else _from_builtin(dataset)
-
-
-def _from_file(file: Path, text: str = "") -> DatasetToPack:
-    """Take the data set of a YAML file, or of its `text` if it is not written."""
-    description = parse_description(text, file) if text else read_description(file)
-    return DatasetToPack(description.name, partial(user_source, file, text), str(file), text)
-
-
-def _from_builtin(dataset: Dataset) -> DatasetToPack:
-    return DatasetToPack(dataset.name, partial(builtin_source, dataset))
-
-
-def _from_raw_folder(dataset: Dataset, raw: Path | None) -> DatasetToPack:
+    if dataset.images_from != "folder":
+        return DatasetToPack(dataset.name, partial(builtin_source, dataset))
     if raw is None:
         folder = dataset.raw.folders[0] if dataset.raw else dataset.name
         hint = f"name the folder that holds {folder}/ with --raw, or set $PROCAP_RAW"

@@ -15,12 +15,12 @@ def show_plan(runs: Sequence[RunSpec], states: Mapping[str, RunState], output: O
     for run in runs:
         state = states[run.path]
         targets = {target: target not in state.open for target in run.targets}
-        names = " ".join(f"{target}=done" if done else target for target, done in targets.items())
+        names = " ".join(f"{target}=finished" if finished else target for target, finished in targets.items())
         rows.append((state.status, run.path, names or "-")[:shown])
         listed.append({"run": run.path, "state": state.status, "targets": targets})
     show(columns(("state", "run", "targets")[:shown], rows))
-    done = sum(states[run.path].is_done for run in runs)
-    show(f"\n{plural(len(runs), 'run')}, {done} done. Nothing was written.")
+    finished = sum(states[run.path].is_finished for run in runs)
+    show(f"\n{plural(len(runs), 'run')}, {finished} finished. Nothing was written.")
     if output.json:
         show_json({"runs": listed})
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,19 +14,15 @@ from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import default_targets, eval_settings, find_run, runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
-from benchmarks.console.packing import pack_missing_with_progress
+from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import split_names
-from benchmarks.suites.checks import check_weights_of
+from benchmarks.suites.preconditions import check_weights_of
 from procap.errors import UsageError
 from runner.config import RunConfig, Target
 from runner.distributed.ranks import ranks_from_environment
-from runner.environment import library_defaults
 from runner.results import EvalResult
-from runner.run_state import RunSpec, read_states
+from runner.run_state import RunSpec, RunState, read_states
 from runner.session import Run, Session
-
-if TYPE_CHECKING:
-    pass
 
 Evaluated = tuple[RunConfig, Target, EvalResult]
 
@@ -50,7 +46,6 @@ def evaluate(
     samples: flags.Samples = 0,
 ) -> int:
     """Evaluate trained runs on any target. Results under different evaluation flags are kept in different files."""
-    library_defaults(*(folders or ()))
     settings = eval_settings(eval_precision, eval_resize, samples)
     runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)
     planning = Session(runtime)
@@ -84,7 +79,8 @@ def evaluate(
         runs, results, url = find_runs()
         states = read_states(Session(replace(runtime, results=results, results_url=url)), runs)
         if mode.force:
-            states = {run.path: states[run.path]._replace(open=run.targets) for run in runs}
+            trained = (run for run in runs if states[run.path].is_trained)
+            states |= {run.path: RunState("repeat", run.targets) for run in trained}
         return show_plan(runs, states, output)
     # One process checks its flags before it imports torch, which takes seconds.
     selected = find_runs() if ranks_from_environment().size == 1 else None
@@ -127,7 +123,7 @@ def _show_evaluations(done: Sequence[Evaluated], failures: Failures, output: fla
 
 def _evaluate_all(runs: Iterable[RunSpec], session: Session, failures: Failures, *, force: bool) -> list[Evaluated]:
     """Evaluate finished runs on all targets; each run is loaded once, if it is needed."""
-    from runner.evaluate import evaluate as evaluate_run
+    from runner.evaluate import evaluate_run
 
     done: list[Evaluated] = []
     for spec in runs:
@@ -151,12 +147,12 @@ def prepare_untrained(run: Run, *, force: bool) -> None:
 
     force: also if it was made with different content of its data set.
     """
-    from runner.train import TrainingRequest, train
+    from runner.train import TrainingRequest, train_run
 
     def is_missing() -> bool:
         status = read_states(run.session, [RunSpec(config=run.config)])[run.path].status
-        return status in ("new", "unfinished") or (force and status == "other data")
+        return status in ("new", "unfinished", "failed", "broken") or (force and status == "other data")
 
     if run.session.group.call_on_first(is_missing):
         pack_missing_with_progress([run.config.dataset], run.session.runtime.data)
-        train(run, TrainingRequest(force=force))
+        train_run(run, TrainingRequest(force=force))

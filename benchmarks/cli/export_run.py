@@ -12,7 +12,6 @@ from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.selection import find_run, runtime_config
 from benchmarks.console.output import note, note_failures, show, show_json
-from runner.environment import library_defaults
 from runner.session import Session
 
 
@@ -34,7 +33,6 @@ def export(
     OUT/RUN/MODEL/model.pth.tar-EPOCHS, with MODEL as the public code names it. Load it there with --model-dir OUT/RUN
     --load-epoch EPOCHS.
     """
-    library_defaults(*folders)
     runtime = runtime_config(flags.RuntimeFlags(results=results, device=device))
     # Graphs are exported on the CPU, where their example is.
     is_graph = format == "onnx"

@@ -11,9 +11,8 @@ from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.output import columns, note, note_failures, show, show_json
-from benchmarks.console.packing import pack_missing_with_progress
+from benchmarks.console.packing_progress import pack_missing_with_progress
 from procap.errors import UsageError
-from runner.environment import library_defaults
 from runner.session import Session
 
 
@@ -40,7 +39,6 @@ def import_checkpoint(
     unless flags change them; the file's shapes must fit them. Evaluate the runs with `procap eval`; results are marked
     as imported.
     """
-    library_defaults()
     runtime = runtime_config(flags.RuntimeFlags(**vars(runtime_flags)))
     runs = selected_runs(selection, recipe_flags, runtime.data, task or None)
     files = {

@@ -22,6 +22,7 @@ from procap.methods.plugins import describe_unexpected
 from runner.config import RunConfig, Target
 from runner.results import harmonic_mean
 from runner.run_folders import RunFolder
+from runner.run_state import RunState, read_stored_state
 from shards.catalogue import CATALOGUE
 from shards.default_paths import data_root
 from shards.resolve import is_packed, packed_names, resolve_dataset
@@ -169,18 +170,17 @@ def _runs(results: str, selection: SelectionFlags) -> Listing:
 
 
 def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
-    """Collect what is listed of a run; a file that cannot be read is noted, and the run's state is then `broken`."""
+    """Collect what is listed of a run; its state is `broken` if a file cannot be read."""
     row: dict[str, Any] = {name: getattr(config, name) for name in ("method", "dataset", "classes", "shots", "seed")}
-    row |= {"lr": config.recipe.lr, "epochs": config.recipe.epochs, "options": dict(config.options), "reason": ""}
-    row["chosen_on_test"] = config.chosen_on_test
+    row |= {"lr": config.recipe.lr, "epochs": config.recipe.epochs, "options": dict(config.options)}
+    row |= {"chosen_on_test": config.chosen_on_test, "imported": None}
     row["settings"] = {name: value for name, value in describe_settings(config).items() if name != "shots"}
     accuracies: dict[str, float] = {}
-    written = None
+    written, state = None, read_stored_state(folder)
     try:
-        state, training = folder.read_status(), folder.read_training()
-        written = training.written.replace("T", " ")[:16] if training else None
-        if state == "failed" and (progress := folder.read_progress()):
-            row["reason"] = progress.reason.removeprefix(f"{config.path}: ")
+        if training := folder.read_training():
+            written = training.written.replace("T", " ")[:16]
+            row["imported"] = training.imported.name if training.imported else None
         for result in folder.read_evaluations():
             target = Target.parse_unchecked(result.target)
             is_test_set = (target.dataset, target.split) == (config.dataset, "test")
@@ -189,12 +189,12 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
             if is_test_set and not (is_extra or result.limited or result.settings.label):
                 accuracies[target.classes] = result.accuracy
     except UserError as error:
-        note(f"procap: {error}")
-        state = "broken"
+        state = RunState("broken", reason=str(error))
     base, novel, accuracy = (accuracies.get(classes) for classes in ("base", "novel", config.classes))
     if config.classes == "base":
         accuracy = accuracies.get("all") if base is None or novel is None else harmonic_mean(base, novel)
-    row |= {"state": state, "date": written, "accuracy": accuracy, "base": base, "novel": novel}
+    row |= {"state": state.status, "reason": state.reason.removeprefix(f"{config.path}: "), "date": written}
+    row |= {"accuracy": accuracy, "base": base, "novel": novel}
     return {"run": config.path, **row, "evaluated": [path.stem for path in folder.eval_files()]}
 
 
@@ -203,5 +203,5 @@ def _format_run(row: Mapping[str, Any], shown: Sequence[str]) -> tuple[object, .
     cells |= {} if row["epochs"] else {"shots": "-", "seed": "-"}
     mark = " ‡" * row["chosen_on_test"]
     cells |= {name: "-" if row[name] is None else f"{row[name]:.2f}{mark}" for name in ("accuracy", "base", "novel")}
-    cells["date"] = row["date"] or "-"
+    cells |= {"date": row["date"] or "-", "state": row["state"] + ", imported" * bool(row["imported"])}
     return tuple(cells[name] for name in shown)

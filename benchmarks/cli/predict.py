@@ -16,7 +16,6 @@ from benchmarks.console.errors import one_line
 from benchmarks.console.output import csv_text, note, plural, show, show_json
 from benchmarks.console.parse import parse_class_names
 from procap.errors import UsageError, UserError
-from runner.environment import library_defaults
 from runner.session import Session
 from shards.raw.folders import is_image_name, walk_files
 
@@ -58,7 +57,6 @@ def predict(
     probability. Images that cannot be read are named at the end. Rows are written as they come: a command that is
     stopped keeps them, and starts over when it is repeated.
     """
-    library_defaults(run)
     if out and (out.is_dir() or not out.parent.is_dir()):
         raise UsageError(f"--out {out}: name a file in a folder that exists")
     session = Session(runtime_config(flags.RuntimeFlags(results=results, data=data, device=device)))
@@ -131,7 +129,7 @@ def _write_predictions(
 
     labels: the name of each class in the data set, and in prompts. Raises Interrupted for a signal.
     """
-    from runner.progress import ProgressDisplay
+    from runner.progress_bar import ProgressDisplay
     from runner.stop_signals import StopRequest
 
     count, columns = 0, ("class", "label", "probability")

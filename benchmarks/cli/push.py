@@ -10,7 +10,6 @@ import typer
 from benchmarks.cli import flags
 from benchmarks.cli.selection import find_run, runtime_config
 from benchmarks.console.output import columns, note, show, show_json
-from runner.environment import library_defaults
 from runner.session import Session
 
 
@@ -30,7 +29,6 @@ def push(
 
     The token is that of `hf auth login` or $HF_TOKEN. `procap eval hf://NAMESPACE/NAME` evaluates the run elsewhere.
     """
-    library_defaults(f"hf://{to}")
     found = find_run(run, Session(runtime_config(flags.RuntimeFlags(results=results))))
     # This imports torch, which a wrong name need not wait for.
     from runner.hub import push_files, shared_files

@@ -15,7 +15,6 @@ from benchmarks.report.report import write_report
 from benchmarks.results.frame import open_results
 from procap.errors import UsageError, check_names
 from procap.methods import method_paths
-from runner.environment import library_defaults
 from shards.default_paths import data_root
 from shards.urls import is_url
 
@@ -45,7 +44,6 @@ def report(
     misclassified images. It is made of result files and packed test images, without a model or the network; tables
     (md, csv, tex, json) and figures (pdf, png, svg) are files next to it.
     """
-    library_defaults()
     selecting = command_line(selection)
     if selecting and names:
         raise UsageError(f"name suites or select runs: {' '.join(names)} or {selecting}")

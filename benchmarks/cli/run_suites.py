@@ -11,19 +11,18 @@ from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import eval_settings, runtime_config, suite_changes, trainable_methods
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
-from benchmarks.experiment.profiles import MINI, PAPER, Profile, find_profile
+from benchmarks.experiment.profiles import MINI, PAPER, find_profile
 from benchmarks.report.report import write_report
 from benchmarks.suites import ALL, SUITES, load_suite
-from benchmarks.suites.checks import note_warmup
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
-from benchmarks.suites.planning import SuitePlan, find_obstacle, merge_runs
-from benchmarks.suites.progress import CollectionTrackers
+from benchmarks.suites.plans import SuitePlan, find_obstacle, merge_runs
+from benchmarks.suites.preconditions import note_warmup
+from benchmarks.suites.trial_progress import CollectionTrackers
 from benchmarks.tables.render import render, to_dict
 from cluster.run import StoragePaths
 from procap.errors import UsageError, UserError, check_names
 from procap.methods import method_paths
 from runner.config import RuntimeConfig
-from runner.environment import library_defaults
 from runner.run_collection import Status, status_after
 from runner.run_state import read_state, read_states
 from runner.session import Session
@@ -41,7 +40,6 @@ def bench(
     output: flags.OutputFlags,
 ) -> int:
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
-    library_defaults()
     launcher = launch.to_launcher()
     settings = eval_settings(suite_flags.eval_precision, suite_flags.eval_resize, suite_flags.samples)
     runtime = runtime_config(runtime_flags, engine, limit=suite_flags.limit, evaluation=settings)
@@ -56,12 +54,12 @@ def bench(
     states = read_states(session, runs, force=mode.force)
     if mode.dry_run:
         return show_plan(runs, states, output)
-    open_runs = [run for run in runs if not states[run.path].is_done]
+    open_runs = [run for run in runs if not states[run.path].is_finished]
     for run in (run for run in open_runs if states[run.path].status == "other data"):
         # Raises before anything is written.
         read_state(session.run(run.config), run.targets)
     title = plural(len(plans), "suite") if len(plans) > 1 else plans[0].suite.title
-    note(f"{title}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already")
+    note(f"{title}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} finished already")
     trackers = CollectionTrackers([CollectionTracker(session.exporter, plan.collection) for plan in plans])
     failed: dict[str, str] = {}
     try:
@@ -92,8 +90,8 @@ def bench(
     session.remote.push()
     # The error of a run says more than that its result is missing.
     failed = {path: why for made in outputs for path, why in made.failed_runs.items()} | failed
-    done = [run.path for run in runs if run.path not in failed]
-    return _show_outputs(name, outputs, done, failed, runtime, runtime_flags, output)
+    finished = [run.path for run in runs if run.path not in failed]
+    return _show_outputs(name, outputs, finished, failed, runtime, runtime_flags, output)
 
 
 def _finish(
@@ -118,7 +116,10 @@ def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: Ru
     """Plan suites with the options given by the flags; of several, those that need further data sets are left out."""
     suites, several = [load_suite(name) for name in names], len(names) > 1
     changes = suite_changes(suite_flags, runtime.data)
-    profile = _choose_profile(suite_flags.profile, changes.get("datasets", ()), runtime.data)
+    named = {*changes.get("datasets", ())}
+    # Without a name, the paper's if one of its data sets is named, or packed where none is named.
+    is_paper = named & {*PAPER.datasets} if named else any(is_packed(runtime.data, name) for name in PAPER.datasets)
+    profile = find_profile(suite_flags.profile) if suite_flags.profile else PAPER if is_paper else MINI
     methods = changes.get("methods") or dict.fromkeys(method for suite in suites for method in suite.methods)
     parsed = parse_options(suite_flags.option or (), methods)
     if "methods" in changes:
@@ -149,18 +150,10 @@ def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: Ru
     return plans
 
 
-def _choose_profile(name: str, datasets: Sequence[str], data: Path) -> Profile:
-    """Return the profile of that name or of the named data sets, else the paper's if one of its data sets is packed."""
-    if name:
-        return find_profile(name)
-    is_paper = {*datasets} & {*PAPER.datasets} if datasets else any(is_packed(data, known) for known in PAPER.datasets)
-    return PAPER if is_paper else MINI
-
-
 def _show_outputs(
     name: str,
     outputs: Sequence[SuiteOutputs],
-    done: Sequence[str],
+    finished: Sequence[str],
     failed: Mapping[str, str],
     runtime: RuntimeConfig,
     runtime_flags: flags.RuntimeFlags,
@@ -180,7 +173,7 @@ def _show_outputs(
             note(f"report: {page}")
         except UserError as error:
             failed["procap report"] = str(error)
-    code = note_failures(len(done), failed)
+    code = note_failures(len(finished), failed)
     if not failed:
         results = f"--results {quote(runtime_flags.results)}"
         folders = f"--data {quote(runtime_flags.data)} {results}" if runtime_flags.data else results
@@ -188,5 +181,6 @@ def _show_outputs(
         note(f"next: procap table {suite} {folders}; procap ui {results}; procap report {suite} {folders}")
     if output.json:
         tables = [to_dict(table) for made in outputs for table in made.tables]
-        show_json({"suite": name, "results": runtime.shown_results, "done": done, "failed": failed, "tables": tables})
+        listed = {"finished": finished, "failed": failed, "tables": tables}
+        show_json({"suite": name, "results": runtime.shown_results, **listed})
     return code

@@ -251,7 +251,7 @@ def best_run(configs: Sequence[RunConfig], session: Session) -> Run:
     For `dev-base` it is the harmonic mean over both halves. Raises UsageError for runs that it cannot compare.
     """
     from cluster.run import validation_targets
-    from runner.evaluate import evaluate
+    from runner.evaluate import evaluate_run
     from runner.run_state import score
 
     trained_on = {(config.dataset, config.classes) for config in configs}
@@ -263,7 +263,7 @@ def best_run(configs: Sequence[RunConfig], session: Session) -> Run:
         raise UsageError(f"--best: {dataset} has no validation images: name a run")
     targets = [Target.parse_unchecked(target) for target in validation_targets(dataset, classes)]
     runs = [session.run(config) for config in configs]
-    scores = {run: score([evaluate(run, target).accuracy for target in targets]) for run in runs}
+    scores = {run: score([evaluate_run(run, target).accuracy for target in targets]) for run in runs}
     best = max(scores, key=lambda run: scores[run])
     note(f"best of {plural(len(scores), 'run')} on validation images, {scores[best]:.2f} %: {best.path}")
     return best

@@ -19,7 +19,7 @@ from benchmarks.cli.flags import OutputFlags, command
 from benchmarks.console.output import note, show, show_json
 from cluster.address import set_auth_mode
 from procap.errors import UsageError, UserError
-from runner.environment import SOURCE_VARIABLE, library_defaults, source_state
+from runner.provenance import SOURCE_VARIABLE, source_state
 from runner.stop_signals import Interrupted
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ def submit(
     if not RUNTIME_ENV.is_file():
         raise UsageError("procap submit uploads a source tree, and this procap is installed without one: use `ray job`")
     set_auth_mode()
-    library_defaults()
     from ray.job_submission import JobSubmissionClient
 
     for handler in () if output.verbose else logging.getLogger("ray").handlers:

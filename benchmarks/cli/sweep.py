@@ -11,15 +11,14 @@ from benchmarks.cli import flags
 from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import make_commands, make_settings
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
-from benchmarks.console.packing import find_unpacked, pack_missing_with_progress
-from benchmarks.suites.checks import check_code, check_training_images, check_weights, note_warmup
-from benchmarks.sweeps import table
+from benchmarks.console.packing_progress import find_unpacked, pack_missing_with_progress
+from benchmarks.suites.preconditions import check_code, check_training_images, check_weights, note_warmup
+from benchmarks.sweeps import outcome
 from benchmarks.tables.render import render
 from cluster.launcher import Launcher, connect
 from cluster.preflight import TRAINING_SPLITS, check_nodes
 from cluster.run import StoragePaths
 from cluster.sweep_record import METRICS, SWEEPS, Configuration, SweepFolder, SweepSettings, examples, make_runs
-from runner.environment import library_defaults
 from runner.planning import check_read
 from runner.run_collection import status_after
 from runner.session import Session
@@ -49,7 +48,6 @@ def sweep(
     Test images are never read. Finished runs are never trained again, unless --force deletes the runs that the sweep
     has tried. Repeat the command to resume a sweep.
     """
-    library_defaults()
     launcher = launch.to_launcher()
     session = Session(runtime_config(runtime_flags, engine))
     runtime = session.runtime
@@ -117,7 +115,7 @@ def _execute(
             session.remote.try_push()
         raise
     session.remote.pull()
-    progress.close("failed" if sweep.count("failed") else "interrupted" if sweep.count("running") else "finished")
+    progress.close("failed" if sweep.count("failed") else "interrupted" if sweep.count("unfinished") else "finished")
     session.exporter.flush()
     return _show_outcome(sweep, runtime_flags, engine, output)
 
@@ -126,24 +124,24 @@ def _show_outcome(
     sweep: Sweep, runtime: flags.RuntimeFlags, engine: flags.EngineFlags, output: flags.OutputFlags
 ) -> int:
     settings, configurations = sweep.settings, list(sweep.configurations.values())
-    best = table.find_best(configurations)
+    best = outcome.find_best(configurations)
     commands = make_commands(settings, best.values, runtime, engine) if best else []
     # Includes the records of what was exported to MLflow.
     sweep.session.remote.push()
     if configurations:
-        show(render(table.sweep_table(settings, configurations), "md"))
-    if left := sweep.count("running"):
+        show(render(outcome.sweep_table(settings, configurations), "md"))
+    if left := sweep.count("unfinished"):
         note(f"{plural(left, 'configuration')} unfinished, with their states kept: repeat the command to resume")
     if commands:
         show("\nto train the best with all seeds and test it:\n" + " && \\\n".join(f"  {line}" for line in commands))
     failed = {
-        table.format_values(configuration.values): configuration.error
+        outcome.format_values(configuration.values): configuration.error
         for configuration in configurations
         if configuration.state == "failed"
     }
     code = note_failures(len(configurations) - len(failed), failed)
     if output.json:
-        show_json(table.summarize(settings, configurations, commands))
+        show_json(outcome.summarize(settings, configurations, commands))
     return code
 
 

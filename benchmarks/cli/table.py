@@ -16,8 +16,8 @@ from benchmarks.report.sections import read_sections
 from benchmarks.results.frame import open_results, read_frame
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import SUITES, load_suite
-from benchmarks.suites.planning import last_options
-from benchmarks.tables.check import check_table
+from benchmarks.suites.plans import last_options
+from benchmarks.tables.agreement import check_table
 from benchmarks.tables.render import arrange_notes, render, to_dict
 from benchmarks.tables.runs import calibration_of_runs, run_tables
 from benchmarks.tables.table import Table

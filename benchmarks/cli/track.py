@@ -5,7 +5,6 @@ from __future__ import annotations
 from benchmarks.cli.flags import OutputFlags, Results, Tracking, command
 from benchmarks.console.output import SOME_FAILED, note, plural, show, show_json
 from benchmarks.results.frame import open_results
-from runner.environment import library_defaults
 from runner.run_collection import COLLECTIONS
 from runner.tracking.store import TrackingStore
 from runner.tracking.store import sync as sync_runs
@@ -14,7 +13,6 @@ from runner.tracking.store import sync as sync_runs
 @command("procap track sync --results demo/results")
 def sync(output: OutputFlags, results: Results = "results", tracking: Tracking = "") -> int:
     """Upload missing results to MLflow. Repeating it sends nothing twice."""
-    library_defaults()
     store = TrackingStore.choose(open_results(results), tracking or None)
     failed: dict[str, str] = {}
     sent = list(sync_runs(store, lambda path, error: failed.update({path: str(error)})))

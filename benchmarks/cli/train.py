@@ -12,12 +12,11 @@ from benchmarks.cli.config_file import ConfigFlags
 from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import runtime_config, selected_runs, start_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
-from benchmarks.console.packing import find_unpacked, pack_missing_with_progress
-from benchmarks.suites.checks import check_training_images, check_weights_of, note_warmup, note_warning
+from benchmarks.console.packing_progress import find_unpacked, pack_missing_with_progress
+from benchmarks.suites.preconditions import check_training_images, check_weights_of, note_warmup, note_warning
 from procap.methods import method_class, method_options
 from runner.config import RunConfig
 from runner.distributed.ranks import ranks_from_environment
-from runner.environment import library_defaults
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, read_states
@@ -44,7 +43,6 @@ def train(
 
     Under torchrun all processes train each run together; the results equal those of one process.
     """
-    library_defaults()
     file.save(selection, recipe_flags, runtime_flags, engine, init=init)
     runtime = runtime_config(runtime_flags, engine)
     if mode.dry_run:
@@ -112,8 +110,7 @@ def _train_all(
 ) -> dict[RunConfig, TrainResult]:
     """Train `runs` in order and pack missing data first; failed runs are left out of the result."""
     from runner.earlier_runs import first_stage
-    from runner.train import TrainingRequest
-    from runner.train import train as train_run
+    from runner.train import TrainingRequest, train_run
 
     done: dict[RunConfig, TrainResult] = {}
     data = session.runtime.data
@@ -124,7 +121,8 @@ def _train_all(
         with failures.collect(config.path):
             if not was_finished:
                 check_training_images([config], data)
-                note(f"{position} training {', then '.join(each.path for each in (first_stage(config), config) if each)}")
+                stages = [each.path for each in (first_stage(config), config) if each]
+                note(f"{position} training {', then '.join(stages)}")
             pack_missing_with_progress([config.dataset], data)
             result = train_run(run, TrainingRequest(force=force))
             assert isinstance(result, TrainResult)

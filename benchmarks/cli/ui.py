@@ -16,7 +16,6 @@ from benchmarks.cli.flags import OutputFlags, Results, Tracking, command, flag
 from benchmarks.console.output import note, show
 from benchmarks.results.frame import open_results
 from procap.errors import UserError, check_names
-from runner.environment import library_defaults
 from runner.run_collection import read_collections
 from runner.tracking.store import TrackingStore, sync
 
@@ -37,7 +36,6 @@ def ui(
 
     Ctrl-C stops the server. With a tracking server, only the links are printed.
     """
-    library_defaults()
     root = open_results(results)
     search = "params.method LIKE '%'"
     if suite:

@@ -18,12 +18,13 @@ from benchmarks.runtime.synthetic import synthetic_case
 from benchmarks.runtime.workload import Training, models_by_mode
 from procap.clip import CLIP
 from procap.errors import UserError
+from procap.methods.method import Method
 from procap.weights.loading import load_clip
 from runner.acceleration import Acceleration
-from runner.config import RunConfig
 from runner.engine import Batch, autocast
 from shards.rng import generator
 
+METHODS = ("coop", "maple", "procap")
 SPREAD = 0.01
 """Standard deviation of the noise added to every learned parameter, so that none of them is at a special value."""
 
@@ -49,23 +50,20 @@ class DeviceCase:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
+    def require_gpu(self) -> None:
+        """Raise Skipped on a CPU."""
+        if not self.on_gpu:
+            raise Skipped("needs a CUDA device")
+
     @cached_property
     def clip(self) -> CLIP:
         return self.load(self.device)
 
     def load(self, device: torch.device) -> CLIP:
         """Load a further copy of the backbone on `device`, on the plain path."""
-        if device.type == "cuda":
-            # As in `runner.workbench`: --precision alone chooses TF32.
-            torch.backends.cudnn.allow_tf32 = False
-            torch.cuda.set_device(device if device.index is not None else 0)
         clip = load_clip(self.backbone, self.pretrained).to(device)
         Acceleration().prepare(clip)
         return clip
-
-    def config(self, name: str, precision: str, batch: int) -> RunConfig:
-        settings = Settings(self.backbone, self.pretrained, 0, Acceleration())
-        return run_config(name, precision, settings, batch=batch)
 
 
 def make_training(
@@ -78,9 +76,9 @@ def make_training(
     """
     classes, batch = size
     on = on or Acceleration()
-    model = models_by_mode(clip or case.clip, on)["fast"]
-    method, images, labels = synthetic_case(model, name, classes, batch)
-    training = Training(method, case.config(name, precision, batch), "fast", on)
+    method, images, labels = synthetic_case(models_by_mode(clip or case.clip, on)["fast"], name, classes, batch)
+    settings = Settings(case.backbone, case.pretrained, 0, Acceleration())
+    training = Training(method, run_config(name, precision, settings, batch=batch), "fast", on)
     noise = generator(SEED, "parity")
     with torch.no_grad():
         for parameter in method.parameters():
@@ -90,16 +88,25 @@ def make_training(
 
 def compute(training: Training, batch: Batch, scale: float = 1.0) -> dict[str, Tensor]:
     """Compute loss terms, logits [B, C] and gradients by name, on the CPU. scale: of the loss, against underflow."""
-    method, engine = training.method, training.engine
+    method = training.method
     with torch.no_grad(), autocast(training.config.precision, training.device):
-        logits = method.classifier()(batch.images).float()
-    terms = engine.terms(batch)
+        logits = method.classifier()(batch.images)
+    terms = training.engine.terms(batch)
     method.zero_grad(set_to_none=True)
     (scale * terms.sum()).backward()
+    outputs = {"loss terms": terms, "logits": logits}
+    return {name: x.detach().float().cpu() for name, x in outputs.items()} | gradients_of(method, scale)
+
+
+def gradients_of(method: Method, scale: float = 1.0) -> dict[str, Tensor]:
+    """Copy the gradients of a method to the CPU, divided by the `scale` of the loss."""
     named = method.named_parameters()
-    gradients = {f"gradient of {name}": p.grad.float() / scale for name, p in named if p.grad is not None}
-    outputs = {"loss terms": terms.detach().float(), "logits": logits, **gradients}
-    return {name: tensor.detach().cpu() for name, tensor in outputs.items()}
+    return {f"gradient of {name}": p.grad.float().cpu() / scale for name, p in named if p.grad is not None}
+
+
+def learned_of(method: Method) -> dict[str, Tensor]:
+    """Copy the learned parameters of a method to the CPU."""
+    return {name: p.detach().float().cpu() for name, p in method.named_parameters() if p.requires_grad}
 
 
 def largest_difference(outputs: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
@@ -112,10 +119,11 @@ def largest_difference(outputs: Mapping[str, Tensor], expected: Mapping[str, Ten
         raise UserError(f"other tensors: {', '.join(sorted(outputs.keys() ^ expected.keys()))}")
     if wrong := [name for name, tensor in outputs.items() if not tensor.isfinite().all()]:
         raise UserError(f"not finite: {', '.join(wrong[:3])}")
-    gradients = [float(tensor.abs().max()) for name, tensor in expected.items() if name.startswith("gradient")]
+    largest = {name: float(tensor.abs().max()) for name, tensor in expected.items()}
+    gradients = [value for name, value in largest.items() if name.startswith("gradient")]
     least = max(1e-2 * max(gradients, default=0.0), 1e-30)
     return max(
-        float((outputs[name].double() - tensor.double()).abs().max()) / max(float(tensor.abs().max()), least)
+        float((outputs[name].double() - tensor.double()).abs().max()) / max(largest[name], least)
         for name, tensor in expected.items()
     )
 

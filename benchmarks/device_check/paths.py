@@ -5,7 +5,6 @@ Shapes: B images, H and W pixels of an image.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.device_check.case import (
+    METHODS,
     DeviceCase,
     Skipped,
     compute,
     largest_difference,
+    learned_of,
     make_training,
     require_close,
 )
@@ -30,13 +31,12 @@ from procap.kernels.refinement import eager_level, fused_level
 from runner.acceleration import Acceleration, missing_tool
 from runner.cuda_graphs import GraphedFunction
 from runner.engine import autocast
+from shards.device.crops import DeviceCrops
 from shards.device.evaluation import DeviceResize
-from shards.device.images import DeviceCrops
 from shards.rng import generator
 from shards.transfer import SideStream, upload
 from shards.transforms import TrainAugment, eval_transform
 
-METHODS = ("coop", "maple", "procap")
 BATCHES, IMAGES, SIZE = 10, 8, 224
 REPLAYS = 10
 MEMORY_STEPS = 50
@@ -51,49 +51,38 @@ def check_images(case: DeviceCase) -> dict[str, Any]:
     transform = eval_transform(SIZE, OPENAI_MEAN, OPENAI_STD)
     side, draw = SideStream(case.device), np.random.default_rng(0)
     crops, resize = DeviceCrops(augment, side.device), DeviceResize(transform, side.device)
-    with _busy(case):
-        for number in range(BATCHES):
-            sizes = draw.integers(SIZE, 2 * SIZE, (IMAGES, 2))
-            images = [_smooth_noise(draw, int(height), int(width)) for height, width in sizes]
-            pictures = [Image.fromarray(image) for image in images]
-            draws = generator(0, "views", number)
-            views = [augment.draw_view(picture.width, picture.height, draws) for picture in pictures]
+    if case.on_gpu:
+        # The default stream stays busy, so that images must wait for their own stream alone.
+        busy = torch.randn(4096, 4096, device=case.device)
+        for _ in range(200):
+            busy = torch.tanh(busy @ busy)
+    for number in range(BATCHES):
+        images = [smooth_noise(draw, *draw.integers(SIZE, 2 * SIZE, 2)) for _ in range(IMAGES)]
+        draws = generator(0, "views", number)
+        views = [augment.draw_view(image.width, image.height, draws) for image in images]
 
-            def work() -> tuple[Tensor, ...]:
-                pixels = [upload(torch.from_numpy(image), side.device) for image in images]  # noqa: B023
-                rows = [each.transpose(1, 2).contiguous() for each in pixels]
-                return crops(rows, views), resize(pixels)  # noqa: B023
+        def work() -> tuple[Tensor, ...]:
+            pixels = [upload(torch.from_numpy(np.array(image)), side.device) for image in images]  # noqa: B023
+            return crops([rows.transpose(1, 2).contiguous() for rows in pixels], views), resize(pixels)  # noqa: B023
 
-            cropped, resized = side.run(work)()
-            plain = torch.stack(
-                [augment.normalise(augment.apply_view(*pair)) for pair in zip(pictures, views, strict=True)]
-            )
-            if not torch.equal(cropped.cpu(), plain):
-                raise UserError(f"crops of batch {number} are not Pillow's")
-            if not torch.equal(resized.cpu(), torch.stack([transform(picture) for picture in pictures])):
-                raise UserError(f"resized images of batch {number} are not Pillow's")
+        cropped, resized = side.run(work)()
+        plain = [augment.normalise(augment.apply_view(*pair)) for pair in zip(images, views, strict=True)]
+        if not torch.equal(cropped.cpu(), torch.stack(plain)):
+            raise UserError(f"crops of batch {number} are not Pillow's")
+        if not torch.equal(resized.cpu(), torch.stack([transform(image) for image in images])):
+            raise UserError(f"resized images of batch {number} are not Pillow's")
     return {"equal images": 2 * BATCHES * IMAGES}
 
 
-@contextmanager
-def _busy(case: DeviceCase):  # type: ignore[no-untyped-def]
-    """Keep the device busy with matrix products on the default stream."""
-    if case.on_gpu:
-        a = torch.randn(4096, 4096, device=case.device)
-        for _ in range(200):
-            a = torch.tanh(a @ a)
-    yield
-
-
-def _smooth_noise(draw: np.random.Generator, height: int, width: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def smooth_noise(draw: np.random.Generator, height: int, width: int) -> Image.Image:
+    """Draw an image of noise as smooth as a photo."""
     coarse = Image.fromarray(draw.integers(0, 256, (height // 6, width // 6, 3), dtype=np.uint8))
-    return np.array(coarse.resize((width, height), Image.Resampling.BICUBIC))
+    return coarse.resize((int(width), int(height)), Image.Resampling.BICUBIC)
 
 
 def check_graphs(case: DeviceCase) -> dict[str, Any]:
     """Compare replayed with eager steps at new rates, with a short batch between, and look for growing memory."""
-    if not case.on_gpu:
-        raise Skipped("needs a CUDA device")
+    case.require_gpu()
     differences = {}
     for name in METHODS:
         ends = []
@@ -106,8 +95,7 @@ def check_graphs(case: DeviceCase) -> dict[str, Any]:
                 training.engine.scale_rates(1e-3 / (number + 1))
                 count = 3 if number == REPLAYS // 2 else 4
                 terms = training(training.batch(images[:count], labels[:count], number))
-            learned = {each: p.detach().cpu() for each, p in training.method.named_parameters() if p.requires_grad}
-            ends.append({"loss terms": terms.cpu(), **learned})
+            ends.append({"loss terms": terms.cpu()} | learned_of(training.method))
         differences[name] = largest_difference(ends[1], ends[0])
         _check_memory(training, images, labels)
         differences[f"{name} evaluation"] = _compare_evaluation(training, images)
@@ -135,16 +123,12 @@ def _compare_evaluation(training: Training, images: Tensor) -> float:
 
 def check_fused(case: DeviceCase) -> dict[str, Any]:
     """Compare values and gradients of the fused cross-attention with eager arithmetic in float64."""
-    if not case.on_gpu:
-        raise Skipped("needs a CUDA device")
+    case.require_gpu()
     differences = {}
     for tokens in TOKENS:
         draw = generator(0, "fused", tokens)
         options: dict[str, Any] = {"heads": 8, "head_width": 64, "norm": "pre", "zero_output": False}
-        modules = [
-            linear(*WIDTHS, draw),
-            *(CrossAttention(width, WIDTHS[1], draw, **options) for width in WIDTHS),
-        ]
+        modules = [linear(*WIDTHS, draw), *(CrossAttention(width, WIDTHS[1], draw, **options) for width in WIDTHS)]
         rows = [normal((tokens, width), draw) for width in WIDTHS]
         ends = []
         for level, dtype in ((eager_level, torch.float64), (fused_level, torch.float32)):
@@ -155,7 +139,7 @@ def check_fused(case: DeviceCase) -> dict[str, Any]:
             loss = sum((x * torch.linspace(-1, 1, x.numel(), device=x.device).view_as(x)).sum() for x in outputs)
             gradients = torch.autograd.grad(loss, [v, t, *parameters])  # type: ignore[arg-type]
             named = {f"gradient {i}": x.cpu() for i, x in enumerate(gradients)}
-            ends.append({"v": outputs[0].detach().cpu(), "t": outputs[1].detach().cpu(), **named})
+            ends.append({name: x.detach().cpu() for name, x in zip("vt", outputs, strict=True)} | named)
         differences[f"{tokens} tokens"] = largest_difference(ends[1], ends[0])
     return require_close(differences, 1e-4)
 

@@ -1,4 +1,4 @@
-"""Measure the plain path and each faster one that has passed: steps, evaluation, decoding, uploads."""
+"""Measure the plain path and each faster one that has passed: training steps, evaluated batches, resized images."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import torch
 from PIL import Image
 
 from benchmarks.device_check.case import DeviceCase, make_training
+from benchmarks.device_check.paths import smooth_noise
 from benchmarks.runtime.measure import REPEATS, time_interleaved, timed
 from benchmarks.runtime.workload import Evaluation
-from procap.clip import CLIP, OPENAI_MEAN, OPENAI_STD
+from procap.clip import OPENAI_MEAN, OPENAI_STD
 from runner.acceleration import Acceleration
-from runner.environment import available_cores, num_decoders
+from runner.devices import num_decoders
 from shards.device.evaluation import DeviceResize
 from shards.images import decode_pixels
 from shards.transfer import upload, upload_all
@@ -27,40 +28,30 @@ from shards.transforms import eval_transform
 
 METHODS = ("procap", "maple")
 SIZES = {"cuda": ((51, 4), (102, 32)), "cpu": ((5, 4),)}
+EVALUATED = {"cuda": (51, 100), "cpu": (5, 4)}
+"""Classes and images of a batch, by the type of the device."""
 ROUNDS = 5
-EVALUATED = 100
-THREADS = (1, 4, 12)
 JPEGS = 96
-UPLOAD_BYTES = 2**28
 
 
 def measure_speed(case: DeviceCase) -> dict[str, Any]:
-    """Measure milliseconds of steps and batches by path, and what feeds them; `gains` are what `auto` reads.
+    """Measure milliseconds of steps and batches by path, and images per second; `gains` are what `auto` reads.
 
     A gain is the time of the plain path over all measured works divided by that of the path; ProCAP's alone for
     `fused`. A GPU is measured at ViT-B/16 with random weights.
     """
     if case.on_gpu:
         case = replace(case, backbone="ViT-B/16", pretrained="random")
-    steps = {path: _measure_steps(case, path) for path in ("plain", *_step_paths(case))}
-    gains = {}
-    for path, milliseconds in steps.items():
-        works = [work for work in milliseconds if path != "fused" or work.startswith("procap train")]
-        if path != "plain":
-            gains[path] = sum(steps["plain"][work] for work in works) / sum(milliseconds[work] for work in works)
+    paths = [path for path in ("graphs", "fused", "compile", "cudnn") if path in case.passed]
+    steps = {path: _measure_steps(case, path) for path in ("plain", *paths)}
+    gains: dict[str, float] = {}
+    for path in paths:
+        works = [work for work in steps[path] if path != "fused" or work.startswith("procap train")]
+        gains[path] = sum(steps["plain"][work] for work in works) / sum(steps[path][work] for work in works)
     images = _measure_images(case)
     if "images" in case.passed and case.on_gpu:
         gains["images"] = images["resized on the device"] / images["resized by Pillow"]
-    return {
-        "gains": {path: round(gain, 3) for path, gain in gains.items()},
-        "ms": steps,
-        "images per second": images,
-        "host to device GB/s": _measure_upload(case),
-    }
-
-
-def _step_paths(case: DeviceCase) -> list[str]:
-    return [path for path in ("graphs", "fused", "compile", "cudnn") if path in case.passed]
+    return {"gains": {path: round(gain, 3) for path, gain in gains.items()}, "ms": steps, "images per second": images}
 
 
 def _measure_steps(case: DeviceCase, path: str) -> dict[str, float]:
@@ -76,27 +67,21 @@ def _measure_steps(case: DeviceCase, path: str) -> dict[str, float]:
             training.engine.scale_rates(0.0)
             training.prepare(images, labels)
             works[f"{name} train {size[0]} x {size[1]}"] = partial(training, training.batch(images, labels, 0))
-    works[f"maple eval {EVALUATED}"] = _prepare_evaluation(case, on, clip, precision)
+    size = EVALUATED[case.device.type]
+    training, images, _ = make_training(case, "maple", size, precision, on=on, clip=clip)
+    evaluation = Evaluation(training.method, training.config, "fast", on)
+    evaluation.prepare(images)
+    works[f"maple eval {size[1]}"] = partial(evaluation, images)
     seconds = time_interleaved([*works.values()], ROUNDS, case.device, REPEATS[case.device.type])
     return {work: round(1e3 * statistics.median(s), 3) for work, s in zip(works, seconds, strict=True)}
 
 
-def _prepare_evaluation(case: DeviceCase, on: Acceleration, clip: CLIP, precision: str) -> Callable[[], object]:
-    count = EVALUATED if case.on_gpu else 4
-    training, images, _ = make_training(case, "maple", (51 if case.on_gpu else 5, count), precision, on=on, clip=clip)
-    evaluation = Evaluation(training.method, training.config, "fast", on)
-    evaluation.prepare(images)
-    return partial(evaluation, images)
-
-
 def _measure_images(case: DeviceCase) -> dict[str, float]:
     """Measure images per second of 500 x 375 pixels: decoded by threads, then resized by Pillow or on the device."""
-    draw = np.random.default_rng(0)
-    data = []
+    draw, data = np.random.default_rng(0), []
     for _ in range(JPEGS):
-        coarse = Image.fromarray(draw.integers(0, 256, (60, 80, 3), dtype=np.uint8))
         buffer = io.BytesIO()
-        coarse.resize((500, 375), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+        smooth_noise(draw, 375, 500).save(buffer, "JPEG", quality=90)
         data.append(buffer.getvalue())
     transform = eval_transform(224, OPENAI_MEAN, OPENAI_STD)
     resize = DeviceResize(transform, case.device)
@@ -107,27 +92,13 @@ def _measure_images(case: DeviceCase) -> dict[str, float]:
             work()
         return round(JPEGS / whole.seconds, 1)
 
-    rates = {}
-    for threads in sorted({min(count, available_cores()) for count in THREADS}):
-        with ThreadPoolExecutor(threads) as pool:
-            rates[f"decoded by {threads} threads"] = rate(lambda: list(pool.map(decode_pixels, data)))
     with ThreadPoolExecutor(num_decoders(None, torch.device("cuda"))) as pool:
-        rates["resized by Pillow"] = rate(
-            lambda: [
-                upload(pixels, case.device)
-                for pixels in pool.map(lambda image: transform(Image.fromarray(decode_pixels(image))), data)
-            ]
-        )
-        rates["resized on the device"] = rate(
-            lambda: resize(upload_all([*map(torch.from_numpy, pool.map(decode_pixels, data))], case.device))
-        )
-    return rates
 
+        def resize_by_pillow() -> object:
+            images = pool.map(lambda image: transform(Image.fromarray(decode_pixels(image))), data)
+            return [upload(pixels, case.device) for pixels in images]
 
-def _measure_upload(case: DeviceCase) -> float | None:
-    if not case.on_gpu:
-        return None
-    pinned = torch.empty(UPLOAD_BYTES, dtype=torch.uint8, pin_memory=True)
-    target = torch.empty_like(pinned, device=case.device)
-    [seconds] = time_interleaved([lambda: target.copy_(pinned, non_blocking=True)], ROUNDS, case.device)
-    return round(UPLOAD_BYTES / statistics.median(seconds) / 1e9, 1)
+        def resize_on_device() -> object:
+            return resize(upload_all([*map(torch.from_numpy, pool.map(decode_pixels, data))], case.device))
+
+        return {"resized by Pillow": rate(resize_by_pillow), "resized on the device": rate(resize_on_device)}

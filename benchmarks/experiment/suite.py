@@ -18,6 +18,7 @@ from benchmarks.experiment.titles import title_method
 from cluster.run import validation_targets
 from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import METHODS
+from procap.recipe import Recipe
 from runner.config import EvalSettings, RunConfig, Target
 from runner.planning import can_classify, control_options, plan_run
 from runner.run_state import RunSpec
@@ -46,6 +47,71 @@ def learns_from_features(method: str) -> bool:
     from procap.methods.features import FeatureMethod
 
     return issubclass(method_class(method), FeatureMethod)
+
+
+def _of_profile(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, Any]:
+    from procap.methods import method_class
+
+    profile, method = options.profile, variant.method
+    changes = {name: getattr(profile, name) for name in ("backbone", "pretrained", "precision")}
+    changes["options"] = profile.options(method)
+    if recipe == profile.recipe and not learns_from_features(method):
+        lr = method_class(method).mini_lr if profile.is_generated and method in METHODS else None
+        changes["shared"] = {**profile.overrides, **({"lr": lr} if lr else {})}
+    return changes
+
+
+def _of_quick(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, Any]:
+    from procap.methods import method_class
+    from procap.methods.options import ViewOptions
+
+    if not options.quick:
+        return {}
+    has_views = issubclass(method_class(variant.method).Options, ViewOptions)
+    shared = {} if learns_from_features(variant.method) else options.profile.quick
+    return {"shared": shared, "options": {"views": QUICK_VIEWS} if has_views else {}}
+
+
+def _of_recipe(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, Any]:
+    return {"options": control_options(variant.method, variant.recipe or options.recipe)}
+
+
+def _of_user(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, Any]:
+    changes: dict[str, Any] = {"shared": options.overrides, "options": options.options.get(variant.method, {})}
+    # The profile's weights are those of its backbone; a different backbone has its own default.
+    if options.backbone or options.pretrained:
+        changes["pretrained"] = options.pretrained or None
+    chosen = {"backbone": options.backbone, "precision": options.precision}
+    changes |= {name: value for name, value in chosen.items() if value}
+    return changes | ({"shots": options.shots[0]} if options.shots else {})
+
+
+def _of_variant(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, Any]:
+    changes: dict[str, Any] = {"overrides": variant.overrides, "options": variant.options}
+    changes |= {} if variant.shots is None else {"shots": variant.shots}
+    return changes | ({"precision": variant.precision} if variant.precision else {})
+
+
+LAYERS: Sequence[Callable[[SuiteOptions, Variant, str], dict[str, Any]]] = (
+    _of_profile,  # backbone, precision, options; recipe fields and learning rates under its recipe
+    _of_quick,  # --quick: fewer epochs, fewer views
+    _of_recipe,  # a recipe chosen by name: options of the methods that it compares
+    _of_user,  # flags: backbone, precision, shots, recipe fields, options
+    _of_variant,  # what a suite compares: precision, shots, recipe fields, options
+)
+"""Where the arguments of `plan_run` come from, besides the recipe; later layers replace earlier ones."""
+
+
+def _shorten(recipe: Recipe, part: float, *, keep_warmup: bool) -> dict[str, int]:
+    """Return the changes of a recipe of which a `part` is trained, with a warm-up that ends before the training."""
+    # A change of `epochs` would turn a recipe of iterations into passes over the images.
+    unit, length = ("iterations", recipe.iterations) if recipe.iterations else ("epochs", recipe.epochs)
+    changes = {} if part == 1.0 else {unit: max(1, round(part * length))}
+    epochs = changes.get("epochs", recipe.epochs)
+    if recipe.warmup != "none" and epochs <= recipe.warmup_epochs and not keep_warmup:
+        # With epochs of warm-up only, the learning rate would never reach its full value.
+        changes["warmup_epochs"] = epochs - 1
+    return changes
 
 
 @dataclass(frozen=True)
@@ -111,63 +177,33 @@ class SuiteOptions:
         return EvalSettings.model_validate(self.evaluation)
 
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
-        """Configure the run of a variant on a data set; the profile's overrides apply to the profile's recipe only."""
-        from procap.methods import method_class
-        from procap.methods.options import ViewOptions
-
-        profile, method = self.profile, variant.method
-        # The profile's recipe is for the built-in methods, for which rates were chosen; plug-ins, and methods that
-        # learn from features in seconds, have their own.
-        has_own_recipe = method not in METHODS or learns_from_features(method)
-        recipe = variant.recipe or self.recipe or ("published" if has_own_recipe else profile.recipe)
-        has_views = issubclass(method_class(method).Options, ViewOptions)
-        shared: dict[str, Any] = {}
-        if recipe == profile.recipe and not learns_from_features(method):
-            lr = method_class(method).mini_lr if profile.is_generated and method in METHODS else None
-            shared = {**profile.overrides, **({"lr": lr} if lr else {})}
-        if self.quick and not learns_from_features(method):
-            shared |= profile.quick
-        shared |= self.overrides
-        prescribed = {**self.overrides, **variant.overrides}
-        planned = partial(
-            plan_run,
-            method=method,
-            dataset=dataset,
-            classes=classes,
-            backbone=self.backbone or profile.backbone,
-            # The profile's weights are those of its backbone; a different backbone has its own default.
-            pretrained=self.pretrained or (None if self.backbone else profile.pretrained),
-            precision=variant.precision or self.precision or profile.precision,
-            recipe=recipe,
-            task=task,
-            # The last one wins: what a variant prescribes is what the suite compares, whatever the user chooses.
-            options={
-                **({"views": QUICK_VIEWS} if self.quick and has_views else {}),
-                **profile.options(method),
-                **control_options(method, variant.recipe or self.recipe),
-                **self.options.get(method, {}),
-                **variant.options,
-            },
-            data=self.data,
+        """Configure the run of a variant on a data set by `LAYERS`."""
+        recipe = self._choose_recipe(variant)
+        settings: dict[str, Any] = {"shots": SHOTS, "shared": {}, "overrides": {}, "options": {}}
+        for layer in LAYERS:
+            for name, value in layer(self, variant, recipe).items():
+                settings[name] = {**settings[name], **value} if isinstance(value, Mapping) else value
+        settings |= {"recipe": recipe, "seed": seed}
+        planned = partial(plan_run, method=variant.method, dataset=dataset, classes=classes, task=task, data=self.data)
+        if not is_trained(variant.method):
+            # Without training neither seed nor shots change anything, and no field is read: all seeds are one run.
+            shared = settings["shared"] | settings["overrides"]
+            return planned(**settings | {"seed": 1, "shots": SHOTS, "shared": shared, "overrides": {}})
+        config = planned(**settings)
+        # A share of the epochs, and a shorter warm-up, follow from the resolved recipe, which may be the published one.
+        changes = _shorten(
+            config.recipe, variant.part, keep_warmup="warmup_epochs" in {**self.overrides, **variant.overrides}
         )
-        if not is_trained(method):
-            # Without training neither seed nor shots change anything: the run is the same for all of them.
-            return planned(shared={**shared, **variant.overrides}, seed=1, shots=SHOTS)
-        usual = self.shots[0] if self.shots else SHOTS
-        shots = usual if variant.shots is None else variant.shots
-        # A first plan, because the number of epochs may be that of the published recipe.
-        config = planned(shared=shared, overrides=variant.overrides, seed=seed, shots=shots)
-        epochs = config.recipe.epochs
-        # A change of `epochs` would turn a recipe of iterations into passes over the images.
-        if variant.part != 1.0 and config.recipe.iterations:
-            shared["iterations"] = max(1, round(variant.part * config.recipe.iterations))
-        elif variant.part != 1.0:
-            shared["epochs"] = epochs = max(1, round(variant.part * epochs))
-        has_epochs = "epochs" in {**shared, **variant.overrides}
-        if has_epochs and "warmup_epochs" not in prescribed and epochs <= config.recipe.warmup_epochs:
-            # With epochs of warm-up only, the learning rate would never reach its full value.
-            shared["warmup_epochs"] = epochs - 1
-        return planned(shared=shared, overrides=variant.overrides, seed=seed, shots=shots)
+        return planned(**settings | {"shared": settings["shared"] | changes}) if changes else config
+
+    def _choose_recipe(self, variant: Variant) -> str:
+        """Return the name of the recipe: that of the variant, the user, or the profile.
+
+        The profile's is for the built-in methods for which rates were chosen; plug-ins, and methods that learn from
+        features in seconds, have their published one.
+        """
+        has_profile = variant.method in METHODS and not learns_from_features(variant.method)
+        return variant.recipe or self.recipe or (self.profile.recipe if has_profile else "published")
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, for `settings` of a collection."""

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from benchmarks.plots.style import save_plots
 from benchmarks.qualitative.eigencam import CAM_RULE, image_maps
+from benchmarks.qualitative.learned_prompts import read_prompts, record_prompts
 from benchmarks.qualitative.plots import draw_eigencam, draw_predictions, draw_prompts
-from benchmarks.qualitative.prompts import read_prompts, record_prompts
 from benchmarks.results.suite_results import PICTURES, SuiteResults
 from runner.config import Target
 from runner.engine import autocast
-from runner.evaluate import evaluate, load_trained
+from runner.evaluate import evaluate_run, load_trained
 from runner.results import write_json
 from runner.session import Run, Session
 from runner.setup import label_space, make_eval_transform
@@ -52,7 +52,8 @@ def make_pictures(results: SuiteResults, session: Session) -> dict[str, Any]:
         pictures["predictions"] = draw, caption, f"Test images of {classes} with the answers of {titles}"
         draw, caption = partial(draw_eigencam, record, pixels), f"EigenCAM of the same images: {CAM_RULE}."
         pictures["eigencam"] = draw, caption, f"The same test images, each with a map of where {titles} look"
-    prompts = record["prompts"] = record_prompts([read_prompts(title, load_trained(run)) for title, run in runs[last].items()])
+    tokens = [read_prompts(title, load_trained(run)) for title, run in runs[last].items()]
+    prompts = record["prompts"] = record_prompts(tokens)
     if prompts["random"]:
         caption = "Learned text prompts of the first layer next to random ones."
         description = f"Heat maps of text prompts, a row per token, random and learned by {', '.join(runs[last])}"
@@ -73,7 +74,7 @@ def compare(
     """
     shards, limit = session.dataset(target.dataset), session.runtime.limit
     selection = select_target_images(shards, target.classes, target.split)
-    results = [evaluate(run, target).predicted or [] for run in runs.values()]
+    results = [evaluate_run(run, target).predicted or [] for run in runs.values()]
     loaded = {title: load_trained(run) for title, run in runs.items()}
     # Results of earlier commands may have more images than --limit asks for now.
     count = min(map(len, results)) if limit is None else min(limit, *map(len, results))

@@ -13,8 +13,8 @@ from benchmarks.experiment.titles import order_in
 from benchmarks.results.frame import make_frame, make_records, run_folders
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import SUITES, load_suite
-from benchmarks.suites.planning import last_options
-from benchmarks.sweeps.table import sweep_table
+from benchmarks.suites.plans import last_options
+from benchmarks.sweeps.outcome import sweep_table
 from benchmarks.tables.runs import calibration_of_runs, run_tables, title_runs
 from benchmarks.tables.table import Table
 from cluster.sweep_record import SWEEPS, SweepFolder, read_scores
@@ -22,14 +22,15 @@ from procap.errors import UserError, check_names
 from runner.config import RunConfig, RuntimeConfig
 from runner.run_collection import find_collections, read_collection
 from runner.run_folders import RunFolder
+from runner.run_state import State, read_stored_state
 from runner.session import Session
 from shards.default_paths import data_root
 
 if TYPE_CHECKING:
     import pandas as pd
 
-STATES = ("failed", "broken", "not evaluated", "unfinished", "not started")
-"""States of a run without all of its results, the worst first."""
+STATES: tuple[State, ...] = ("failed", "broken", "not evaluated", "unfinished", "new")
+"""The states of runs without all of their results, the worst first."""
 Problem = tuple[str, str]
 """A part of the report, and what could not be read or made."""
 Folders = Sequence[tuple[RunFolder, RunConfig]]
@@ -39,7 +40,7 @@ class UnfinishedRun(NamedTuple):
     """A run with missing results. state: one of STATES. reason: empty if none is known."""
 
     path: str
-    state: str
+    state: State
     reason: str = ""
 
 
@@ -128,18 +129,12 @@ def read_unfinished(
     results: Path, path: str, failed: Mapping[str, str], unreadable: Mapping[str, str], targets: Sequence[str] = ()
 ) -> UnfinishedRun:
     """Read the state of an unfinished run. failed, unreadable: errors by run. targets: those without a result."""
-    folder, failure = RunFolder(results / path), failed.get(path, "")
-    try:
-        training, progress = folder.read_training(), folder.read_progress()
-    except UserError as error:
-        return UnfinishedRun(path, "broken", str(error))
-    if path in unreadable:
-        return UnfinishedRun(path, "broken", unreadable[path])
-    if training:
+    state, failure = read_stored_state(RunFolder(results / path), tuple(targets)), failed.get(path, "")
+    if state.status == "broken" or path in unreadable:
+        return UnfinishedRun(path, "broken", state.reason or unreadable[path])
+    if state.is_trained:
         return UnfinishedRun(path, "not evaluated", ", ".join(filter(None, [*targets, failure])))
-    if failure or (progress and progress.status == "failed"):
-        return UnfinishedRun(path, "failed", failure or (progress.reason if progress else ""))
-    return UnfinishedRun(path, "unfinished" if progress else "not started")
+    return UnfinishedRun(path, "failed" if failure else state.status, failure or state.reason)
 
 
 def _sort(unfinished: Iterable[UnfinishedRun]) -> list[UnfinishedRun]:

@@ -22,7 +22,7 @@ from benchmarks.experiment.suite import learns_from_features
 from benchmarks.runtime.settings import EPOCHS, QUICK_EPOCHS, QUICK_REPEATS, Settings, make_settings
 from benchmarks.tables.speed import SCHEMA, load_runtime_reports
 from procap.errors import UsageError
-from runner.environment import environment
+from runner.provenance import describe_environment
 from runner.results import write_json
 from runner.session import Session
 
@@ -59,6 +59,7 @@ def suite_settings(results: SuiteResults, runtime: RuntimeConfig, device: torch.
         datasets=options.datasets,
         precisions=(options.precision or profile.precision,),
         classes=results.suite.classes,
+        **({"shots": options.shots[0]} if options.shots else {}),
         options=options.options,
         epochs=options.overrides.get("epochs", QUICK_EPOCHS if options.quick else EPOCHS),
         **({"repeats": QUICK_REPEATS} if options.quick else {}),
@@ -68,7 +69,7 @@ def suite_settings(results: SuiteResults, runtime: RuntimeConfig, device: torch.
 def _find_measured(settings: Settings, results: Path, device: torch.device) -> Path | None:
     # Through JSON, in which tuples are lists, as in the report that was read.
     asked = json.loads(json.dumps(asdict(settings)))
-    machine = _describe_device(device), environment(device)["cpu"]
+    machine = _describe_device(device), describe_environment(device)["cpu"]
     for file, report in load_runtime_reports(results):
         measured_on = report.get("device"), report.get("environment", {}).get("cpu")
         if report.get("settings") == asked and measured_on == machine:
@@ -78,18 +79,13 @@ def _find_measured(settings: Settings, results: Path, device: torch.device) -> P
 
 def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) -> dict[str, Any]:
     """Measure every method of `settings` on every data set; returns plain JSON."""
-    import torch
-
     from benchmarks.runtime.case import load_case_data, run_cases
     from benchmarks.runtime.workload import models_by_mode
     from procap.weights.loading import load_clip
 
-    if device.type == "cuda":
-        # cuDNN's default for convolutions is TF32, also at --precision fp32.
-        torch.backends.cudnn.allow_tf32 = False
     # The mean load of the last minute, before this process adds to it.
     load, began = os.getloadavg()[0], time.perf_counter()
-    datasets = [load_case_data(name, runtime.data, settings.classes) for name in settings.datasets]
+    datasets = [load_case_data(name, runtime.data, settings.classes, settings.shots) for name in settings.datasets]
     clip = load_clip(settings.backbone, settings.pretrained).to(device)
     models = models_by_mode(clip, settings.accelerations)
     rows = [row for data in datasets for row in run_cases(data, settings, models)]
@@ -100,7 +96,7 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) ->
         "settings": asdict(settings),
         "backbone": {"name": clip.name, "weights": clip.pretrained},
         "device": _describe_device(device),
-        "environment": environment(device),
+        "environment": describe_environment(device),
         "rows": rows,
         "seconds": time.perf_counter() - began,
         "load_average": [round(load, 2), round(os.getloadavg()[0], 2)],

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.console.output import note
-from benchmarks.console.packing import pack_missing_with_progress
+from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.experiment.titles import title_method
 from benchmarks.runtime.measure import REPEATS, rotate, summarize, time_interleaved, timed
 from benchmarks.runtime.settings import SEED, SHOTS, Settings, run_config
@@ -47,12 +47,12 @@ class CaseData:
     space: LabelSpace
 
 
-def load_case_data(name: str, root: Path, classes: str = "base") -> CaseData:
+def load_case_data(name: str, root: Path, classes: str = "base", shots: int = SHOTS) -> CaseData:
     """Open the data set `name` in `root`, packed if needed, and draw few-shot samples of its `classes`."""
     name = resolve_dataset(name, root).name
     pack_missing_with_progress([name], root)
     shards = open_dataset(root, name)
-    fewshot = load_few_shot(shards, SHOTS, SEED, classes)
+    fewshot = load_few_shot(shards, shots, SEED, classes)
     space = label_space(shards.manifest, fewshot.classnames)
     return CaseData(name, root, classes, fewshot, select_target_images(shards, classes), space)
 
@@ -124,7 +124,12 @@ class Case:
         train = self.training.preparation if self.training else None
         evaluation, images = self.evaluation.preparation, len(self.data.test.images)
         assert evaluation is not None
-        batch, why = min(self.settings.test_batch, images), self._accuracy_note()
+        batch, why = min(self.settings.test_batch, images), None
+        # An accuracy that would mislead is left out.
+        if self.settings.pretrained == "random":
+            why = "the weights are random"
+        elif self.trains and len(self.schedule.stage_starts) > 1:
+            why = "only the first stage is trained"
         return {
             "dataset": self.data.name,
             "method": self.config.method,
@@ -147,14 +152,6 @@ class Case:
             "peak_bytes": {"train": train and train.peak, "eval": evaluation.peak},
             "flops": {"step": train and train.flops, "image": evaluation.flops / batch},
         }
-
-    def _accuracy_note(self) -> str | None:
-        """Explain why an accuracy would mislead, None if it does not."""
-        if self.settings.pretrained == "random":
-            return "the weights are random"
-        if self.trains and len(self.schedule.stage_starts) > 1:
-            return "only the first stage is trained"
-        return None
 
     def _stream(self) -> TrainStream:
         images, recipe, workers = self.data.fewshot.train, self.config.recipe, self.settings.workers

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.acceleration import Acceleration
-from runner.environment import num_decoders
+from runner.devices import num_decoders
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +39,7 @@ class Settings:
     datasets: tuple[str, ...] = ("digits",)
     precisions: tuple[str, ...] = ("fp32",)
     classes: str = "base"
+    shots: int = SHOTS
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     epochs: int = EPOCHS
     batch: int = 32
@@ -68,7 +69,7 @@ def run_config(
         method=method,
         dataset=dataset,
         classes=classes,
-        shots=SHOTS,
+        shots=settings.shots,
         seed=SEED,
         backbone=settings.backbone,
         pretrained=settings.pretrained,

@@ -30,8 +30,8 @@ SUITES: dict[str, str] = {
     "prompt-length": "benchmarks.suites.prompt_length",
     "sensitivity": "benchmarks.suites.sensitivity",
     "duration": "benchmarks.suites.duration",
-    "runtime": "benchmarks.runtime.experiment",
-    "qualitative": "benchmarks.qualitative.experiment",
+    "runtime": "benchmarks.runtime.runtime_suite",
+    "qualitative": "benchmarks.qualitative.qualitative_suite",
 }
 """The experiments of the paper in its order, each in its module, which is imported only when it is used."""
 

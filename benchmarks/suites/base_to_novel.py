@@ -12,7 +12,7 @@ Published (eighteen methods, one of them on average only): ProCAP 85.43 base, 77
 from __future__ import annotations
 
 from benchmarks.experiment.suite import Suite
-from benchmarks.plots.base_novel import halves_plots
+from benchmarks.plots.halves import halves_plots
 from benchmarks.tables.base_novel import base_to_novel_tables
 
 SUITE = Suite(

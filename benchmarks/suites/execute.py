@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.console.output import note, plural
-from benchmarks.console.packing import pack_missing_with_progress
-from benchmarks.suites.checks import check_code, check_training_images, check_weights
-from benchmarks.suites.planning import count_images
-from benchmarks.suites.progress import CollectionTrackers, RunProgress
+from benchmarks.console.packing_progress import pack_missing_with_progress
+from benchmarks.suites.plans import count_images
+from benchmarks.suites.preconditions import check_code, check_training_images, check_weights
+from benchmarks.suites.trial_progress import CollectionTrackers, RunProgress
 from cluster.launcher import Launcher, connect, launch
 from cluster.preflight import TRAINING_SPLITS, check_nodes
 from cluster.ray_cluster import Capacity, nodes

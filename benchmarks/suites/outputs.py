@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.console.packing import pack_missing_with_progress
+from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import Suite, SuiteOptions
 from benchmarks.plots.style import FORMATS, save_plots

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.suites.progress import TrialProgress
-from benchmarks.sweeps.table import find_best, format_configuration
+from benchmarks.suites.trial_progress import TrialProgress
+from benchmarks.sweeps.outcome import find_best, format_configuration
 from cluster.run import TrialReport
 from cluster.sweep import Sweep
 from cluster.sweep_record import Configuration
-from runner.progress import ProgressDisplay
+from runner.progress_bar import ProgressDisplay
 from runner.run_collection import Collection, Status
 from runner.tracking.exporter import CollectionTracker
 

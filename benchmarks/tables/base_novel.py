@@ -10,7 +10,7 @@ from benchmarks.experiment.published import AVERAGE, display_name
 from benchmarks.experiment.suite import Variant
 from benchmarks.results.metrics import Metric, average
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.tables.calibration import calibration_tables
+from benchmarks.tables.calibration_means import calibration_tables
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.rows import HALVES, NOTE_ON_SPEED, SPEEDS, Printed, average_speeds, published_title, suite_table

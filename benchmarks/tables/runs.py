@@ -19,7 +19,7 @@ from benchmarks.results.frame import (
     variant_order,
 )
 from benchmarks.results.metrics import Metric, average, harmonic
-from benchmarks.tables.calibration import calibration_tables
+from benchmarks.tables.calibration_means import calibration_tables
 from benchmarks.tables.notes import Notes, run_notes
 from benchmarks.tables.rows import HALVES, NOTE_ON_SPEED, SPEEDS, average_speeds
 from benchmarks.tables.table import Column, Row, Table

@@ -1,6 +1,6 @@
 """Evaluation images that are resized on the device: the batches of `evaluation_batches`, bit for bit.
 
-Threads only decode, to uint8 pixels: resizing by Pillow costs more than that. Shapes as in `shards.device.images`.
+Threads only decode, to uint8 pixels: resizing by Pillow costs more than that. Shapes as in `shards.device.crops`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from shards.device.images import (
-    HIGH_BITS,
-    LOW_BITS,
-    columns_first,
-    fits,
-    normalisation,
-    resize_crops,
-    taps,
-)
+from shards.device.crops import HIGH_BITS, LOW_BITS, columns_first, fits, normalisation, resize_crops, taps
 from shards.images import shorter_side
 from shards.loader import BATCHES_AHEAD, read_batches
 from shards.pools import prefetch, thread_pool

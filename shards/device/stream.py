@@ -19,7 +19,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from shards.device.images import DeviceCrops, augments_on_device, fits
+from shards.device.crops import DeviceCrops, augments_on_device, fits
 from shards.loader import BATCHES_AHEAD, CACHE_BYTES, TrainStream
 from shards.pools import prefetch, thread_pool
 from shards.reader import ImageList

@@ -116,9 +116,9 @@ def scan_folders(root: Path) -> tuple[list[ListedImage], list[str], list[str]]:
             unread = sorted(entries.keys() - {*paths, *leavings})
             left_out += unread
             if not paths:
-                found = f" ({describe_left_out(unread, 0)})".replace("warning: ", "") if unread else ""
+                contents = f" ({describe_left_out(unread, 0)})".replace("warning: ", "") if unread else ""
                 hint = "remove the folder, or add its images"
-                problems.append(f"folder: {root / prefix / name} holds no image{found}: {hint}")
+                problems.append(f"folder: {root / prefix / name} holds no image{contents}: {hint}")
     # Files next to the folders are left out as well, and named.
     for folder in dict.fromkeys(("", *splits.values())):
         for name, entry in list_folder(root / folder).items():

@@ -52,8 +52,7 @@ class Description(BaseModel):
     name: StrictStr = Field(description="name of the data set: small letters, digits, `-` and `.`")
     template: StrictStr = Field(description="the class prompt; `{}` stands for the class name")
     templates: tuple[StrictStr, ...] = Field(
-        default=(),
-        description="initialise ProCAP's tokens; the first is ProCAP's class prompt [default: the template]",
+        default=(), description="initialise ProCAP's tokens; the first is ProCAP's class prompt [default: the template]"
     )
     classes: tuple[StrictStr, ...] | dict[StrictStr | StrictInt, StrictStr] | None = Field(
         default=None, description="an ordered list of text labels, or of names for 0, 1, ...; or a mapping, label: name"

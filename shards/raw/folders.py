@@ -11,11 +11,9 @@ import posixpath
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
 
 from procap.errors import UserError
 from shards.files import read_regular
@@ -97,11 +95,6 @@ class FolderPart:
                 yield ImageRecord(path, label, data)
 
 
-def raise_unreadable(error: OSError) -> NoReturn:
-    """Raise UserError that names the file or folder of an error."""
-    raise UserError(f"{error.filename} cannot be read ({error.strerror})") from error
-
-
 def list_folder(folder: Path) -> dict[str, str]:
     """Map the sorted names in a folder to "folder", "file", "leavings" or "other"; hidden names are left out.
 
@@ -121,7 +114,7 @@ def list_folder(folder: Path) -> dict[str, str]:
             # The order of `scandir` differs between file systems, and few-shot draws depend on the order of a list.
             return dict(sorted(shown.items()))
     except OSError as error:
-        raise_unreadable(error)
+        raise UserError(f"{error.filename} cannot be read ({error.strerror})") from error
 
 
 def walk_files(root: Path, folder: str = "") -> Iterator[tuple[str, str]]:
@@ -173,13 +166,8 @@ def missing_images(root: Path, images: Images) -> list[str]:
 
 def file_sizes(root: Path, paths: Iterable[str]) -> list[int]:
     """List the bytes of each file; 0 for a file that cannot be read, which `FolderPart` reports."""
-    return [_file_size(root / path) for path in paths]
-
-
-def _file_size(file: Path) -> int:
-    with suppress(OSError):
-        return os.stat(file).st_size
-    return 0
+    files = (root / path for path in paths)
+    return [os.path.getsize(file) if os.path.isfile(file) else 0 for file in files]
 
 
 def split_classes(images: Images, fractions: Mapping[str, float], seed: int) -> dict[str, Images]:

@@ -78,19 +78,25 @@ def find_description(folder: Path) -> tuple[Path, str]:
 
 def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
     """Guess how the images of a folder are labelled and split: the keys of its YAML file, the guess, the labels."""
+    keys: dict[str, Any]
     if tables := _find_tables(folder):
         if len(tables) > 1:
             hint = "join them, or name one of them in a YAML file"
             raise UserError(f"{folder} holds several tables ({', '.join(tables)}): {hint}")
-        return _guess_table(folder, *tables.popitem())
+        [(table, base)] = tables.items()
+        images = read_table(folder / table, folder / base)
+        keys = {"table": f"{folder.name}/{table}", "images": posixpath.join(folder.name, base).rstrip("/")}
+        keys |= {} if images[0].split else _guess_split(images)
+        how = "with its splits" if images[0].split else "split at random"
+        return keys, f"the table {table}, {how}", {image.label for image in images}
     root = find_class_root(folder)
     names = list_class_folders(folder / root)
     if not names:
         files = [name for name, entry in list_folder(folder / root).items() if entry != "folder"]
-        found = f" ({describe_left_out(files, 0)})".replace("warning: ", "") if files else ""
+        contents = f" ({describe_left_out(files, 0)})".replace("warning: ", "") if files else ""
         needed = "it needs a folder of images per class, or a table labels.csv of path,label (docs/data.md)"
-        raise UserError(f"{folder} holds no class folders with images{found}: {needed}")
-    keys: dict[str, Any] = {"folder": posixpath.join(folder.name, root).rstrip("/")}
+        raise UserError(f"{folder} holds no class folders with images{contents}: {needed}")
+    keys = {"folder": posixpath.join(folder.name, root).rstrip("/")}
     splits = find_split_folders(folder / root)
     for prefix in splits.values() or [""]:
         _check_class_folders(folder / root / prefix)
@@ -156,23 +162,13 @@ def _find_tables(folder: Path) -> dict[str, str]:
     inner = (f"{name}/metadata{ending}" for name in list_class_folders(folder) for ending in (".csv", ".jsonl"))
     labelled, unclear = dict[str, str](), list[str]()
     for name in (*names, *(name for name in inner if (folder / name).is_file())):
-        lines, place = read_lines(folder / name), posixpath.dirname(name)
-        below = [posixpath.join(place, sub) for sub in list_class_folders(folder / place)]
+        lines, base = read_lines(folder / name), posixpath.dirname(name)
+        below = [posixpath.join(base, sub) for sub in list_class_folders(folder / base)]
         below += [posixpath.join(path, sub) for path in below for sub in list_class_folders(folder / path)]
-        places = (path for path in (place, *below) if Table(lines[:20], folder / path).is_located)
-        table = Table(lines, folder / (place := next(places, place)))
-        labelled |= {name: place} if table.is_labelled else {}
+        bases = (path for path in (base, *below) if Table(lines[:20], folder / path).is_located)
+        table = Table(lines, folder / (base := next(bases, base)))
+        labelled |= {name: base} if table.is_labelled else {}
         unclear += [f"{name} ({table})"] if table.is_unclear else []
     if unclear and not labelled:
         raise UserError(f"{folder}: it is not clear how this labels the images: {unclear[0]}; or move the table away")
     return labelled
-
-
-def _guess_table(folder: Path, table: str, place: str) -> tuple[dict[str, Any], str, set[str | int]]:
-    """Return the keys for a table, whose files are relative to `place`."""
-    images = read_table(folder / table, folder / place)
-    keys = {"table": f"{folder.name}/{table}", "images": posixpath.join(folder.name, place).rstrip("/")}
-    labels = {image.label for image in images}
-    if images[0].split:
-        return keys, f"the table {table}, with its splits", labels
-    return keys | _guess_split(images), f"the table {table}, split at random", labels

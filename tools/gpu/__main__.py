@@ -28,7 +28,7 @@ from benchmarks.runtime.settings import make_settings
 from benchmarks.runtime.workload import models_by_mode
 from procap.weights.loading import load_clip
 from runner.config import RuntimeConfig
-from runner.environment import resolve_device
+from runner.devices import resolve_device
 from runner.results import write_json
 from tools.gpu.runs import compare_repeated, run_at_once, run_whole
 from tools.record import describe_run

@@ -13,7 +13,7 @@ from benchmarks.experiment.published import display_name
 from benchmarks.plots import style
 from benchmarks.plots.style import Look, Plots
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.tables.calibration import average_over_tests
+from benchmarks.tables.calibration_means import average_over_tests
 from runner.calibration import BINS
 from shards.names import join_first
 

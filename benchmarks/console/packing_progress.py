@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from benchmarks.console.output import columns, is_first_rank, note, plural, quote
 from procap.errors import UserError
-from runner.environment import available_cores
-from runner.progress import ProgressDisplay
+from runner.devices import available_cores
+from runner.progress_bar import ProgressDisplay
 from shards.builtin_sources import builtin_source
 from shards.catalogue import Dataset
 from shards.manifest import Manifest

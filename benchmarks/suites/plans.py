@@ -68,7 +68,7 @@ def count_images(run: RunSpec, state: RunState, runtime: RuntimeConfig) -> float
     """
     config, images = run.config, 0.0
     with suppress(UserError):
-        if state.status != "finished":
+        if not state.is_trained:
             dataset = resolve_dataset(config.dataset, runtime.data)
             count = dataset.counts.get("train", 0)
             drawn = min(count, config.shots * dataset.classes) if config.shots else count

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cluster.run import TrialReport
-from runner.progress import ProgressDisplay
+from runner.progress_bar import ProgressDisplay
 from runner.run_collection import Status
 from runner.run_state import RunSpec
 from runner.tracking.exporter import CollectionTracker
@@ -80,7 +80,7 @@ class RunProgress(TrialProgress):
         number = config["number"]
         self.note_end(trial, report)
         how = "was stopped"
-        if report.state == "done":
+        if report.state == "finished":
             how = f"in {report.seconds:.1f} s on {report.host}"
             self.done.append(number)
         elif report.state == "failed":

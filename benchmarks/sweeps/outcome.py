@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.table import Column, Row, Table
 from cluster.space import Values
-from cluster.sweep_record import METRICS, Configuration, SweepSettings
+from cluster.sweep_record import METRICS, Configuration, State, SweepSettings
 from procap.recipe import format_value
-
-STATES = {"finished": "finished", "stopped": "stopped early", "running": "unfinished", "failed": "failed"}
-"""The states of a configuration, the best first, as they are printed."""
 
 
 def sort_configurations(configurations: Iterable[Configuration]) -> list[Configuration]:
@@ -24,7 +21,7 @@ def sort_configurations(configurations: Iterable[Configuration]) -> list[Configu
         score = -math.inf if configuration.score is None else round(configuration.score, 6)
         epoch = 0 if configuration.state == "finished" else -configuration.epoch
         # Scores of configurations that were stopped compare only at the same epoch.
-        return list(STATES).index(configuration.state), epoch, -score
+        return get_args(State).index(configuration.state), epoch, -score
 
     return sorted(configurations, key=order)
 
@@ -43,7 +40,7 @@ def sweep_table(settings: SweepSettings, configurations: Sequence[Configuration]
         score = None if configuration.score is None else Metric(configuration.score, configuration.spread, seeds)
         values = [format_value(configuration.values.get(field)) for field in settings.domains]
         epochs = f"{configuration.epoch} of {configuration.epochs}"
-        rows.append(Row((str(number),), (*values, score, epochs, STATES[configuration.state])))
+        rows.append(Row((str(number),), (*values, score, epochs, configuration.state)))
     fields = [Column(field.rpartition(".")[2], "") for field in settings.domains]
     columns = (*fields, Column(f"{settings.metric}, %", "high"), Column("Epochs", ""), Column("State", ""))
     note = f"Score: {METRICS[settings.metric]}; mean ± sample standard deviation over seeds. Test images are not used."
@@ -70,7 +67,7 @@ def summarize(settings: SweepSettings, configurations: Sequence[Configuration], 
         "metric": settings.metric,
         "seeds": list(settings.seeds),
         "datasets": list(settings.datasets),
-        "counts": {state: states.count(state) for state in STATES},
+        "counts": {state: states.count(state) for state in get_args(State)},
         "best": _to_row(best) if (best := find_best(configurations)) else None,
         "commands": commands,
         "configurations": [_to_row(configuration) for configuration in sort_configurations(configurations)],
