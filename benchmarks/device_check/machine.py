@@ -27,6 +27,7 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks
 from runner.engine import Batch, Engine
+from runner.provenance import describe_environment
 
 RANKS, SECONDS = 2, 60.0
 

@@ -56,8 +56,8 @@ def _of_profile(options: SuiteOptions, variant: Variant, recipe: str) -> dict[st
     changes = {name: getattr(profile, name) for name in ("backbone", "pretrained", "precision")}
     changes["options"] = profile.options(method)
     if recipe == profile.recipe and not learns_from_features(method):
-        lr = method_class(method).mini_lr if profile.is_generated and method in METHODS else None
-        changes["shared"] = {**profile.overrides, **({"lr": lr} if lr else {})}
+        rate = method_class(method).mini_lr if profile.is_generated and method in METHODS else None
+        changes["shared"] = {**profile.overrides, **({"lr": rate} if rate else {})}
     return changes
 
 
