@@ -26,7 +26,7 @@ from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import EvalResult, TrainResult, write_json
 from runner.session import Run, Session, TrainedRun
-from runner.setup import label_space, make_eval_transform, make_method, warn_of_names
+from runner.setup import build_initial_method, label_space, make_eval_transform, warn_of_names
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
 from shards.image_selection import select_target_images
@@ -57,7 +57,7 @@ def _load(run: Run) -> TrainedRun:
     clip = session.workbench.load_backbone(config, session.device, session.acceleration)
     # Only the first rank has compared its weights with those of the training.
     session.group.check_same(f"the digest of the weights of {config.backbone}", clip.digest())
-    method = make_method(config, clip, card.space)
+    method = build_initial_method(config, clip, card.space)
     load_into(method, tensors, file)
     return TrainedRun(config, training, clip, method)
 

@@ -38,7 +38,7 @@ from runner.feature_training import learn_from_features
 from runner.planning import plan_run
 from runner.results import TrainResult
 from runner.session import Run, Session
-from runner.setup import Setup, label_space, make_eval_transform, make_method, set_up
+from runner.setup import Setup, build_initial_method, label_space, make_eval_transform, set_up
 from runner.stop_signals import StopRequest
 from runner.train import TrainingRequest, train_run
 from shards.image_selection import select_class_labels
@@ -255,7 +255,7 @@ def check_reloaded(case: CheckCase) -> str:
                 method.get_parameter(name).sub_(0.01 * gradient.sign())
     if isinstance(method, FeatureMethod):
         method.finish(method.bank)
-    loaded = make_method(case.config, method.clip, method.space)
+    loaded = build_initial_method(case.config, method.clip, method.space)
     loaded.adapt_shapes(method.state_dict())
     loaded.load_state_dict(method.state_dict())
     for classes, space in case.spaces.items():

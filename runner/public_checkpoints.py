@@ -15,7 +15,7 @@ from runner.meters import peak_memory, start_memory_peak
 from runner.provenance import describe_environment, provenance
 from runner.results import CheckpointCard, ImportedFile, TrainResult, write_bytes, write_json
 from runner.session import Run
-from runner.setup import build
+from runner.setup import build_method_and_card
 from shards.files import file_sha256
 from shards.image_selection import select_class_labels
 
@@ -71,7 +71,7 @@ def load_public_run(run: Run, file: Path) -> tuple[PublicFile, Method, Checkpoin
     config, session, content = run.config, run.session, read_public(file)
     shards = session.dataset(config.dataset)
     clip = session.workbench.load_backbone(config, session.device, Acceleration())
-    method, card = build(config, shards, clip, select_class_labels(shards, config.classes))
+    method, card = build_method_and_card(config, shards, clip, select_class_labels(shards, config.classes))
     try:
         load_public_state(method, content.tensors)
         check_finite(method.state_dict(), "in the file, whose training has diverged: import another one")

@@ -48,7 +48,7 @@ State = Literal[
 
 
 class RunState(NamedTuple):
-    """What exists of a run. open: the targets without a current result. reason: of `failed` and `broken`."""
+    """What exists of a run. open: the targets without a current result. reason: of all that stops it."""
 
     status: State
     open: tuple[str, ...] = ()
@@ -100,8 +100,8 @@ def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False, any_c
         state = read_stored_state(run.folder, targets)
         return RunState("repeat", targets) if force and state.status != "new" else state
     session.check_content(config, config.dataset, training.manifest_digest)
-    if not any_code and training.changed_code(config):
-        return RunState("other code", targets)
+    if not any_code and (change := training.changed_code(config)):
+        return RunState("other code", targets, change)
     current = set[str]()
     for name in targets:
         result = read_result(run, name)

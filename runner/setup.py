@@ -92,7 +92,7 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         workers = num_decoders(runtime.workers, device)
         stream = train_stream(fewshot.train, config, augment, workers, device, acceleration, group.ranks)
     labels = fewshot.labels if fewshot else select_class_labels(shards, config.classes)
-    method, card = build(config, shards, clip, labels)
+    method, card = build_method_and_card(config, shards, clip, labels)
     warn_of_names(method, method.space)
     if stream and not any(parameter.requires_grad for parameter in method.parameters()):
         raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
@@ -146,7 +146,9 @@ def load_training_images(config: RunConfig, shards: ShardSet, processes: int) ->
     return fewshot
 
 
-def build(config: RunConfig, shards: ShardSet, clip: CLIP, labels: Sequence[int]) -> tuple[Method, CheckpointCard]:
+def build_method_and_card(
+    config: RunConfig, shards: ShardSet, clip: CLIP, labels: Sequence[int]
+) -> tuple[Method, CheckpointCard]:
     """Build the method on the classes `labels` of its data set, and the description that its checkpoint carries."""
     space = label_space(shards.manifest, tuple(shards.classnames[label] for label in labels))
     card = CheckpointCard(
@@ -157,7 +159,7 @@ def build(config: RunConfig, shards: ShardSet, clip: CLIP, labels: Sequence[int]
         backbone_digest=clip.digest(),
         manifest_digest=shards.manifest.digest,
     )
-    return make_method(config, clip, space), card
+    return build_initial_method(config, clip, space), card
 
 
 def warn_of_names(method: Method, space: LabelSpace) -> None:
@@ -214,7 +216,7 @@ def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group
     return DeepSpeedEngine(method, config, group, runtime.zero_stage or 1)
 
 
-def make_method(config: RunConfig, clip: CLIP, space: LabelSpace) -> Method:
+def build_initial_method(config: RunConfig, clip: CLIP, space: LabelSpace) -> Method:
     """Build the method at its seeded initial values, on the device of `clip`."""
     return build_method(config.method, clip, space, config.options, generator(config.seed, "init"))
 

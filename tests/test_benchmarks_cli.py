@@ -379,3 +379,12 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch, capsys):
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
     code, _, err = run(capsys, "data", "show", "digits")
     assert code == 2 and err.count("\n") == 1 and "PROCAP_HOME" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "offline"), [("ls", "1"), ("eval hf://lab/run", "0"), ("push", "0"), ("data show", "0")]
+)
+def test_only_a_command_that_names_the_hub_may_download(monkeypatch, capsys, words, offline):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert run(capsys, *words.split(), "--no-such-flag")[0] == 2
+    assert os.environ["HF_HUB_OFFLINE"] == offline

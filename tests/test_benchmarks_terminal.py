@@ -96,8 +96,10 @@ def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_for
     for name in ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "PYTHONWARNINGS"):
         monkeypatch.setenv(name, "")
     # The command does not return where the server replaces this process.
-    main(["ui", "--suite", "base-to-novel", "--results", str(tmp_path), "--port", "5001"])
-    compared, listed, report = unquote(capsys.readouterr().out).splitlines()
+    main(["ui", "--suite", "base-to-novel", "--results", str(tmp_path), "--port", "5001", "--json"])
+    *lines, links = capsys.readouterr().out.splitlines()
+    assert [f"{name}: {link}" for name, link in json.loads(links).items()] == lines
+    compared, listed, report = map(unquote, lines)
     [exported] = store.client.search_runs([store.experiment_id], "params.method = 'maple'")
     page, number = "http://127.0.0.1:5001/#", store.experiment_id
     assert compared == f'side by side: {page}/compare-runs?runs=["{exported.info.run_id}"]&experiments=["{number}"]'

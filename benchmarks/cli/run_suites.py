@@ -24,7 +24,7 @@ from procap.errors import UsageError, UserError, check_names
 from procap.methods import method_paths
 from runner.config import RuntimeConfig
 from runner.run_collection import Status, status_after
-from runner.run_state import read_state, read_states
+from runner.run_state import read_states
 from runner.session import Session
 from runner.tracking.exporter import CollectionTracker
 from shards.resolve import is_packed
@@ -55,9 +55,10 @@ def bench(
     if mode.dry_run:
         return show_plan(runs, states, output)
     open_runs = [run for run in runs if not states[run.path].is_finished]
-    for run in (run for run in open_runs if states[run.path].status == "other data"):
-        # Raises before anything is written.
-        read_state(session.run(run.config), run.targets)
+    for state in states.values():
+        # Before anything is written.
+        if state.status in ("other data", "other code"):
+            raise UserError(state.reason)
     title = plural(len(plans), "suite") if len(plans) > 1 else plans[0].suite.title
     note(f"{title}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} finished already")
     trackers = CollectionTrackers([CollectionTracker(session.exporter, plan.collection) for plan in plans])

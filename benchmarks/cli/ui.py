@@ -13,7 +13,7 @@ from urllib.parse import quote
 import typer
 
 from benchmarks.cli.flags import OutputFlags, Results, Tracking, command, flag
-from benchmarks.console.output import note, show
+from benchmarks.console.output import note, show, show_json
 from benchmarks.results.frame import open_results
 from procap.errors import UserError, check_names
 from runner.run_collection import read_collections
@@ -51,11 +51,16 @@ def ui(
     # On this page MLflow shows accuracy, images/s and seconds of the runs in adjacent rows.
     runs = store.client.search_runs([store.experiment_id], search, max_results=COMPARED)
     compared, experiments = json.dumps([run.info.run_id for run in runs]), json.dumps([store.experiment_id])
-    show(f"side by side: {address}/#/compare-runs?runs={quote(compared)}&experiments={quote(experiments)}")
-    show(f"all runs: {address}/#/experiments/{store.experiment_id}/runs?searchFilter={quote(search)}")
     report = root / "-".join(filter(None, ["report", suite])) / "index.html"
     command = f"procap report {suite} --results {shlex.quote(results)}".replace("  ", " ")
-    show(f"report: {report.absolute().as_uri() if report.exists() else command}")
+    links = {
+        "side by side": f"{address}/#/compare-runs?runs={quote(compared)}&experiments={quote(experiments)}",
+        "all runs": f"{address}/#/experiments/{store.experiment_id}/runs?searchFilter={quote(search)}",
+        "report": report.absolute().as_uri() if report.exists() else command,
+    }
+    show("\n".join(f"{name}: {link}" for name, link in links.items()))
+    if output.json:
+        show_json(links)
     if is_server:
         return 0
     note("starting MLflow; Ctrl-C stops it")

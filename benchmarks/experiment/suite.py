@@ -49,57 +49,40 @@ def learns_from_features(method: str) -> bool:
     return issubclass(method_class(method), FeatureMethod)
 
 
-def _of_profile(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, Any]:
-    from procap.methods import method_class
-
-    profile, method = options.profile, variant.method
-    changes = {name: getattr(profile, name) for name in ("backbone", "pretrained", "precision")}
-    changes["options"] = profile.options(method)
-    if recipe == profile.recipe and not learns_from_features(method):
-        rate = method_class(method).mini_lr if profile.is_generated and method in METHODS else None
-        changes["shared"] = {**profile.overrides, **({"lr": rate} if rate else {})}
-    return changes
-
-
-def _of_quick(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, Any]:
+def _layers(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, dict[str, Any]]:
+    """List the arguments of `plan_run` by where they come from: later ones replace earlier ones, empty ones do not."""
     from procap.methods import method_class
     from procap.methods.options import ViewOptions
 
-    if not options.quick:
-        return {}
-    has_views = issubclass(method_class(variant.method).Options, ViewOptions)
-    shared = {} if learns_from_features(variant.method) else options.profile.quick
-    return {"shared": shared, "options": {"views": QUICK_VIEWS} if has_views else {}}
-
-
-def _of_recipe(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, Any]:
-    return {"options": control_options(variant.method, variant.recipe or options.recipe)}
-
-
-def _of_user(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, Any]:
-    changes: dict[str, Any] = {"shared": options.overrides, "options": options.options.get(variant.method, {})}
-    # The profile's weights are those of its backbone; a different backbone has its own default.
-    if options.backbone or options.pretrained:
-        changes["pretrained"] = options.pretrained or None
-    chosen = {"backbone": options.backbone, "precision": options.precision}
-    changes |= {name: value for name, value in chosen.items() if value}
-    return changes | ({"shots": options.shots[0]} if options.shots else {})
-
-
-def _of_variant(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, Any]:
-    changes: dict[str, Any] = {"overrides": variant.overrides, "options": variant.options}
-    changes |= {} if variant.shots is None else {"shots": variant.shots}
-    return changes | ({"precision": variant.precision} if variant.precision else {})
-
-
-LAYERS: Sequence[Callable[[SuiteOptions, Variant, str], dict[str, Any]]] = (
-    _of_profile,  # backbone, precision, options; recipe fields and learning rates under its recipe
-    _of_quick,  # --quick: fewer epochs, fewer views
-    _of_recipe,  # a recipe chosen by name: options of the methods that it compares
-    _of_user,  # flags: backbone, precision, shots, recipe fields, options
-    _of_variant,  # what a suite compares: precision, shots, recipe fields, options
-)
-"""Where the arguments of `plan_run` come from, besides the recipe; later layers replace earlier ones."""
+    profile, method, is_fast = options.profile, variant.method, learns_from_features(variant.method)
+    has_views = options.quick and issubclass(method_class(method).Options, ViewOptions)
+    has_recipe = recipe == profile.recipe and not is_fast
+    rate = method_class(method).mini_lr if has_recipe and profile.is_generated and method in METHODS else None
+    return {
+        "profile": {
+            "backbone": profile.backbone,
+            # The profile's weights are those of its backbone; a different backbone has its own default.
+            "pretrained": "" if options.backbone else profile.pretrained,
+            "precision": profile.precision,
+            "shots": SHOTS,
+            "shared": profile.overrides if has_recipe else {},
+            "options": profile.options(method),
+        },
+        "rate on generated data": {"shared": {"lr": rate} if rate else {}},
+        "--quick": {
+            "shared": profile.quick if options.quick and not is_fast else {},
+            "options": {"views": QUICK_VIEWS} if has_views else {},
+        },
+        "recipe by name": {"options": control_options(method, variant.recipe or options.recipe)},
+        "user": {
+            **{name: getattr(options, name) for name in ("backbone", "pretrained", "precision")},
+            "shots": options.shots[0] if options.shots else None,
+            "shared": options.overrides,
+            "options": options.options.get(method, {}),
+        },
+        # What a suite compares, whatever the user chooses.
+        "variant": {name: getattr(variant, name) for name in ("precision", "shots", "overrides", "options")},
+    }
 
 
 def _shorten(recipe: Recipe, part: float, *, keep_warmup: bool) -> dict[str, int]:
@@ -177,12 +160,15 @@ class SuiteOptions:
         return EvalSettings.model_validate(self.evaluation)
 
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
-        """Configure the run of a variant on a data set by `LAYERS`."""
+        """Configure the run of a variant on a data set by `_layers`."""
         recipe = self._choose_recipe(variant)
-        settings: dict[str, Any] = {"shots": SHOTS, "shared": {}, "overrides": {}, "options": {}}
-        for layer in LAYERS:
-            for name, value in layer(self, variant, recipe).items():
-                settings[name] = {**settings[name], **value} if isinstance(value, Mapping) else value
+        settings: dict[str, Any] = {"shared": {}, "overrides": {}, "options": {}}
+        for layer in _layers(self, variant, recipe).values():
+            for name, value in layer.items():
+                if isinstance(value, Mapping):
+                    settings[name] = {**settings[name], **value}
+                elif value not in ("", None):
+                    settings[name] = value
         settings |= {"recipe": recipe, "seed": seed}
         planned = partial(plan_run, method=variant.method, dataset=dataset, classes=classes, task=task, data=self.data)
         if not is_trained(variant.method):

@@ -23,7 +23,7 @@ from procap.methods.method import Method
 from procap.plan import INPUT
 from procap.tokenizer import simple_tokenizer
 from runner.evaluate import TrainedRun
-from runner.setup import make_method
+from runner.setup import build_initial_method
 from shards.rng import generator
 
 WORD_RULE = (
@@ -102,7 +102,7 @@ def read_prompts(title: str, run: TrainedRun) -> dict[str, Any]:
     stages: the means, and what the text tower reads if that differs; none without prompts common to all classes.
     """
     # Initialisation is seeded by the configuration, so the start of the training can be made again.
-    start = make_method(run.config, run.clip, run.method.space)
+    start = build_initial_method(run.config, run.clip, run.method.space)
     means, read = text_means(run.method), first_text_tokens(run.method)
     stages = {}
     if means is not None and read is not None:

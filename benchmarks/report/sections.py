@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in
@@ -22,7 +22,7 @@ from procap.errors import UserError, check_names
 from runner.config import RunConfig, RuntimeConfig
 from runner.run_collection import find_collections, read_collection
 from runner.run_folders import RunFolder
-from runner.run_state import State, read_stored_state
+from runner.run_state import RunState, State, read_stored_state
 from runner.session import Session
 from shards.default_paths import data_root
 
@@ -36,19 +36,12 @@ Problem = tuple[str, str]
 Folders = Sequence[tuple[RunFolder, RunConfig]]
 
 
-class UnfinishedRun(NamedTuple):
-    """A run with missing results. state: one of STATES. reason: empty if none is known."""
-
-    path: str
-    state: State
-    reason: str = ""
-
-
 @dataclass(frozen=True)
 class Section:
     """A part of the report: a suite, a sweep, or runs of neither.
 
-    frame: its results, with a column `title`. suite_results: of a suite.
+    frame: its results, with a column `title`. unfinished: runs with missing results, the worst first. suite_results: of
+    a suite.
     """
 
     name: str
@@ -56,7 +49,7 @@ class Section:
     frame: pd.DataFrame
     paths: Sequence[str]
     make_tables: Callable[[], Sequence[Table]]
-    unfinished: Sequence[UnfinishedRun]
+    unfinished: Mapping[str, RunState]
     suite_results: SuiteResults | None = None
 
     @property
@@ -64,7 +57,7 @@ class Section:
         """How many runs are finished: "33 of 35 runs finished: 1 failed, 1 not started"."""
         if not self.paths:
             return "measured without runs"
-        counts = Counter(run.state for run in self.unfinished)
+        counts = Counter(state.status for state in self.unfinished.values())
         states = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
         finished = f"{len(self.paths) - len(self.unfinished)} of {plural(len(self.paths), 'run')} finished"
         return f"{finished}: {states}" if states else finished
@@ -111,7 +104,7 @@ def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None
     for path, target in done.missing:
         open_targets.setdefault(path, []).append(target)
     errors = collection.failed, done.unreadable
-    unfinished = (read_unfinished(results, path, *errors, targets) for path, targets in open_targets.items())
+    unfinished = {path: read_unfinished(results, path, *errors, targets) for path, targets in open_targets.items()}
     # `number` in the frame is the index of a variant.
     titles = {done.variants.index(variant): title for title, variant in done.by_title.items()}
     return Section(
@@ -127,18 +120,18 @@ def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None
 
 def read_unfinished(
     results: Path, path: str, failed: Mapping[str, str], unreadable: Mapping[str, str], targets: Sequence[str] = ()
-) -> UnfinishedRun:
+) -> RunState:
     """Read the state of an unfinished run. failed, unreadable: errors by run. targets: those without a result."""
     state, failure = read_stored_state(RunFolder(results / path), tuple(targets)), failed.get(path, "")
     if state.status == "broken" or path in unreadable:
-        return UnfinishedRun(path, "broken", state.reason or unreadable[path])
+        return RunState("broken", reason=state.reason or unreadable[path])
     if state.is_trained:
-        return UnfinishedRun(path, "not evaluated", ", ".join(filter(None, [*targets, failure])))
-    return UnfinishedRun(path, "failed" if failure else state.status, failure or state.reason)
+        return RunState("not evaluated", reason=", ".join(filter(None, [*targets, failure])))
+    return RunState("failed" if failure else state.status, reason=failure or state.reason)
 
 
-def _sort(unfinished: Iterable[UnfinishedRun]) -> list[UnfinishedRun]:
-    return sorted(unfinished, key=lambda run: STATES.index(run.state))
+def _sort(unfinished: Mapping[str, RunState]) -> dict[str, RunState]:
+    return dict(sorted(unfinished.items(), key=lambda item: STATES.index(item[1].status)))
 
 
 def read_runs(
@@ -157,8 +150,8 @@ def read_runs(
     return Section("runs", heading, titled, [config.path for _, config in folders], make_tables, unfinished)
 
 
-def _read_results(folders: Folders, results: Path) -> tuple[pd.DataFrame, list[UnfinishedRun]]:
-    records, unfinished = [], []
+def _read_results(folders: Folders, results: Path) -> tuple[pd.DataFrame, dict[str, RunState]]:
+    records, unfinished = [], {}
     for folder, config in folders:
         evaluations, unreadable = [], {}
         try:
@@ -168,7 +161,7 @@ def _read_results(folders: Folders, results: Path) -> tuple[pd.DataFrame, list[U
             unreadable[config.path] = str(error)
         records += evaluations
         if not evaluations:
-            unfinished.append(read_unfinished(results, config.path, {}, unreadable))
+            unfinished[config.path] = read_unfinished(results, config.path, {}, unreadable)
     return make_frame(records), _sort(unfinished)
 
 
@@ -189,5 +182,5 @@ def _read_sweep(folder: Path, session: Session) -> Section:
         frame,
         [config.path for _, config in folders],
         lambda: [sweep_table(settings, configurations)],
-        [run for run in unfinished if run.path not in ended],
+        {path: state for path, state in unfinished.items() if path not in ended},
     )

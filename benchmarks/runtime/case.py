@@ -23,7 +23,7 @@ from procap.text import LabelSpace
 from runner.config import RunConfig
 from runner.meters import Meter
 from runner.schedule import Schedule
-from runner.setup import label_space, make_eval_transform, make_method, train_augment, train_stream
+from runner.setup import build_initial_method, label_space, make_eval_transform, train_augment, train_stream
 from runner.step import AsyncLosses
 from shards.device.stream import DeviceTrainStream
 from shards.image_selection import FewShot, TargetImages, load_few_shot, select_target_images
@@ -62,7 +62,7 @@ class Case:
 
     def __init__(self, config: RunConfig, data: CaseData, models: Models, mode: ModeName, settings: Settings) -> None:
         self.config, self.data, self.mode, self.settings = config, data, mode, settings
-        self.method = make_method(config, models[mode], data.space)
+        self.method = build_initial_method(config, models[mode], data.space)
         self.device = self.method.clip.device
         self.trains = config.recipe.epochs > 0
         # No warm-up steps are left out: `prepare` has done them.

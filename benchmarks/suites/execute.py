@@ -8,7 +8,7 @@ from dataclasses import replace
 from benchmarks.console.output import note, plural
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.suites.plans import count_images
-from benchmarks.suites.preconditions import check_code, check_training_images, check_weights
+from benchmarks.suites.preconditions import check_training_images, check_weights
 from benchmarks.suites.trial_progress import CollectionTrackers, RunProgress
 from cluster.launcher import Launcher, connect, launch
 from cluster.preflight import TRAINING_SPLITS, check_nodes
@@ -40,8 +40,6 @@ def execute(
     force: delete the runs first.
     """
     runtime = session.runtime
-    if not force:
-        check_code((run.path for run in runs), runtime.results)
     splits: dict[str, set[str]] = {}
     for run in runs:
         splits.setdefault(run.config.dataset, set()).update(TRAINING_SPLITS)

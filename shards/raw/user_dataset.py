@@ -85,16 +85,13 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
 
 def _split_unreadable(root: Path, images: Sequence[ListedImage], workers: int) -> tuple[list[ListedImage], list[str]]:
     """Decode every image; returns the images that decode, and the paths of the others."""
-    parts = []
-    for start in range(0, len(images), IMAGES_PER_TASK):
-        paths = tuple(image.path for image in images[start : start + IMAGES_PER_TASK])
-        # Labels do not matter: only whether the images decode.
-        parts.append(("", FolderPart(root, paths, (0,) * len(paths))))
-    readable: set[str] = set()
-    for checked, _ in map_in_order(check_part, parts, min(workers, len(parts) // 2)):
-        readable.update(image.path for image in checked)
-    kept = [image for image in images if image.path in readable]
-    return kept, [image.path for image in images if image.path not in readable]
+    paths = [image.path for image in images]
+    groups = (tuple(paths[start : start + IMAGES_PER_TASK]) for start in range(0, len(paths), IMAGES_PER_TASK))
+    # Labels do not matter: only whether the images decode.
+    parts = [("", FolderPart(root, group, (0,) * len(group))) for group in groups]
+    results = map_in_order(check_part, parts, min(workers, len(parts) // 2))
+    readable = {image.path for checked, _ in results for image in checked}
+    return [image for image in images if image.path in readable], [path for path in paths if path not in readable]
 
 
 def _resolve(file: Path, path: str) -> Path:
