@@ -54,6 +54,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory):
+    """Read and write no cache of the user who runs the tests: what is packed there would change what is shown."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROCAP_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_thread():
     """Use one thread, as bit-for-bit comparisons must not depend on the number of cores."""
     import torch

@@ -31,7 +31,7 @@ SIZES = {"cuda": ((51, 4), (102, 32)), "cpu": ((5, 4),)}
 EVALUATED = {"cuda": (51, 100), "cpu": (5, 4)}
 """Classes and images of a batch, by the type of the device."""
 ROUNDS = 5
-JPEGS = 96
+JPEGS, DECODERS = 96, (1, 4, 12)
 
 
 def measure_speed(case: DeviceCase) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _measure_steps(case: DeviceCase, path: str) -> dict[str, float]:
 
 
 def _measure_images(case: DeviceCase) -> dict[str, float]:
-    """Measure images per second of 500 x 375 pixels: decoded by threads, then resized by Pillow or on the device."""
+    """Measure images of 500 x 375 pixels per second: decoded by threads, then resized by Pillow or on the device."""
     draw, data = np.random.default_rng(0), []
     for _ in range(JPEGS):
         buffer = io.BytesIO()
@@ -92,6 +92,10 @@ def _measure_images(case: DeviceCase) -> dict[str, float]:
             work()
         return round(JPEGS / whole.seconds, 1)
 
+    rates = {}
+    for threads in DECODERS:
+        with ThreadPoolExecutor(threads) as pool:
+            rates[f"decoded by {threads}"] = rate(lambda pool=pool: [*pool.map(decode_pixels, data)])  # type: ignore[misc]
     with ThreadPoolExecutor(num_decoders(None, torch.device("cuda"))) as pool:
 
         def resize_by_pillow() -> object:
@@ -101,4 +105,4 @@ def _measure_images(case: DeviceCase) -> dict[str, float]:
         def resize_on_device() -> object:
             return resize(upload_all([*map(torch.from_numpy, pool.map(decode_pixels, data))], case.device))
 
-        return {"resized by Pillow": rate(resize_by_pillow), "resized on the device": rate(resize_on_device)}
+        return rates | {"resized by Pillow": rate(resize_by_pillow), "resized on the device": rate(resize_on_device)}
