@@ -77,10 +77,10 @@ def predict(
     def on_error(name: str, reason: str) -> None:
         failed[name] = one_line(reason)
 
-    paths = [path.expanduser() for path in paths]
+    paths, chosen = [path.expanduser() for path in paths], parse_class_names(names)
     images = find_images(paths, on_error)
     with _open_table(out) as table:
-        classifier = ImageClassifier(load_trained(found), parse_class_names(names))
+        classifier = ImageClassifier(load_trained(found), chosen)
         config, classes = found.config, classifier.classnames
         if config.classes != "all" and not names:
             known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
