@@ -31,7 +31,7 @@ SIZES = {"cuda": ((51, 4), (102, 32)), "cpu": ((5, 4),)}
 EVALUATED = {"cuda": (51, 100), "cpu": (5, 4)}
 """Classes and images of a batch, by the type of the device."""
 ROUNDS = 5
-JPEGS, DECODERS = 96, (1, 4, 12)
+JPEGS, DECODERS, UPLOADED = 96, (1, 4, 12), 2**28
 
 
 def measure_speed(case: DeviceCase) -> dict[str, Any]:
@@ -51,7 +51,17 @@ def measure_speed(case: DeviceCase) -> dict[str, Any]:
     images = _measure_images(case)
     if "images" in case.passed and case.on_gpu:
         gains["images"] = images["resized on the device"] / images["resized by Pillow"]
-    return {"gains": {path: round(gain, 3) for path, gain in gains.items()}, "ms": steps, "images per second": images}
+    measured: dict[str, Any] = {"ms": steps, "images per second": images}
+    if case.on_gpu:
+        measured["upload GB/s"] = _measure_upload(case)
+    return {"gains": {path: round(gain, 3) for path, gain in gains.items()}} | measured
+
+
+def _measure_upload(case: DeviceCase) -> float:
+    """Measure uploads of page-locked memory, in GB per second."""
+    pinned = torch.empty(UPLOADED, dtype=torch.uint8).pin_memory()
+    [seconds] = time_interleaved([partial(pinned.to, case.device, non_blocking=True)], ROUNDS, case.device, 1)
+    return round(UPLOADED / 1e9 / statistics.median(seconds), 2)
 
 
 def _measure_steps(case: DeviceCase, path: str) -> dict[str, float]:
