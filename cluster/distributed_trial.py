@@ -19,7 +19,7 @@ from cluster.run import TrialReport
 from runner.devices import own_device, resolve_device
 from runner.distributed.process_group import LOST, init_process_group
 from runner.distributed.ranks import Ranks, ranks_from_environment
-from runner.library_defaults import set_library_defaults
+from runner.environment_defaults import set_environment_defaults
 from runner.session import Session
 
 POLL_SECONDS = 1.0
@@ -45,7 +45,7 @@ class Rank:
         self, config: Mapping[str, Any], work: TrialWork, environment: Mapping[str, str], queue: Any
     ) -> TrialReport:
         """Execute the trial as the rank set by `environment`; rank 0 puts its reports into `queue`."""
-        set_library_defaults()
+        set_environment_defaults()
         os.environ.update(environment)
 
         def execute() -> TrialReport:

@@ -17,7 +17,7 @@ from typing import Any
 
 from cluster.address import LOCAL, set_auth_mode
 from procap.errors import UsageError, UserError
-from runner.library_defaults import set_library_defaults
+from runner.environment_defaults import set_environment_defaults
 from runner.stop_signals import Interrupted
 
 NAMESPACE = "procap"
@@ -115,7 +115,7 @@ def ray_connection(address: str, cpus: int | None = None) -> Iterator[None]:
     address: "auto" (this machine's cluster or $RAY_ADDRESS), host:port, or "local" for a Ray that ends with the block.
     cpus: the number of CPUs of a local Ray.
     """
-    set_library_defaults()
+    set_environment_defaults()
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     local = address == LOCAL

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from cluster.executor import ReportTo, RunExecutor, TrialWork, attempt
 from cluster.ray_cluster import Capacity, count_processes, nodes, require_own_node
 from cluster.run import TrialReport
-from runner.library_defaults import set_library_defaults
+from runner.environment_defaults import set_environment_defaults
 from runner.session import Session
 from runner.workbench import Workbench
 from shards.mirror import refresh
@@ -97,7 +97,7 @@ def run_trials(
 
 def execute_trial(config: Mapping[str, Any], work: TrialWork, report_to: ReportTo, workbench: Workbench) -> TrialReport:
     """Execute a trial on the node that Ray chose; returns its final report, raises if Ray Tune should restart it."""
-    set_library_defaults()
+    set_environment_defaults()
     # A worker executes many trials; each asks the server of its data again.
     refresh.cache_clear()
     if work.resources.processes > 1:

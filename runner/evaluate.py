@@ -70,7 +70,7 @@ def evaluate(
     force: bool = False,
     group: ProcessGroup | None = None,
 ) -> EvalResult:
-    """Evaluate one finished run in a session of its own, as `evaluate_run` does."""
+    """Evaluate one finished run in a new session, as `evaluate_run` does."""
     return evaluate_run(Session(runtime, group).run(config), target, force=force)
 
 

@@ -72,7 +72,7 @@ PLAIN = TrainingRequest()
 def train(
     config: RunConfig, runtime: RuntimeConfig, *, group: ProcessGroup | None = None, **request: Any
 ) -> TrainResult | Progress:
-    """Train one configuration in a session of its own, as `train_run` does. request: fields of `TrainingRequest`."""
+    """Train one configuration in a new session, as `train_run` does. request: fields of `TrainingRequest`."""
     return train_run(Session(runtime, group).run(config), TrainingRequest(**request))
 
 

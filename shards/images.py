@@ -132,8 +132,8 @@ def _from_array(array: NDArray[Any]) -> Image.Image:
             array = _scale(array[..., :3] if array.ndim > 2 else array)
         return Image.fromarray(array)
     except (TypeError, ValueError):
-        found = f"{array.dtype} {list(array.shape)}"
-        raise ImageError(f"an array of {found} is no image: give uint8 [H, W] or [H, W, 3]") from None
+        form = f"{array.dtype} {list(array.shape)}"
+        raise ImageError(f"an array of {form} is no image: give uint8 [H, W] or [H, W, 3]") from None
 
 
 def decode_pixels(data: bytes, *, upright: bool = False) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Train, load and evaluate a configuration in a session of its own, as one command does."""
+"""Train, load and evaluate a configuration in a new session, as one command does."""
 
 from __future__ import annotations
 

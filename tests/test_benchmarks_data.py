@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from command_line import run
 from miniature_roots import available, build, build_all
 from own_images import CLASSES, put, put_classes, put_photographs
@@ -190,39 +189,6 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
     assert code == 2 and f"{written} is there already and describes other images" in err
 
 
-@pytest.mark.parametrize(("layout", "keys"), [
-    ("images/deep/{c}", {"folder": "birds/images/deep", "split": {"train": 0.5, "val": 0.2, "test": 0.3, "seed": 1}}),
-    ("{s:train,val,test}/{c}/images", {"folder": "birds"}),
-    ("{s:Training,valid,test}/{c}", {"folder": "birds"}),
-    ("x/{s:train,val}/{c}", {"folder": "birds/x"}),
-    ("table", {"table": "birds/labels.csv", "images": "birds/pictures"}),
-])  # fmt: skip
-def test_the_layout_of_a_folder_is_guessed(tmp_path, capsys, layout, keys):
-    root = tmp_path / "birds"
-    splits = re.findall(r"{s:(.*?)}", layout)
-    if layout == "table":
-        put_classes(root / "pictures")
-        lines = [f"{name}/{i:02d}.png,{name},{('train', 'test')[i % 2]}" for name in CLASSES for i in range(2)]
-        (root / "labels.csv").write_text("\n".join(["filename,class,split", *lines]))
-    else:
-        for split in splits[0].split(",") if splits else [""]:
-            folder, _, inner = re.sub(r"{s:.*?}", split, layout).partition("{c}")
-            put_classes(root / folder, [f"{name}{inner}" for name in CLASSES])
-            put(root / folder / "loose.png")
-    code, _, err = run(capsys, "data", "pack", root, "--data", tmp_path / "data", "--workers", "1")
-    assert code == 0, err
-    written = yaml.safe_load(text := (tmp_path / "birds.yaml").read_text())
-    assert all(f"\n{key}: " in text for key in written), "a line for each key"
-    assert {key: written[key] for key in keys} == keys
-    assert ("split" in written) == ("{s:" not in layout and layout != "table")
-    manifest = open_dataset(tmp_path / "data", "birds").manifest
-    assert {*manifest.splits} >= {"train", "test"} and {*manifest.classnames} == {*CLASSES}
-    put_classes(tmp_path / "other" / "birds", each=6)
-    code, _, err = run(capsys, "data", "pack", tmp_path / "other" / "birds", "--data", tmp_path / "data")
-    assert code == 2 and "'birds' was packed from another folder than" in err
-    assert open_dataset(tmp_path / "data", "birds").manifest == manifest
-
-
 def test_all_findings_are_listed_at_once(tmp_path, capsys):
     images = tmp_path / "birds"
     put_classes(images)
@@ -274,87 +240,6 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
     (tmp_path / "birds/train/Ara/cut.png").write_bytes(b"x")
     err = run(capsys, "data", "pack", *at)[2]
     assert "Ara/cut.png is not a readable image" in err and "test: 8 images are copies" in err
-
-
-@pytest.mark.parametrize(("content", "words"), [
-    ("flat", "it needs a folder of images per class, or a table labels.csv"),
-    ("empty", "holds no class folders with images: it needs a folder of images per class"),
-    ("file", "labels.csv is no folder"),
-])  # fmt: skip
-def test_a_folder_whose_layout_is_not_clear_is_refused_and_no_file_is_written(tmp_path, capsys, content, words):
-    root = tmp_path / "birds"
-    root.mkdir()
-    if content == "file":
-        (root / "labels.csv").touch()
-    for i in range(4 if content == "flat" else 0):
-        put(root / f"{i}.png")
-    path = root / "labels.csv" if content == "file" else root
-    code, _, err = run(capsys, "data", "pack", path, "--data", tmp_path / "data")
-    assert code in (1, 2) and words in err and len(err.strip().splitlines()) == 1
-    assert not (tmp_path / "birds.yaml").exists()
-
-
-def put_sheet(root: Path, header: str, *lines: str) -> None:
-    (root / "labels.csv").write_text("\n".join((header, *lines)))
-
-
-UNCLEAR = {
-    "one class": (["images"], None, "has one class, 'images': put the images of each class into a folder"),
-    "parallel trees": (["color/a", "color/b", "grey/a", "grey/b"], None, "but the same folders, 'a', 'b', so it is"),
-    "splits in classes": (["a/train", "a/test", "b/train", "b/test"], None, "splits outside, such as test/a"),
-    "splits alone": (["train", "test"], None, "'test', 'train', which are names of splits"),
-    "images and masks": (["images", "masks"], None, "'images', 'masks', which are names of splits or kinds of files"),
-    "splits of images": (["test_images", "train_images"], None, "'train_images', which are names of splits"),
-    "a table without rows": (["images"], ("path,label",), "'images' (left out: 1 file: 'labels.csv' (1 csv))"),
-    "a test split without classes": (["train/a", "train/b", "test"], None, "test holds no folders"),
-    "a table of unknown columns": (
-        ["one", "two"], ("x,y,z", "one/00.png,a,b"), "labels.csv (columns: 'x', 'y', 'z'; path (or filename), label"
-    ),
-    "a table of images elsewhere": (
-        ["one", "two"], ("Path,Label", "three/0.png,a", "three/1.png,b"), "are not there: 'three/0.png', 'three/1.png'"
-    ),
-    "a table of one class": (["images"], ("path,label", "images/00.png,a", "images/01.png,a"), "has one class, 'a'"),
-    "HEIC alone": ([], None, "2 heic); HEIC is not read: convert it to JPEG"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", UNCLEAR)
-def test_a_layout_with_evidence_against_it_is_refused(tmp_path, capsys, kind):
-    folders, table, words = UNCLEAR[kind]
-    put_classes(tmp_path / "birds", folders, each=2)
-    if table:
-        put_sheet(tmp_path / "birds", *table)
-    for i in range(0 if folders else 2):
-        put(tmp_path / "birds" / f"{i}.heic")
-    code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")
-    assert code == 1 and words in err and len(err.strip().splitlines()) == 1, err
-    assert not (tmp_path / "birds.yaml").exists()
-
-
-def test_images_that_a_table_does_not_list_are_counted(tmp_path, capsys):
-    put_classes(tmp_path / "birds", ["images"], each=6)
-    put_sheet(tmp_path / "birds", "path,label", *(f"images/{i:02d}.png,{'ab'[i % 2]}" for i in range(4)))
-    err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")[2]
-    assert "without 2 images that it does not list ('images/04.png', 'images/05.png')" in err
-
-
-def test_a_table_whose_labels_need_names_leaves_a_file_to_edit(tmp_path, capsys):
-    put_classes(tmp_path / "birds", ["images"], each=4)
-    put_sheet(tmp_path / "birds", "image,label", *(f"images/{i:02d}.png,{i % 2}.0" for i in range(4)))
-    code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")
-    assert code == 1 and "labels are numbers without names: list them under classes" in err
-    file = tmp_path / "birds.yaml"
-    file.write_text(file.read_text() + "classes: [ara, emu]\n")
-    assert run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")[0] == 0
-
-
-def test_classes_may_be_called_like_splits_and_predictions_label_nothing(tmp_path, capsys):
-    put_classes(tmp_path / "things", ["train", "test", "val", "tram"], each=4)
-    put_sheet(tmp_path / "things", "class,count", "train,4", "tram,4")
-    (tmp_path / "things/codes.csv").write_text("id,label\ntrain,1\ntram,2\n")
-    (tmp_path / "things/predictions.csv").write_text("path,class,label,probability\ntram/00.png,train,train,0.9\n")
-    assert run(capsys, "data", "pack", tmp_path / "things", "--data", tmp_path / "data")[0] == 0
-    assert open_dataset(tmp_path / "data", "things").classnames == ("test", "train", "tram", "val")
 
 
 def test_a_folder_without_an_image_that_is_read_says_what_it_has(tmp_path, capsys):

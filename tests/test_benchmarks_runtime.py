@@ -101,12 +101,12 @@ def test_a_measurement_is_repeated_unless_the_same_exists_from_such_a_machine(su
     def begin(*_, **__):
         raise MeasuringBegan
 
-    done, place = suite[0], Session(suite[1])
+    done, session = suite[0], Session(suite[1])
     monkeypatch.setattr("benchmarks.runtime.benchmark.measure", begin)
-    measure_suite(done, place, False)
+    measure_suite(done, session, False)
     assert "measured already" in capsys.readouterr().err
     with pytest.raises(MeasuringBegan):
-        measure_suite(done, place, True)
+        measure_suite(done, session, True)
     (file,) = (done.results / "runtime").glob("*/runtime.json")
     whole = file.read_text()
     known = json.loads(whole)
@@ -116,7 +116,7 @@ def test_a_measurement_is_repeated_unless_the_same_exists_from_such_a_machine(su
     for text in (*(json.dumps({**known, **other}) for other in others), whole[:-9], "[]", '{"schema": 3}'):
         file.write_text(text)
         with pytest.raises(MeasuringBegan):
-            measure_suite(done, place, False)
+            measure_suite(done, session, False)
 
 
 ABSENT = {"ray", "mlflow", "deepspeed", "matplotlib"}

@@ -144,7 +144,7 @@ def test_metadata_of_a_different_program_does_not_tell_the_activation(tiny_clip,
 def test_the_activation_of_a_bare_file_has_to_be_told_if_its_architecture_has_two(written, tmp_path, file):
     path = tmp_path / file
     shutil.copy(written(file), path)
-    message = r"activation \(GELU or QuickGELU\).* open_clip_config.json beside it.* --backbone tiny-vit-quickgelu"
+    message = r"activation \(GELU or QuickGELU\).* open_clip_config.json in the same .* --backbone tiny-vit-quickgelu"
     with pytest.raises(UsageError, match=message):
         load_clip("tiny-vit", str(path))
     assert load_clip("tiny-vit-quickgelu", str(path)).geometry.quick_gelu

@@ -23,7 +23,7 @@ from procap.recipe import READ_UNDER, Recipe
 from runner import checkpoint
 from runner.config import EvalSettings, RunConfig, Target
 from runner.devices import resolve_device
-from runner.library_defaults import set_library_defaults
+from runner.environment_defaults import set_environment_defaults
 from runner.planning import plan_run
 from runner.provenance import source_state
 from runner.results import EpochLog, Progress, read_document, write_bytes, write_json
@@ -324,7 +324,7 @@ def test_a_device_that_is_not_here_is_refused_with_what_would_work(name):
 def test_libraries_are_kept_offline_unless_the_user_says_otherwise(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
-    set_library_defaults()
+    set_environment_defaults()
     assert os.environ["HF_HUB_OFFLINE"] == "0" and os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 

@@ -72,8 +72,11 @@ def test_a_run_elsewhere_is_found_with_its_results(few_digits, short_checkpoint,
     front = procap.Session(data=few_digits, results=tmp_path / "there", device="cpu", tracking_uri="off", quiet=True)
     started = front.run(backbone=str(short_checkpoint), **FIELDS)
     started.train()
-    found = here.locate(started.folder)
-    assert found.session.runtime.results == (tmp_path / "there").resolve() and found.session.workbench is here.workbench
+    located = here.locate(started.folder)
+    assert (
+        located.session.runtime.results == (tmp_path / "there").resolve()
+        and located.session.workbench is here.workbench
+    )
     assert there.locate(started.folder).session is there
     shutil.rmtree(tmp_path / "there")
     with pytest.raises(UserError, match="not the folder of a run"):

@@ -345,10 +345,10 @@ def test_streamed_training_batches_are_those_of_stored_shards_on_any_number_of_p
     stored = open_dataset(server.folder, "toy").open_images("train")
     streamed = open_dataset(mirrored, "toy", stream=True).open_images("train", sequential=True)
     plain = TrainAugment(8, MEAN, STD)
-    kind = partial(DeviceTrainStream, device=device, device_bytes=900) if device else TrainStream
+    stream_class = partial(DeviceTrainStream, device=device, device_bytes=900) if device else TrainStream
     for rank, world_size in ((0, 1), (0, 2), (1, 2)):
         share = {"rank": rank, "world_size": world_size, "cache_bytes": cache_bytes, "window_bytes": window_bytes}
-        expected, batches = TrainStream(stored, 4, plain, 1, **share), kind(streamed, 4, plain, 1, 2, **share)
+        expected, batches = TrainStream(stored, 4, plain, 1, **share), stream_class(streamed, 4, plain, 1, 2, **share)
         for epoch, start in ((0, 0), (1, 3)):
             assert same(list(batches.epoch(epoch, start)), list(expected.epoch(epoch, start)))
     assert not list(mirrored.rglob("*.tar"))
@@ -390,8 +390,8 @@ def test_a_run_on_all_images_streams_them_and_learns_what_it_learns_from_stored_
     with LocalServer(tmp_path / "data") as server:
         mirrored = mirror_root(server.url, tmp_path / "cache")
         for data in (tmp_path / "data", mirrored):
-            place = runtime(str(data), str(tmp_path / data.name), no_cache=True)
-            result = train(config, place)
+            settings = runtime(str(data), str(tmp_path / data.name), no_cache=True)
+            result = train(config, settings)
             learned[data] = [epoch.terms for epoch in result.epochs], result.checkpoint_sha256
     assert learned[tmp_path / "data"] == learned[mirrored] and learned[mirrored][0]
     assert not list(mirrored.rglob("*.tar"))

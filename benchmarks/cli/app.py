@@ -19,7 +19,7 @@ from benchmarks.cli.flags import HELP_NAMES, PLAIN, examples
 from benchmarks.console.errors import explain
 from benchmarks.console.output import is_distributed, note, safe_output, write_error_file
 from procap.errors import UsageError, unknown_name
-from runner.library_defaults import set_library_defaults
+from runner.environment_defaults import set_environment_defaults
 from runner.stop_signals import sigterm_as_interrupt
 
 DISTRIBUTED = ("train", "eval")
@@ -157,7 +157,7 @@ def run(argv: list[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     verbose = "-v" in arguments or "--verbose" in arguments
-    set_library_defaults(online=arguments[:1] in ONLINE or any("hf:/" in word for word in arguments))
+    set_environment_defaults(online=arguments[:1] in ONLINE or any("hf:/" in word for word in arguments))
     # If this process has run a command before, this one asks servers again. Most commands import no mirror.
     if mirror := sys.modules.get("shards.mirror"):
         mirror.refresh.cache_clear()

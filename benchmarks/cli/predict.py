@@ -62,9 +62,9 @@ def predict(
     session = Session(runtime_config(flags.RuntimeFlags(results=results, data=data, device=device)))
     if flags.command_line(selection):
         paths = [run, *(paths or ())]
-        found = find_selected_run(selection, session, best=best)
+        selected = find_selected_run(selection, session, best=best)
     elif paths:
-        found = find_run(run, session)
+        selected = find_run(run, session)
     else:
         raise UsageError("name a run and images, or select a run with flags such as --methods and --datasets")
     # These import torch, which a wrong flag need not wait for.
@@ -80,8 +80,8 @@ def predict(
     paths, chosen = [path.expanduser() for path in paths], parse_class_names(names)
     images = find_images(paths, on_error)
     with _open_table(out) as table:
-        classifier = ImageClassifier(load_trained(found), chosen)
-        config, classes = found.config, classifier.classnames
+        classifier = ImageClassifier(load_trained(selected), chosen)
+        config, classes = selected.config, classifier.classnames
         if config.classes != "all" and not names:
             known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
             note(f"an image gets one of the {known}; --names gives others, or train with --classes all")

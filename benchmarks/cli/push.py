@@ -29,15 +29,15 @@ def push(
 
     The token is that of `hf auth login` or $HF_TOKEN. `procap eval hf://NAMESPACE/NAME` evaluates the run elsewhere.
     """
-    found = find_run(run, Session(runtime_config(flags.RuntimeFlags(results=results))))
+    selected = find_run(run, Session(runtime_config(flags.RuntimeFlags(results=results))))
     # This imports torch, which a wrong name need not wait for.
     from runner.hub import push_files, shared_files
 
-    files = shared_files(found, to)
+    files = shared_files(selected, to)
     sizes = {name: len(content) for name, content in files.items()}
     show(columns(("file", "bytes"), [(name, f"{size:,}") for name, size in sizes.items()]))
     url = None if dry_run else push_files(files, to, private=private)
-    note("nothing was uploaded" if dry_run else f"uploaded {found.path} to {url}")
+    note("nothing was uploaded" if dry_run else f"uploaded {selected.path} to {url}")
     if output.json:
-        show_json({"run": found.path, "to": to, "files": sizes, "commit": url})
+        show_json({"run": selected.path, "to": to, "files": sizes, "commit": url})
     return 0

@@ -47,7 +47,7 @@ def run_parts(case: DeviceCase, names: Iterable[str]) -> Iterator[tuple[str, Par
 
 
 def run_in_process(name: str, case: DeviceCase, seconds: float | None = None) -> PartResult:
-    """Run a part in a process of its own. seconds: the time limit, by default that of the part."""
+    """Run a part in a separate process. seconds: the time limit, by default that of the part."""
     limit, began = seconds or PARTS[name][1], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="procap-device-") as folder:
         file = Path(folder, "result.json")
@@ -57,7 +57,7 @@ def run_in_process(name: str, case: DeviceCase, seconds: float | None = None) ->
             process.join(limit)
             hangs = process.is_alive()
         finally:
-            # Also on Ctrl-C: the part has a session of its own, with the processes that it has started.
+            # Also on Ctrl-C: the part leads a process group that holds what it has started.
             with suppress(ProcessLookupError, TypeError):
                 os.killpg(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
             process.kill()

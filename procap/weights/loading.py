@@ -211,7 +211,7 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
     if source.unknown and not declared:
         raise UsageError(
             f"{source.file} does not tell its {source.unknown}, in which weights of {source.name} differ: put its "
-            f'{CONFIG_FILE} beside it, such as {{"model_cfg": {{"quick_gelu": false}}}}, or name QuickGELU by '
+            f'{CONFIG_FILE} in the same folder, such as {{"model_cfg": {{"quick_gelu": false}}}}, or name QuickGELU by '
             f"--backbone {source.name.removesuffix('-quickgelu')}-quickgelu"
         )
     return clip

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from procap.errors import UserError
 from runner.config import FrozenModel
-from runner.library_defaults import set_library_defaults
+from runner.environment_defaults import set_environment_defaults
 from runner.results import read_document, write_json
 from runner.run_folders import TRACKING_FILE
 from runner.tracking.content import Content, OnError, read_contents
@@ -84,7 +84,7 @@ class TrackingStore:
     def client(self) -> MlflowClient:
         """A client of the store."""
         # Before the import, which reads some of the variables.
-        set_library_defaults()
+        set_environment_defaults()
         from mlflow.tracking import MlflowClient
 
         # These loggers write a line per table and retry; the caller reports a failure on one line.

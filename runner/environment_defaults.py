@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-LIBRARY_DEFAULTS = {
+ENVIRONMENT_DEFAULTS = {
     # By default OpenMP's threads spin while they wait for each other, which is very slow if another program uses a
     # core: with one busy loop on two cores a step of mini took 2.8 s instead of 0.18 s. Passive waiting costs nothing.
     "OMP_WAIT_POLICY": "passive",
@@ -26,12 +26,12 @@ LIBRARY_DEFAULTS = {
 }
 
 
-def set_library_defaults(*, online: bool = False) -> None:
+def set_environment_defaults(*, online: bool = False) -> None:
     """Set environment variables, unless the user has set them, before the libraries that read them are imported.
 
     online: allow downloads from the Hub.
     """
     # Otherwise weights that are not there cost most of a minute of retries; users decide about downloads.
     os.environ.setdefault("HF_HUB_OFFLINE", str(int(not online)))
-    for name, value in LIBRARY_DEFAULTS.items():
+    for name, value in ENVIRONMENT_DEFAULTS.items():
         os.environ.setdefault(name, value)
