@@ -89,7 +89,7 @@ def model_card(shared: SharedRun, results: list[EvalResult], repository: str) ->
         model_name=title,
         eval_results=measured or None,
     )
-    shots = f"{config.shots} images per class" if config.shots else "all images"
+    shots = f"{config.shots} images per class ({config.sampling})" if config.shots else "all images"
     lines = [
         f"---\n{data.to_yaml()}\n---\n# {title}\n",
         f"{describe_method(config.method)['summary']}. Trained on {shots} of the {config.classes} classes of "

@@ -13,6 +13,7 @@ from procap.recipe import Recipe, format_value
 from runner.config import RunConfig, Target
 from shards.default_paths import data_root
 from shards.image_selection import CLASS_CHOICES, parse_classes
+from shards.sampling import BALANCED, parse_sampling
 
 if TYPE_CHECKING:
     from procap.methods.method import Method
@@ -24,6 +25,7 @@ def plan_run(
     dataset: str,
     classes: str = "",
     shots: int = 16,
+    sampling: str = BALANCED,
     seed: int = 1,
     backbone: str = "mini",
     pretrained: str | None = None,
@@ -53,7 +55,7 @@ def plan_run(
     resolved_dataset = resolve_dataset(dataset, data or data_root())
     classes = parse_classes(classes or ("all" if resolved_dataset.test_only else "base"))
     fields = {"dataset": resolved_dataset.name, "classes": classes, "shots": shots, "seed": seed}
-    fields |= {"method": method, "precision": precision}
+    fields |= {"method": method, "precision": precision, "sampling": parse_sampling(sampling)}
     changes = {**(shared or {}), **(overrides or {})}
     # Checks `changes` with placeholders for the rest, before the import of the method, which takes seconds.
     _make_config(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, **changes}), fields)

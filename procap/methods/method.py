@@ -80,6 +80,7 @@ class MethodFacts:
     changes: the towers ("image", "text") that its plans change, or whose weights it reads.
     reads_names: it depends on the names of the classes.
     knows_new_classes: it can classify images of classes that it was not trained on.
+    needs_every_class: a training needs an image of each class, which `--sampling natural-any` may not give.
     """
 
     title: ClassVar[str] = ""
@@ -94,6 +95,7 @@ class MethodFacts:
     changes: ClassVar[tuple[str, ...]] = ("image", "text")
     reads_names: ClassVar[bool] = True
     knows_new_classes: ClassVar[bool] = True
+    needs_every_class: ClassVar[bool] = False
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
