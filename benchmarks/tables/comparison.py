@@ -44,14 +44,20 @@ def comparison_table(
     # A is the reference in every comparison, so that a positive difference is in its favour.
     compared = ((title, compare(variants, reference, title, draws=draws)) for title in variants if title != reference)
     comparisons = {title: comparison for title, comparison in compared if len(comparison.tasks)}
-    chosen_on_test = {title: bool(frame.chosen_on_test.any()) for title, frame in variants.items()}
+    marks = {
+        title: {
+            "chosen_on_test": bool(frame.chosen_on_test.any()),
+            "sees_unlabelled": bool((frame.unlabelled != "none").any()),
+        }
+        for title, frame in variants.items()
+    }
     corrected = holm([comparison.p for comparison in comparisons.values()])
     tasks, measure = {"hm": ("data sets", "mean of HMs"), "accuracy": ("targets", "accuracy")}[measure_of(variants)]
     rows = []
     for (title, comparison), corrected_p in zip(comparisons.items(), corrected, strict=True):
         means, seeds = comparison.tasks[["a", "b"]].mean(), comparison.seeds
-        ours = Metric(float(means.a), seeds=seeds, chosen_on_test=chosen_on_test[reference])
-        theirs = Metric(float(means.b), seeds=seeds, chosen_on_test=chosen_on_test[title])
+        ours = Metric(float(means.a), seeds=seeds, **marks[reference])
+        theirs = Metric(float(means.b), seeds=seeds, **marks[title])
         difference = Metric(comparison.difference, comparison.std, comparison.seeds)
         interval = "{:.2f} to {:.2f}".format(*comparison.interval) if comparison.interval else None
         cells = (ours, theirs, difference, interval, f"{comparison.p:.2g}", f"{corrected_p:.2g}")
