@@ -107,6 +107,7 @@ class View:
     flip: bool
 
 
+@dataclass(frozen=True)
 class TrainAugment:
     """Random augmentation that takes every random number from the generator it is called with.
 
@@ -118,21 +119,19 @@ class TrainAugment:
     1 +- this. rotation: largest angle in degrees. 0 switches either off. views: how many of them are made of an image.
     """
 
-    def __init__(
-        self,
-        image_size: int,
-        mean: Sequence[float],
-        std: Sequence[float],
-        crop_scale: tuple[float, float] = (0.08, 1.0),
-        flip: bool = True,
-        colour_jitter: float = 0.0,
-        rotation: float = 0.0,
-        augmentation: str = "crop",
-        views: int = 1,
-    ) -> None:
-        self.image_size, self.augmentation, self.views = image_size, augmentation, views
-        self.normalise = Normalise(tuple(mean), tuple(std))
-        self.crop_scale, self.flip, self.colour_jitter, self.rotation = crop_scale, flip, colour_jitter, rotation
+    image_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    flip: bool = True
+    colour_jitter: float = 0.0
+    rotation: float = 0.0
+    augmentation: str = "crop"
+    views: int = 1
+
+    @cached_property
+    def normalise(self) -> Normalise:
+        return Normalise(self.mean, self.std)
 
     def augment(self, image: Image, generator: torch.Generator) -> Image:
         """Augment an image to S x S pixels."""

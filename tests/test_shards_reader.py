@@ -27,7 +27,7 @@ TRANSFORM = eval_transform(8, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("packed")
-    pack_source(toy_source(), root, per_shard=5)
+    pack_source(toy_source(per_shard=5), root)
     return root
 
 
