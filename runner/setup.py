@@ -37,7 +37,7 @@ from shards.manifest import Manifest
 from shards.names import first_few, join_first
 from shards.reader import ImageList, ShardSet
 from shards.rng import generator
-from shards.transforms import EvalTransform, TrainAugment, eval_transform
+from shards.transforms import EvalTransform, TrainAugment
 
 
 @dataclass(frozen=True)
@@ -264,8 +264,8 @@ def train_augment(recipe: Recipe, clip: CLIP, views: int = 1) -> TrainAugment:
 
 def make_eval_transform(clip: CLIP, resize: Literal["crop", "squash"] = "crop") -> EvalTransform:
     """Make the test transform of the backbone; it squashes the images if `resize` says so, or its training did."""
-    resize = "squash" if clip.squash else resize
-    return eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std, resize, clip.interpolation)
+    squash = clip.squash or resize == "squash"
+    return EvalTransform(clip.geometry.image_size, clip.image_mean, clip.image_std, squash, clip.interpolation)
 
 
 def label_space(manifest: Manifest, classnames: tuple[str, ...]) -> LabelSpace:

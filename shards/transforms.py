@@ -7,7 +7,7 @@ Shapes: 3 colours, S = image size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -64,9 +64,14 @@ class EvalTransform:
     """
 
     image_size: int
-    normalise: Normalise
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     squash: bool = False
     interpolation: str = "bicubic"
+
+    @cached_property
+    def normalise(self) -> Normalise:
+        return Normalise(self.mean, self.std)
 
     def crop(self, image: Image) -> Image:
         """Resize and crop to the S x S pixels that the model sees.
@@ -87,13 +92,6 @@ class EvalTransform:
     def __call__(self, image: Image, out: Tensor | None = None) -> Tensor:
         """Transform an image to [3, S, S] float32."""
         return self.normalise(self.crop(image), out)
-
-
-def eval_transform(
-    image_size: int, mean: Sequence[float], std: Sequence[float], resize: str = "crop", interpolation: str = "bicubic"
-) -> EvalTransform:
-    """Make the test transform for a backbone's image size and statistics; "crop": that of CoOp and its successors."""
-    return EvalTransform(image_size, Normalise(tuple(mean), tuple(std)), resize == "squash", interpolation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,12 @@ from shards.loader import DecodedImages, StreamOptions, TrainStream, evaluation_
 from shards.mirror import mirror_root
 from shards.pack import pack_source
 from shards.reader import ImageList, open_dataset
-from shards.transforms import TrainAugment, eval_transform
+from shards.transforms import EvalTransform, TrainAugment
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 AUGMENT = TrainAugment(8, MEAN, STD, (0.3, 1.0), colour_jitter=0.2, rotation=5)
 TWO_VIEWS = TrainAugment(8, MEAN, STD, augmentation="randaugment", views=2)
-TRANSFORM = eval_transform(8, MEAN, STD)
+TRANSFORM = EvalTransform(8, MEAN, STD)
 PACKINGS = (1, 5, 50)  # images per shard
 
 
@@ -200,7 +200,7 @@ from shards.pack import pack_source
 from shards.reader import open_dataset
 from shards.records import ImageRecord
 from shards.loader import evaluation_batches
-from shards.transforms import eval_transform
+from shards.transforms import EvalTransform
 def photo(number):
     noise = np.random.default_rng(number).integers(0, 256, (38, 50, 3), dtype=np.uint8)
     data = io.BytesIO()
@@ -217,7 +217,7 @@ torch.set_num_threads(1)
 root = Path(sys.argv[1])
 pack_source(toy_source(photos, counts={"test": 200}, per_shard=25), root)
 test = open_dataset(root, "toy").open_images("test")
-transform = eval_transform(224, (0.5, 0.5, 0.5), (1, 1, 1))
+transform = EvalTransform(224, (0.5, 0.5, 0.5), (1, 1, 1))
 for count in (50, 200):
     batches = evaluation_batches(test.subset(np.arange(count)), transform, 10, workers=2)
     assert sum(len(indices) for _, _, indices in batches) == count

@@ -17,7 +17,7 @@ from shards.device.evaluation import DeviceResize, device_evaluation_batches
 from shards.device.stream import DeviceTrainStream
 from shards.loader import StreamOptions
 from shards.pools import prefetch
-from shards.transforms import TrainAugment, View, crop_box, eval_transform, jitter_colours
+from shards.transforms import EvalTransform, TrainAugment, View, crop_box, jitter_colours
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -44,7 +44,7 @@ def coop(T, size: int):
 @given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([7, 32, 33, 224]))
 def test_test_transform_is_that_of_coop_at_any_size(T, width, height, size):
     image = picture(width, height)
-    assert torch.equal(eval_transform(size, MEAN, STD)(image), coop(T, size)(image))
+    assert torch.equal(EvalTransform(size, MEAN, STD)(image), coop(T, size)(image))
 
 
 @pytest.mark.parametrize("size", [(64, 48), (20, 200), (200, 20), (8, 8), (1, 1)])
@@ -191,7 +191,7 @@ def test_evaluation_images_of_any_shape_are_resized_as_by_pillow(device):
         lengths = (1, size // 2, size, size + 1, int(1.2 * size), 2 * size, int(REDUCTION * size))
         shapes = [(w, h) for w in lengths for h in lengths if max(w, h) < 20 * min(w, h) and (size < 224 or h != w)]
         shapes = [shapes[i] for i in draw.permutation(len(shapes))[:12]]
-        images, transform = [noise(*shape, seed=n) for n, shape in enumerate(shapes)], eval_transform(size, MEAN, STD)
+        images, transform = [noise(*shape, seed=n) for n, shape in enumerate(shapes)], EvalTransform(size, MEAN, STD)
         resized = DeviceResize(transform, torch.device(device))([torch.from_numpy(i).to(device) for i in images])
         assert torch.equal(resized.cpu(), torch.stack([transform(Image.fromarray(image)) for image in images]))
 
@@ -200,7 +200,7 @@ def test_evaluation_images_of_any_shape_are_resized_as_by_pillow(device):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_batches_on_the_device_are_those_of_the_host(train, device, workers):
     """Also of images that are too large for the device, and on ranks of which one is an image short."""
-    transform = eval_transform(8, MEAN, STD)
+    transform = EvalTransform(8, MEAN, STD)
     for rank in range(3):
         share = {"rank": rank, "world_size": 3}
         batches = device_evaluation_batches(train, transform, 4, workers, device=torch.device(device), **share)
