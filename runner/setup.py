@@ -161,7 +161,7 @@ def build_method_and_card(
 
 def warn_of_names(method: Method, space: LabelSpace) -> None:
     """Warn of class names that the method cannot distinguish by their prompts."""
-    for why in describe_names(method.clip, space) if method.reads_names else ():
+    for why in describe_names(method.clip, space) if method.uses.names != "none" else ():
         warnings.warn(why, stacklevel=3)
 
 
