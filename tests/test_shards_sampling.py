@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from command_line import run
 from made_results import put_config, put_score, table_of
+from sessions import train
 from small_runs import make_runtime
 from toy_shards import CLASSNAMES, pixels, toy_source
 
@@ -18,7 +19,6 @@ from benchmarks.suites import load_suite
 from procap.errors import UsageError
 from runner.config import RunConfig
 from runner.planning import plan_run
-from runner.train import train
 from shards import pack, reader, records
 from shards.image_selection import draw_positions, load_few_shot
 from shards.sampling import draw_uneven, parse_sampling
