@@ -66,12 +66,12 @@ def _methods(details: bool) -> Listing:
     rows: list[dict[str, Any]] = []
     shown = []
     for name in method_paths():
-        row: dict[str, Any] = {"name": name, "summary": "", "recipe": None, "options": {}, "selection": ""}
+        row: dict[str, Any] = {"name": name, "summary": "", "recipe": None, "options": {}, "selection": "", "uses": ""}
         recipe = "-"
         try:
             texts = describe_method(name)
             recipe = texts["recipe"]
-            row |= {"summary": texts["summary"], "selection": texts["selection"]}
+            row |= {field: texts[field] for field in ("summary", "selection", "uses")}
             if details or name not in METHODS:
                 method = method_class(name)
                 row["recipe"] = method.recipe().model_dump(mode="json")
@@ -86,8 +86,8 @@ def _methods(details: bool) -> Listing:
                 raise
             row["summary"] = describe_unexpected(error)
         rows.append(row)
-        shown.append((name, row["selection"], row["summary"], recipe))
-    return columns(("method", "chosen by", "what it is", "published recipe, or own"), shown), rows
+        shown.append((name, row["selection"], row["uses"], row["summary"], recipe))
+    return columns(("method", "chosen by", "looks at", "what it is", "published recipe, or own"), shown), rows
 
 
 def _suites() -> Listing:
