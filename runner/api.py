@@ -46,7 +46,7 @@ class Session:
         self._session = session.Session(RuntimeConfig(**places, **settings))
 
     def run(self, *, method: str, dataset: str, **choices: Any) -> Run:
-        """Describe a run, which exists already or not; choices: as of `runner.planning.plan_run`, such as shots=4."""
+        """Describe a run, which exists already or not; choices: of `runner.planning.RunChoices`, such as shots=4."""
         data = self._session.runtime.data
         return Run(self._session.run(plan_run(method=method, dataset=dataset, data=data, **choices)))
 

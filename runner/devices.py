@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError
 from runner.distributed.ranks import Ranks, ranks_from_environment
@@ -76,13 +76,8 @@ def num_decoders(workers: int | None, device: torch.device) -> int:
 
 def count_sharing_runs() -> int:
     """Count the processes that share this machine's cores: its ranks, or runs that each see only some of its GPUs."""
-    gpus = visible = count_gpus()
-    with suppress(ImportError):
-        import pynvml
-
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-            gpus = int(pynvml.nvmlDeviceGetCount())
+    visible = count_gpus()
+    gpus = int(_ask_driver("nvmlDeviceGetCount") or visible)
     return max(ranks_from_environment().local_size, gpus // max(1, visible))
 
 
@@ -101,10 +96,15 @@ def available_cores() -> int:
 
 def gpu_driver() -> str:
     """Return the version of NVIDIA's driver; empty where there is none."""
+    return str(_ask_driver("nvmlSystemGetDriverVersion") or "")
+
+
+def _ask_driver(function: str) -> Any:
+    """Call a function of NVIDIA's management library; None where there is no driver."""
     with suppress(ImportError):
         import pynvml
 
         with suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
-            return str(pynvml.nvmlSystemGetDriverVersion())
-    return ""
+            return getattr(pynvml, function)()
+    return None

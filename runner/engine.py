@@ -96,11 +96,6 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     return torch.autocast(device.type, dtype=AUTOCAST_TYPES[precision]) if precision != "fp32" else nullcontext()
 
 
-def make_scaler(config: RunConfig, device: torch.device) -> torch.amp.GradScaler:
-    """Make the gradient scaler of a run, which is disabled unless the precision is fp16."""
-    return torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-
-
 class Objective(nn.Module):
     """The loss of a run as a module, which DDP and DeepSpeed wrap; `names` are the loss terms of the last call."""
 
@@ -157,7 +152,7 @@ class Engine:
         self.method = method
         self.objective = Objective(method, config)
         self.optimizer = make_optimizer(method, config.recipe)
-        self.scaler = make_scaler(config, method.clip.device)
+        self.scaler = torch.amp.GradScaler(method.clip.device.type, enabled=config.precision == "fp16")
         self.skipped = torch.zeros((), device=method.clip.device)
         if self.scaler.is_enabled():
             # In a hook, because the scaler takes the flag away from the optimizer after its step.

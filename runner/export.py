@@ -17,15 +17,6 @@ from runner.evaluate import load_trained
 from runner.session import Run, TrainedRun
 
 
-def export_model(run: Run, out: Path) -> Path:
-    """Write a finished run, in a session on the CPU, below `out` as an ONNX graph; returns its file.
-
-    Raises UserError if the run is not finished, or its class features depend on the image.
-    """
-    trained = load_trained(run)
-    return export_onnx(trained, out / run.path / "onnx" / "model.onnx")
-
-
 class _Logits(nn.Module):
     """A classifier as a module, whose gradient mode the caller chooses."""
 
@@ -37,8 +28,13 @@ class _Logits(nn.Module):
         return self.classifier.logits(self.classifier.encode(images))
 
 
-def export_onnx(trained: TrainedRun, file: Path) -> Path:
-    """Write a graph from `images` [B, 3, S, S] to `logits` [B, C]; its metadata has class names and normalisation."""
+def export_model(run: Run, out: Path) -> Path:
+    """Write a finished run, in a session on the CPU, below `out` as an ONNX graph; returns its file.
+
+    The graph maps `images` [B, 3, S, S] to `logits` [B, C]; its metadata has class names and normalisation.
+    Raises UserError if the run is not finished, or its class features depend on the image.
+    """
+    trained = load_trained(run)
     clip, classifier = trained.clip, trained.method.classifier()
     if not classifier.keeps_class_features:
         method = trained.config.method
@@ -61,6 +57,7 @@ def export_onnx(trained: TrainedRun, file: Path) -> Path:
     assert program is not None
     ClearMetadataAndDocStringPass()(program.model)  # stack traces at nodes name local folders
     program.model.metadata_props["procap"] = json.dumps(describe_inputs(trained))
+    file = out / run.path / "onnx" / "model.onnx"
     file.parent.mkdir(parents=True, exist_ok=True)
     program.save(file)
     return file

@@ -24,7 +24,7 @@ from runner.session import Run
 from runner.setup import Setup, make_eval_transform, train_augment
 from runner.stop_signals import Interrupted, StopRequest
 from shards.image_selection import VAL_SHOTS, draw_positions, select_target_images
-from shards.loader import DecodedImages, TrainStream, prepare_batches
+from shards.loader import DecodedImages, StreamOptions, TrainStream, prepare_batches
 from shards.reader import ImageList
 from shards.transforms import TrainAugment
 
@@ -37,7 +37,7 @@ class FeatureStream(TrainStream):
 
     def __init__(self, bank: FeatureBank, images: ImageList, config: RunConfig, augment: TrainAugment) -> None:
         recipe = config.recipe
-        super().__init__(images, recipe.batch_size, augment, config.seed, drop_last=recipe.drop_last)
+        super().__init__(images, recipe.batch_size, augment, config.seed, StreamOptions(drop_last=recipe.drop_last))
         # On the host, as images are: the training loop moves batches to the device.
         self._features = bank.features.cpu()
 

@@ -89,12 +89,14 @@ def model_card(shared: SharedRun, results: list[EvalResult], repository: str) ->
         model_name=title,
         eval_results=measured or None,
     )
+    described = describe_method(config.method)
     shots = f"{config.shots} images per class" if config.shots else "all images"
     lines = [
         f"---\n{data.to_yaml()}\n---\n# {title}\n",
-        f"{describe_method(config.method)['summary']}. Trained on {shots} of the {config.classes} classes of "
+        f"{described['summary']}. Trained on {shots} of the {config.classes} classes of "
         f"{config.dataset}, seed {config.seed}, on the frozen CLIP {config.backbone_name} (digest of its weights: "
         f"{shared.training.backbone_digest}), by procap-bench {shared.procap_version}.\n",
+        f"Beside the frozen CLIP it has looked at: {described['uses'] or 'nothing'}.\n",
         f"```sh\nprocap eval {HUB}{repository}\n```\n",
         f"`{WEIGHTS_FILE}` has the learned tensors, `{RUN_FILE}` everything that trained them.",
     ]

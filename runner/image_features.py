@@ -5,15 +5,14 @@ Shapes: N images, E joint embedding.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from procap.weights.loading import load_clip
 from runner.acceleration import Acceleration
-from runner.config import Precision
+from runner.config import Precision, RuntimeConfig
 from runner.devices import num_decoders, resolve_device
 from runner.engine import autocast
 from runner.setup import make_eval_transform
@@ -44,22 +43,22 @@ def image_features(
     classes: str = "all",
     backbone: str = "mini",
     pretrained: str | None = None,
-    data: Path | str | None = None,
     precision: Precision = "fp32",
-    device: str = "auto",
-    workers: int | None = None,
+    **settings: Any,
 ) -> ImageFeatures:
     """Encode the images of `classes` in a packed split with the frozen image tower, in list order.
 
-    Images are prepared as in an evaluation. Raises UserError for data or weights that are not here.
+    Images are prepared as in an evaluation. settings: fields of `runner.config.RuntimeConfig`: data, device, workers.
+    Raises UserError for data or weights that are not here.
     """
-    chosen = resolve_device(device)
-    selection = select_target_images(open_dataset(data_root(str(data or "")), dataset), classes, split)
+    runtime = RuntimeConfig(**settings | {"data": data_root(str(settings.get("data") or ""))})
+    device = resolve_device(runtime.device)
+    selection = select_target_images(open_dataset(runtime.data, dataset), classes, split)
     images = selection.images
-    clip = load_clip(backbone, pretrained).to(chosen)
+    clip = load_clip(backbone, pretrained).to(device)
     Acceleration().prepare(clip)
-    batches = evaluation_batches(images, make_eval_transform(clip), BATCH, num_decoders(workers, chosen))
-    with fitting_threads(clip, BATCH, "eval"), autocast(precision, chosen):
+    batches = evaluation_batches(images, make_eval_transform(clip), BATCH, num_decoders(runtime.workers, device))
+    with fitting_threads(clip, BATCH, "eval"), autocast(precision, device):
         # Each batch goes to the host, because the features of a large split may not fit next to the backbone.
-        encoded = [clip.encode_image(pixels).float().cpu() for pixels, _, _ in to_device(batches, chosen, moved=(0,))]
+        encoded = [clip.encode_image(pixels).float().cpu() for pixels, _, _ in to_device(batches, device, moved=(0,))]
     return ImageFeatures(torch.cat(encoded), torch.from_numpy(images.labels), selection.classnames, images.paths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,55 +19,61 @@ if TYPE_CHECKING:
     from procap.methods.method import Method
 
 
-def plan_run(
-    *,
-    method: str,
-    dataset: str,
-    classes: str = "",
-    shots: int = 16,
-    seed: int = 1,
-    backbone: str = "mini",
-    pretrained: str | None = None,
-    precision: str = "fp32",
-    recipe: str = "published",
-    task: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    shared: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any] | None = None,
-    data: Path | None = None,
-) -> RunConfig:
-    """Resolve names, defaults and recipes into a `RunConfig`. Raises UsageError.
+@dataclass(frozen=True)
+class RunChoices:
+    """What is chosen of a run before it is resolved.
 
     classes: by default "base", or "all" of a data set of test images alone, which has no halves.
     recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields,
         which the training must read. shared: changes of the recipes of several methods, some of which may read them.
     task: selects the published recipe and options; None: "few-shot" on all classes, else "base-to-novel".
     options: fields of the method; the others get the values published for `task` (recipe "published"), else defaults.
-    data: folder of packed sets that are not in the catalogue; None: `$PROCAP_DATA`, else the cache.
-    A derived set uses the recipe of its base.
+    """
+
+    method: str
+    dataset: str
+    classes: str = ""
+    shots: int = 16
+    seed: int = 1
+    backbone: str = "mini"
+    pretrained: str | None = None
+    precision: str = "fp32"
+    recipe: str = "published"
+    task: str | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
+    """Resolve names, defaults and recipes into a `RunConfig`. Raises UsageError.
+
+    choices: fields of `RunChoices`. data: folder of packed sets that are not in the catalogue; None: `$PROCAP_DATA`,
+    else the cache. A derived set uses the recipe of its base.
     """
     from procap.methods import method_class, method_options
     from shards.resolve import resolve_dataset
 
-    if recipe not in ("published", "procap"):
-        raise unknown_name("recipe", recipe, ("published", "procap"))
-    resolved_dataset = resolve_dataset(dataset, data or data_root())
-    classes = parse_classes(classes or ("all" if resolved_dataset.test_only else "base"))
-    fields = {"dataset": resolved_dataset.name, "classes": classes, "shots": shots, "seed": seed}
-    fields |= {"method": method, "precision": precision}
-    changes = {**(shared or {}), **(overrides or {})}
+    chosen = RunChoices(**choices)
+    method, shots = chosen.method, chosen.shots
+    if chosen.recipe not in ("published", "procap"):
+        raise unknown_name("recipe", chosen.recipe, ("published", "procap"))
+    dataset = resolve_dataset(chosen.dataset, data or data_root())
+    classes = parse_classes(chosen.classes or ("all" if dataset.test_only else "base"))
+    fields = {"dataset": dataset.name, "classes": classes, "shots": shots, "seed": chosen.seed}
+    fields |= {"method": method, "precision": chosen.precision}
+    changes = {**chosen.shared, **chosen.overrides}
     # Checks `changes` with placeholders for the rest, before the import of the method, which takes seconds.
     _make_config(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, **changes}), fields)
     cls = method_class(method)
     from procap.methods.method import TASKS
 
-    task = task or ("few-shot" if classes == "all" else "base-to-novel")
+    task = chosen.task or ("few-shot" if classes == "all" else "base-to-novel")
     if task not in TASKS:
         raise unknown_name("task", task, TASKS)
-    published_recipe = cls.recipe(task, shots, resolved_dataset.name)
-    named_recipe = (
-        published_recipe if recipe == "published" else method_class("procap").recipe(task, shots, resolved_dataset.name)
-    )
+    published = chosen.recipe == "published"
+    published_recipe = cls.recipe(task, shots, dataset.name)
+    named_recipe = published_recipe if published else method_class("procap").recipe(task, shots, dataset.name)
     # A method that is not trained stays so in the recipe of a different one.
     if published_recipe.epochs == 0:
         changes["epochs"] = 0
@@ -76,17 +83,17 @@ def plan_run(
     resolved = _make_recipe({**named_recipe.model_dump(), **changes})
     if published_recipe.epochs and not resolved.epochs:
         raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
-    published_options = cls.task_options(task, shots, resolved_dataset.name) if recipe == "published" else {}
-    filled = method_options(method, {**published_options, **(options or {})})
+    published_options = cls.task_options(task, shots, dataset.name) if published else {}
+    filled = method_options(method, {**published_options, **chosen.options})
     of_method = cls.unread_fields(filled) | (set() if resolved.epochs else {*resolved.unread()})
     unread = {name: getattr(named_recipe, name) for name in (*resolved.unread(), *of_method)}
     resolved = resolved.model_copy(update=unread)
-    recipe_name = "custom" if resolved != named_recipe and published_recipe.epochs > 0 else recipe
+    recipe_name = "custom" if resolved != named_recipe and published_recipe.epochs > 0 else chosen.recipe
     # Equal trainings are one run: under any recipe a method has its own values of what it does not read.
     resolved = resolved.model_copy(update={name: getattr(published_recipe, name) for name in of_method})
     fields |= {"options": filled.model_dump(mode="json"), "recipe_name": recipe_name}
-    config = _make_config(resolved, fields | _resolve_backbone(cls, method, backbone, pretrained))
-    check_read([config], overrides or {})
+    config = _make_config(resolved, fields | _resolve_backbone(cls, method, chosen.backbone, chosen.pretrained))
+    check_read([config], chosen.overrides)
     return config
 
 

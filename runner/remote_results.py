@@ -14,8 +14,8 @@ import logging
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,19 +166,3 @@ def _read(file: Path) -> bytes | None:
     with suppress(FileNotFoundError):
         return file.read_bytes()
     return None
-
-
-@contextmanager
-def synchronized_run(remote: RemoteResults, run: str, *, resumes: bool = True) -> Iterator[None]:
-    """Download what a run resumes from, if it does, and upload its folder at the end.
-
-    The caller holds the lock of the run. After an error the upload is tried too, and its own error is only logged.
-    """
-    if resumes:
-        remote.pull(run, weights=True, states=True)
-    try:
-        yield
-    except BaseException:
-        remote.try_push(run)
-        raise
-    remote.push(run)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.config import RunConfig, RuntimeConfig
-from runner.remote_results import RemoteResults, synchronized_run
+from runner.remote_results import RemoteResults
 from runner.run_folders import OtherContent, RunFolder, RunHeld, locate_run
 from shards.manifest import FILE
 from shards.reader import ShardSet, open_dataset
@@ -167,18 +167,23 @@ class Run:
     def work(self, *, resumes: bool = True) -> Iterator[None]:
         """Hold the run's lock; download what it resumes from before the block, and upload and post it afterwards.
 
-        Raises RunHeld if another process holds the lock. After an error the upload is tried too.
+        Raises RunHeld if another process holds the lock. After an error the upload is tried too, and its own error is
+        only logged.
         """
         session = self.session
-        with (
-            self.folder.locked() if session.is_first else nullcontext(),
-            synchronized_run(session.remote, self.path, resumes=resumes),
-        ):
+        with self.folder.locked() if session.is_first else nullcontext():
+            if resumes:
+                session.remote.pull(self.path, weights=True, states=True)
             try:
-                yield
-            finally:
-                if session.is_first and self.folder.config_file.exists():
-                    session.exporter.post_end(self.path)
+                try:
+                    yield
+                finally:
+                    if session.is_first and self.folder.config_file.exists():
+                        session.exporter.post_end(self.path)
+            except BaseException:
+                session.remote.try_push(self.path)
+                raise
+            session.remote.push(self.path)
 
     def find_holder(self) -> str:
         """Describe the process that holds the run's lock, "" without one or if the run is finished."""

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import torch
 
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
@@ -24,9 +23,8 @@ from procap.recipe import Recipe
 from procap.text import LabelSpace
 from runner.acceleration import Acceleration, note_once
 from runner.checkpoint import CheckpointCard, InitialRun
-from runner.config import RunConfig, RuntimeConfig
+from runner.config import RunConfig
 from runner.devices import num_decoders
-from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.engine import Engine
 from runner.schedule import Schedule
@@ -34,12 +32,12 @@ from runner.session import Run
 from shards.device.crops import augments_on_device
 from shards.device.stream import DeviceTrainStream
 from shards.image_selection import FewShot, check_classes, load_few_shot, select_class_labels
-from shards.loader import WINDOW_BYTES, TrainStream
+from shards.loader import WINDOW_BYTES, StreamOptions, TrainStream
 from shards.manifest import Manifest
 from shards.names import first_few, join_first
 from shards.reader import ImageList, ShardSet
 from shards.rng import generator
-from shards.transforms import EvalTransform, TrainAugment, eval_transform
+from shards.transforms import EvalTransform, TrainAugment
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
     initial: the run whose learned tensors the training starts from. teacher: the run that the method learns from.
     """
     config, session = run.config, run.session
-    runtime, group, device, acceleration = session.runtime, session.group, session.device, session.acceleration
+    group, device, acceleration = session.group, session.device, session.acceleration
     if group.size > 1:
         # A CUDA graph cannot hold DDP's messages.
         acceleration = replace(acceleration, graphs=False)
@@ -88,9 +86,8 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
     fewshot = load_training_images(config, shards, 1 if learns_from_features else group.size)
     clip = session.workbench.load_backbone(config, device, acceleration)
     if fewshot and not learns_from_features:
-        augment = train_augment(config.recipe, clip, method_class(config.method).views)
-        workers = num_decoders(runtime.workers, device)
-        stream = train_stream(fewshot.train, config, augment, workers, device, acceleration, group.ranks)
+        workers = num_decoders(session.runtime.workers, device)
+        stream = train_stream(fewshot.train, config, clip, acceleration, workers, group.ranks)
     labels = fewshot.labels if fewshot else select_class_labels(shards, config.classes)
     method, card = build_method_and_card(config, shards, clip, labels)
     warn_of_names(method, method.space)
@@ -104,7 +101,7 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
             group.check_same(f"the code of {config.method}", str(source))
         group.check_same(f"the content of {config.dataset}", card.manifest_digest)
         group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
-    make = partial(make_engine, method, config, runtime, group)
+    make = partial(make_engine, method, run)
     if stream:
         schedule = Schedule(config.recipe, stream, method)
         method.training_images = stream
@@ -164,7 +161,7 @@ def build_method_and_card(
 
 def warn_of_names(method: Method, space: LabelSpace) -> None:
     """Warn of class names that the method cannot distinguish by their prompts."""
-    for why in describe_names(method.clip, space) if method.reads_names else ():
+    for why in describe_names(method.clip, space) if method.uses.names != "none" else ():
         warnings.warn(why, stacklevel=3)
 
 
@@ -207,13 +204,14 @@ def check_class_sizes(fewshot: FewShot, batch: int) -> None:
             )
 
 
-def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> Engine:
-    """Make the engine that `runtime` names, DDP or DeepSpeed; the caller closes it."""
+def make_engine(method: Method, run: Run) -> Engine:
+    """Make the engine that the run's session names, DDP or DeepSpeed; the caller closes it."""
+    runtime, group = run.session.runtime, run.session.group
     if runtime.engine == "ddp":
-        return Engine(method, config, group)
+        return Engine(method, run.config, group)
     from runner.deepspeed_engine import DeepSpeedEngine
 
-    return DeepSpeedEngine(method, config, group, runtime.zero_stage or 1)
+    return DeepSpeedEngine(method, run.config, group, runtime.zero_stage or 1)
 
 
 def build_initial_method(config: RunConfig, clip: CLIP, space: LabelSpace) -> Method:
@@ -236,21 +234,25 @@ def changed_file(config: RunConfig, recorded: Mapping[str, str]) -> str:
 def train_stream(
     images: ImageList,
     config: RunConfig,
-    augment: TrainAugment,
-    workers: int,
-    device: torch.device,
+    clip: CLIP,
     acceleration: Acceleration,
+    workers: int,
     ranks: Ranks | None = None,
 ) -> TrainStream:
-    """Make the run's training batches, or one rank's part; augmented on `device` if switched on and possible."""
-    ranks = ranks or Ranks()
-    batch = config.recipe.batch_size
-    options: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "drop_last": config.recipe.drop_last}
-    options["one_class"] = config.recipe.batches == "class"
-    options["window_bytes"] = None if config.shots else WINDOW_BYTES
+    """Make the run's training batches, or one rank's part; augmented on the device if switched on and possible."""
+    ranks, recipe = ranks or Ranks(), config.recipe
+    augment = train_augment(recipe, clip, method_class(config.method).views)
+    options = StreamOptions(
+        workers=workers,
+        rank=ranks.rank,
+        world_size=ranks.size,
+        drop_last=recipe.drop_last,
+        one_class=recipe.batches == "class",
+        window_bytes=None if config.shots else WINDOW_BYTES,
+    )
     if acceleration.images and augments_on_device(augment):
-        return DeviceTrainStream(images, batch, augment, config.seed, workers, device=device, **options)
-    return TrainStream(images, batch, augment, config.seed, workers, **options)
+        return DeviceTrainStream(images, recipe.batch_size, augment, config.seed, options, clip.device)
+    return TrainStream(images, recipe.batch_size, augment, config.seed, options)
 
 
 def train_augment(recipe: Recipe, clip: CLIP, views: int = 1) -> TrainAugment:
@@ -262,8 +264,8 @@ def train_augment(recipe: Recipe, clip: CLIP, views: int = 1) -> TrainAugment:
 
 def make_eval_transform(clip: CLIP, resize: Literal["crop", "squash"] = "crop") -> EvalTransform:
     """Make the test transform of the backbone; it squashes the images if `resize` says so, or its training did."""
-    resize = "squash" if clip.squash else resize
-    return eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std, resize, clip.interpolation)
+    squash = clip.squash or resize == "squash"
+    return EvalTransform(clip.geometry.image_size, clip.image_mean, clip.image_std, squash, clip.interpolation)
 
 
 def label_space(manifest: Manifest, classnames: tuple[str, ...]) -> LabelSpace:

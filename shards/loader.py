@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -70,15 +71,33 @@ class DecodedImages:
         return image
 
 
-class TrainStream:
-    """The training images, in a new seeded order and with new augmentation in each epoch.
+@dataclass(frozen=True)
+class StreamOptions:
+    """How a `TrainStream` makes batches, and with what.
 
-    batch_size is the global batch. With `world_size` processes each gets every world_size-th image of it, from its rank
-    on, so that their union is the batch of a single process. The last incomplete batch is dropped only when there is a
-    complete one (Dassl's rule), so an epoch has max(1, N // batch_size) steps; without `drop_last` it is kept.
-    one_class: all images of a batch have the same label; what remains of a class is left out of the epoch.
-    window_bytes: see `shard_order`; None mixes all images.
+    workers: threads that decode. With `world_size` processes each gets every world_size-th image of a global batch,
+    from its rank on, so that their union is the batch of a single process.
+    drop_last: drop the last incomplete batch if there is a complete one (Dassl's rule), so that an epoch has
+        max(1, N // batch_size) steps. one_class: all images of a batch have the same label; what remains of a class is
+        left out of the epoch. window_bytes: see `shard_order`; None mixes all images.
+    cache_bytes: memory for decoded images. device_bytes: see `shards.device.stream`.
     """
+
+    workers: int = 0
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = True
+    one_class: bool = False
+    window_bytes: int | None = None
+    cache_bytes: int = CACHE_BYTES
+    device_bytes: int | None = None
+
+
+DEFAULTS = StreamOptions()
+
+
+class TrainStream:
+    """The training images, in a new seeded order and with new augmentation in each epoch; `batch_size` is global."""
 
     def __init__(
         self,
@@ -86,38 +105,30 @@ class TrainStream:
         batch_size: int,
         augment: TrainAugment,
         seed: int,
-        workers: int = 0,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        cache_bytes: int = CACHE_BYTES,
-        drop_last: bool = True,
-        one_class: bool = False,
-        window_bytes: int | None = None,
+        options: StreamOptions = DEFAULTS,
     ) -> None:
         if not len(images):
             raise UsageError("there are no training images of these classes")
-        self.images, self.batch_size, self.augment, self.drop_last = images, batch_size, augment, drop_last
-        self.seed, self.workers, self.rank, self.world_size = seed, workers, rank, world_size
+        self.images, self.batch_size, self.augment = images, batch_size, augment
+        self.seed, self.options = seed, options
         self.labels = torch.from_numpy(images.labels)
-        self.one_class, self.window_bytes = one_class, window_bytes
-        self._decoded = DecodedImages(images, cache_bytes)
+        self._decoded = DecodedImages(images, options.cache_bytes)
 
     @property
     def steps_per_epoch(self) -> int:
-        if self.one_class:
+        if self.options.one_class:
             return int((np.bincount(self.images.labels) // self.batch_size).sum())
-        if not self.drop_last:
+        if not self.options.drop_last:
             return math.ceil(len(self.images) / self.batch_size)
         return max(1, len(self.images) // self.batch_size)
 
     def order(self, epoch: int) -> list[int]:
         """Return the order of the images for `epoch`: of all N, or with `one_class` of those in complete batches."""
-        if self.one_class:
+        if self.options.one_class:
             draw = random.Random(stream_seed(self.seed, "order", epoch))
             return one_class_order(self.images.labels.tolist(), self.batch_size, draw)
         # The same permutation on every rank, which takes its part of each batch.
-        return shard_order(self.images, self.window_bytes, generator(self.seed, "order", epoch))
+        return shard_order(self.images, self.options.window_bytes, generator(self.seed, "order", epoch))
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield (this process's images [B / W, 3, S, S] float32, labels [B] int64 of the global batch) of every step.
@@ -134,7 +145,7 @@ class TrainStream:
         shares = [self.share(batch) for batch in batches]
         with closing(self._decoded.loaders([i for share in shares for i in share])) as loaders:
             loaded = ([next(loaders) for _ in share] for share in shares)
-            prepared = prepare_batches(loaded, prepare, self.augment.shape, self.workers)
+            prepared = prepare_batches(loaded, prepare, self.augment.shape, self.options.workers)
             for (_, images), batch in zip(prepared, batches, strict=True):
                 # All ranks compute the loss of the gathered batch, so they need all of its labels.
                 yield images, self.labels[batch]
@@ -148,7 +159,7 @@ class TrainStream:
     def share(self, batch: list[int]) -> list[int]:
         """Return this process's part of a global batch."""
         # Interleaved: a gather over all ranks puts image i of rank r back to i * world_size + r.
-        return batch[self.rank :: self.world_size]
+        return batch[self.options.rank :: self.options.world_size]
 
     def image(self, i: int, generator: torch.Generator) -> Tensor:
         """Return image `i` in a random view [3, S, S], on the CPU."""
@@ -199,7 +210,6 @@ def evaluation_batches(
     transform: EvalTransform,
     batch_size: int,
     workers: int = 0,
-    limit: int | None = None,
     *,
     rank: int = 0,
     world_size: int = 1,
@@ -207,9 +217,9 @@ def evaluation_batches(
     """Yield (images [B, 3, S, S] float32, labels [B] int64, indices [B] int64) in list order, each image once.
 
     The shards are read from start to end, so every byte of them is compared with the manifest.
-    limit: stop after this many images. With `world_size` processes each gets a block of consecutive images, and all
-    get equally many batches of equal sizes: a block that is one image short is padded with an image of zeros, label -1
-    and index -1. Callers must skip every index below 0.
+    With `world_size` processes each gets a block of consecutive images, and all get equally many batches of equal
+    sizes: a block that is one image short is padded with an image of zeros, label -1 and index -1. Callers must skip
+    every index below 0.
     """
     labels = torch.from_numpy(images.labels)
 
@@ -222,7 +232,7 @@ def evaluation_batches(
             transform(images.decode(i, data), out)
 
     shape = (3, transform.image_size, transform.image_size)
-    with closing(read_batches(images, batch_size, limit, rank=rank, world_size=world_size)) as batches:
+    with closing(read_batches(images, batch_size, rank=rank, world_size=world_size)) as batches:
         for batch, pixels in prepare_batches(batches, prepare, shape, workers):
             indices = torch.tensor([i for i, _ in batch])
             # `labels[-1]` would be the label of the last image.
@@ -230,10 +240,10 @@ def evaluation_batches(
 
 
 def read_batches(
-    images: ImageList, batch_size: int, limit: int | None = None, *, rank: int = 0, world_size: int = 1
+    images: ImageList, batch_size: int, *, rank: int = 0, world_size: int = 1
 ) -> Generator[list[tuple[int, bytes]]]:
     """Yield index and encoded bytes of the images of each batch of `evaluation_batches`; index -1 is padding."""
-    count = len(images) if limit is None else min(limit, len(images))
+    count = len(images)
     # Consecutive images lie in few shards, which the rank reads as a whole.
     block = range(rank * count // world_size, (rank + 1) * count // world_size)
     indices_of_rank = torch.full((math.ceil(count / world_size),), -1)

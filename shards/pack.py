@@ -43,9 +43,8 @@ from shards.records import ImageRange, Source
 from shards.resolve import is_packed, resolve_dataset
 from shards.tar import image_offset, make_sample, sample_key
 
-# Images per shard; fewer if a shard would be larger than SHARD_BYTES.
-PER_SHARD = 1000
 SHARD_BYTES = 10**9
+"""Largest size of a shard, about."""
 
 
 def pack_missing(names: Iterable[str], data_root: Path) -> None:
@@ -62,7 +61,6 @@ def pack_source(
     data_root: Path,
     *,
     force: bool = False,
-    per_shard: int = PER_SHARD,
     workers: int = 1,
     on_progress: SplitProgress | None = None,
     on_note: Reporter | None = None,
@@ -100,7 +98,7 @@ def pack_source(
                 hint = "move it away or choose another --data folder"
                 raise UserError(f"{folder} exists but is no packed data set; {hint}")
             try:
-                manifest = _write(source, partial, per_shard, workers, on_progress, on_note)
+                manifest = _write(source, partial, workers, on_progress, on_note)
                 # A rename cannot replace a folder that has files, and a kill while it is deleted leaves half of it.
                 shutil.rmtree(replaced, ignore_errors=True)
                 if folder.exists():
@@ -169,7 +167,6 @@ PackedShard = tuple[Shard, list[CheckedImage]]
 def _write(
     source: Source,
     folder: Path,
-    per_shard: int,
     workers: int,
     on_progress: SplitProgress | None,
     on_note: Reporter | None,
@@ -177,6 +174,7 @@ def _write(
     """Write a data set into `folder`, the manifest last."""
     counts = source.counts
     images = sum(counts.values())
+    per_shard = source.per_shard
     # By the average size, because the shards are planned before any image is read.
     while per_shard > 1 and per_shard * (source.size or 0) > SHARD_BYTES * images:
         per_shard //= 2

@@ -206,10 +206,6 @@ class ShardSet:
         """Return the labels [N] of a split, without reading its images."""
         return self._index(name)["label"].astype(np.int64)
 
-    def paths(self, name: str) -> list[str]:
-        """Return the paths of a split in list order, without reading its images."""
-        return self.list_images(name).paths
-
     def list_images(self, name: str, *, remote: bool = False) -> ImageList:
         """List the images of a split without looking for its shards; `open_images` makes sure that they can be read."""
         rows = self._index(name)

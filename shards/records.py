@@ -46,6 +46,7 @@ class Source:
     counts: images per split.
     part: `part(split, start, stop)` makes an `ImageRange` of start..stop - 1, in the order that few-shot draws use.
     size: bytes of all images; None if it is not known before reading them.
+    per_shard: images of a shard, fewer if it would be larger than `shards.pack.SHARD_BYTES`.
     problems: what is wrong in the lists of images; such a source is not packed. notes: what a user should know of them.
     """
 
@@ -59,6 +60,7 @@ class Source:
     size: int | None = None
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    per_shard: int = 1000
 
     def ranges(self, size: int) -> list[tuple[str, int, int]]:
         """Divide every split into ranges of so many images: split, start and stop."""

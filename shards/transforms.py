@@ -7,7 +7,7 @@ Shapes: 3 colours, S = image size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -64,9 +64,14 @@ class EvalTransform:
     """
 
     image_size: int
-    normalise: Normalise
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     squash: bool = False
     interpolation: str = "bicubic"
+
+    @cached_property
+    def normalise(self) -> Normalise:
+        return Normalise(self.mean, self.std)
 
     def crop(self, image: Image) -> Image:
         """Resize and crop to the S x S pixels that the model sees.
@@ -89,13 +94,6 @@ class EvalTransform:
         return self.normalise(self.crop(image), out)
 
 
-def eval_transform(
-    image_size: int, mean: Sequence[float], std: Sequence[float], resize: str = "crop", interpolation: str = "bicubic"
-) -> EvalTransform:
-    """Make the test transform for a backbone's image size and statistics; "crop": that of CoOp and its successors."""
-    return EvalTransform(image_size, Normalise(tuple(mean), tuple(std)), resize == "squash", interpolation)
-
-
 @dataclass(frozen=True, slots=True)
 class View:
     """The parameters of a random view: a crop in pixels of the image, and whether it is flipped after resizing."""
@@ -107,6 +105,7 @@ class View:
     flip: bool
 
 
+@dataclass(frozen=True)
 class TrainAugment:
     """Random augmentation that takes every random number from the generator it is called with.
 
@@ -118,21 +117,19 @@ class TrainAugment:
     1 +- this. rotation: largest angle in degrees. 0 switches either off. views: how many of them are made of an image.
     """
 
-    def __init__(
-        self,
-        image_size: int,
-        mean: Sequence[float],
-        std: Sequence[float],
-        crop_scale: tuple[float, float] = (0.08, 1.0),
-        flip: bool = True,
-        colour_jitter: float = 0.0,
-        rotation: float = 0.0,
-        augmentation: str = "crop",
-        views: int = 1,
-    ) -> None:
-        self.image_size, self.augmentation, self.views = image_size, augmentation, views
-        self.normalise = Normalise(tuple(mean), tuple(std))
-        self.crop_scale, self.flip, self.colour_jitter, self.rotation = crop_scale, flip, colour_jitter, rotation
+    image_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    flip: bool = True
+    colour_jitter: float = 0.0
+    rotation: float = 0.0
+    augmentation: str = "crop"
+    views: int = 1
+
+    @cached_property
+    def normalise(self) -> Normalise:
+        return Normalise(self.mean, self.std)
 
     def augment(self, image: Image, generator: torch.Generator) -> Image:
         """Augment an image to S x S pixels."""

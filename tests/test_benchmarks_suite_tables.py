@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_results import made, put_run, put_score, table_of
+from made_results import made, put_halves, put_run, put_score, table_of
+from plug_ins import install
 
 from benchmarks import results
 from benchmarks.cli import main
@@ -19,6 +20,7 @@ from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.comparison import comparison_table
 from benchmarks.tables.render import SUFFIXES, render, to_dict, write_tables
+from benchmarks.tables.runs import run_tables
 from benchmarks.tables.table import Column, Row, Table
 
 SEEDS = (1, 2, 3)
@@ -156,6 +158,43 @@ def test_results_chosen_by_test_accuracy_are_marked_and_never_bold(tmp_path, cap
     assert "99.00 ‡" in capsys.readouterr().out
     assert main(["table", "--results", str(tmp_path), "--methods", "adapters"]) == 0
     assert "CoOp" not in capsys.readouterr().out
+
+
+SEEING = """
+from procap.methods.coop import CoOp
+from procap.methods.data_use import DataUse
+
+class Seeing(CoOp):
+    'A method that looks at test images.'
+    title = "Seeing"
+    uses = DataUse(unlabelled="test", names="all", models=("teacher",))
+
+class Streaming(Seeing):
+    title = "Streaming"
+"""
+
+
+def test_methods_that_look_at_unlabelled_images_are_marked_and_ranked_apart(tmp_path, monkeypatch, capsys):
+    install(tmp_path / "packages", {"seeing": SEEING}, {"seeing": "seeing:Seeing", "streaming": "seeing:Streaming"})
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    accuracies = {"seeing": 99, "streaming": 98, "coop": 80, "maple": 70, "procap": 60}
+    for method, base in accuracies.items():
+        put_halves(tmp_path, method, "tiles", (base, 100), (base, 100))
+    assert main(["table", "--results", str(tmp_path)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("|", "-"))]
+    assert [line.split("|")[2].strip() for line in lines[2:8]] == ["CoOp", "MaPLe", "ProCAP", "", "Seeing", "Streaming"]
+    assert ["**80.00**" in lines[2], "**99.00** §" in lines[6], "<u>98.00</u> §" in lines[7]] == [True] * 3
+    seen = "unlabelled test images, names of new classes, teacher"
+    assert f"Beyond few-shot images and base names: Seeing ({seen}); " in " ".join(lines)
+    frame = results.load(tmp_path)
+    row = frame[frame.method == "seeing"].iloc[0]
+    assert (row.labelled, row.unlabelled, row["names"], row.models) == ("few-shot", "test", "all", ("teacher",))
+    table = run_tables(frame)[0]
+    assert render(table, "latex").count("\\midrule") == 2 and "$^\\S$" in render(table, "latex")
+    assert render(table, "csv").splitlines()[0].count("sees_unlabelled") == 3
+    assert main(["ls", "methods"]) == 0
+    listed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("seeing "))
+    assert f"few-shot images, class names, {seen}" in listed
 
 
 def test_limited_results_are_marked_and_neither_averaged_with_whole_ones_nor_ranked(tmp_path):

@@ -105,10 +105,8 @@ def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_for
     page, number = "http://127.0.0.1:5001/#", store.experiment_id
     assert compared == f'side by side: {page}/compare-runs?runs=["{exported.info.run_id}"]&experiments=["{number}"]'
     search = "tags.`suite.base-to-novel` = 'yes' AND params.method LIKE '%'"
-    assert (
-        listed
-        == f"all runs: {page}/experiments/{number}/runs?searchFilter={search}&orderByKey=metrics.`accuracy`&orderByAsc=false"
-    )
+    order = "orderByKey=metrics.`accuracy`&orderByAsc=false"
+    assert listed == f"all runs: {page}/experiments/{number}/runs?searchFilter={search}&{order}"
     assert report == f"report: procap report base-to-novel --results {tmp_path}"
     [words] = started
     assert words[words.index("--host") + 1] == "127.0.0.1" and not any("sqlite:" in word for word in words)

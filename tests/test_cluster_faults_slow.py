@@ -159,7 +159,7 @@ def test_two_sweeps_of_one_name_and_two_that_share_runs(cluster, tmp_path):
 def test_a_node_that_cannot_be_used_is_named_before_the_first_run(cluster, tmp_path):
     data, results = tmp_path / "data", tmp_path / "results"
     results.mkdir()
-    pack_source(toy_source(), data, per_shard=5)
+    pack_source(toy_source(per_shard=5), data)
     if not cluster.nodes.hosts:
         pytest.skip("all nodes share the folders of this machine")
     cluster.node_on(2).kill()

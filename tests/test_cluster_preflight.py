@@ -30,7 +30,7 @@ from shards.pack import pack_source
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("data")
-    pack_source(toy_source(), root, per_shard=5)
+    pack_source(toy_source(per_shard=5), root)
     return root
 
 

@@ -84,7 +84,7 @@ def trained(few_digits, short_checkpoint, tmp_path_factory) -> RuntimeConfig:
 def test_bits_are_those_of_looking_at_one_image_after_the_other(trained, short_checkpoint):
     config = plan(str(short_checkpoint))
     loaded = load_trained(config, trained)
-    transform = transforms.eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)
+    transform = transforms.EvalTransform(32, loaded.clip.image_mean, loaded.clip.image_std)
     for target in TARGETS:
         selection = image_selection.select_target_images(reader.open_dataset(trained.data, "digits"), target.classes)
         classifier = loaded.method.classifier(replace(loaded.method.space, classnames=selection.classnames))

@@ -26,7 +26,7 @@ from shards.resolve import is_packed
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("packed")
-    pack_source(toy_source(), root, per_shard=5)
+    pack_source(toy_source(per_shard=5), root)
     return root
 
 
@@ -139,7 +139,7 @@ def test_a_repacked_set_replaces_its_copy(server, root):
             yield ImageRecord(record.path, record.label, png(np.zeros((3, 3, 3), np.uint8))) if changed else record
 
     shutil.rmtree(server.folder / "toy")
-    pack_source(toy_source(other_last_image), server.folder, per_shard=5)
+    pack_source(toy_source(other_last_image, per_shard=5), server.folder)
     assert same_images(open_dataset(root, "toy").open_images("test"), "test"), "also when it opens it again"
     begin_command()
     after = open_dataset(root, "toy").open_images("test")

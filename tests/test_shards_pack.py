@@ -38,7 +38,7 @@ def test_a_family_of_the_world_packs_to_the_same_bytes_in_another_process(tmp_pa
 
 
 def test_layout_is_the_clip_benchmark_convention(tmp_path):
-    pack_source(toy_source(), tmp_path, per_shard=5)
+    pack_source(toy_source(per_shard=5), tmp_path)
     root = tmp_path / "toy"
     names = [name.replace("_", " ") for name in CLASSNAMES]
     assert (root / "classnames.txt").read_text().splitlines() == names, "as prompts have them"
@@ -54,7 +54,7 @@ def test_layout_is_the_clip_benchmark_convention(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_the_webdataset_library_reads_our_shards(tmp_path):
     wds = pytest.importorskip("webdataset")
-    pack_source(toy_source(), tmp_path, per_shard=5)
+    pack_source(toy_source(per_shard=5), tmp_path)
     urls = [str(tmp_path / "toy/test" / f"{i}.tar") for i in range(4)]
     samples = list(wds.WebDataset(urls, shardshuffle=False, empty_check=False))
     assert [sample["__key__"] for sample in samples] == [f"s{i:07d}" for i in range(COUNTS["test"])]
@@ -139,7 +139,7 @@ def pack_slowly(root: Path) -> None:
             time.sleep(0.01)
             yield record
 
-    pack_source(toy_source(slow), root, per_shard=5)
+    pack_source(toy_source(slow, per_shard=5), root)
 
 
 def test_two_processes_packing_at_once_both_end_well(tmp_path):
@@ -222,13 +222,13 @@ def test_an_image_that_is_listed_twice_in_a_split_is_refused(tmp_path):
         yield from (*records[:-1], records[4])
 
     with pytest.raises(errors.UserError, match=r"'toy' train: 'train/.*/4\.png' is listed twice"):
-        pack_source(toy_source(twice), tmp_path, per_shard=5)
+        pack_source(toy_source(twice, per_shard=5), tmp_path)
 
 
 def test_a_shard_holds_fewer_images_where_they_are_large(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10**10))
-    manifest = pack_source(toy_source(size=61 * 10**8), tmp_path, per_shard=20)
+    manifest = pack_source(toy_source(size=61 * 10**8, per_shard=20), tmp_path)
     assert [shard.count for shard in manifest.splits["train"].shards] == [10, 10, 3]
 
 

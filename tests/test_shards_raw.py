@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 from miniature_roots import FEW_OF_A_THOUSAND, WRITERS, available, build
@@ -39,7 +40,7 @@ def test_every_layout_is_packed_byte_by_byte_and_every_image_of_it_can_be_read(n
     source = available(name, roots)
     folder = find_folder(find(name), roots)
     assert folder is not None
-    pack_source(source, tmp_path, per_shard=3)
+    pack_source(replace(source, per_shard=3), tmp_path)
     shards = open_dataset(tmp_path, name)
     for split, rows in listed(source).items():
         packed = shards.open_images(split)

@@ -19,15 +19,15 @@ from shards.image_selection import load_few_shot
 from shards.loader import evaluation_batches
 from shards.pack import pack_source
 from shards.reader import ImageList, open_dataset
-from shards.transforms import eval_transform
+from shards.transforms import EvalTransform
 
-TRANSFORM = eval_transform(8, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+TRANSFORM = EvalTransform(8, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("packed")
-    pack_source(toy_source(), root, per_shard=5)
+    pack_source(toy_source(per_shard=5), root)
     return root
 
 

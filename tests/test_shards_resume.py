@@ -22,7 +22,7 @@ from shards.reader import open_dataset
 def whole(tmp_path_factory) -> dict[str, bytes]:
     """What an uninterrupted packing by one process writes."""
     root = tmp_path_factory.mktemp("whole")
-    pack_source(toy_source(), root, per_shard=5)
+    pack_source(toy_source(per_shard=5), root)
     return read_files(root)
 
 
@@ -32,7 +32,7 @@ def packing(root: Path, log: Path, workers: int) -> Iterator[subprocess.Popen[by
     code = (
         "from functools import partial; from pathlib import Path; from toy_shards import *\n"
         f"part = partial(HeldPart, Path({str(log)!r}), 15)\n"
-        f"pack_source(toy_source(part=part), Path({str(root)!r}), per_shard=5, workers={workers})"
+        f"pack_source(toy_source(part=part, per_shard=5), Path({str(root)!r}), workers={workers})"
     )
     with start_process([sys.executable, "-c", code], env=SAME_PATH, stderr=subprocess.PIPE) as process:
         while not (log.exists() and "train 15" in log.read_text()):
@@ -43,7 +43,7 @@ def packing(root: Path, log: Path, workers: int) -> Iterator[subprocess.Popen[by
 
 def test_any_number_of_workers_writes_the_same_bytes_and_reports_progress(tmp_path, whole):
     reported: list[tuple[str, int, int]] = []
-    pack_source(toy_source(), tmp_path, per_shard=5, workers=2, on_progress=lambda *step: reported.append(step))
+    pack_source(toy_source(per_shard=5), tmp_path, workers=2, on_progress=lambda *step: reported.append(step))
     assert read_files(tmp_path) == whole
     for split, count in COUNTS.items():
         steps = [done for name, done, total in reported if name == split and total == count]
@@ -59,7 +59,7 @@ def test_a_killed_packing_looks_unfinished_and_the_next_packs_the_set_again(tmp_
         process.kill()
     with pytest.raises(UserError, match="no shards of 'toy'"):
         open_dataset(root, "toy")
-    pack_source(toy_source(), root, per_shard=5)
+    pack_source(toy_source(per_shard=5), root)
     assert read_files(root) == whole, "and no other file is left"
 
 
@@ -67,7 +67,7 @@ def test_a_killed_packing_looks_unfinished_and_the_next_packs_the_set_again(tmp_
 def test_a_broken_image_is_named_alike_by_any_workers_and_an_older_set_stays(tmp_path, workers):
     older = pack_source(toy_source(origin="older"), tmp_path)
     with pytest.raises(UserError) as error:
-        pack_source(toy_source(part=BrokenPart), tmp_path, per_shard=5, workers=workers)
+        pack_source(toy_source(part=BrokenPart, per_shard=5), tmp_path, workers=workers)
     assert str(error.value).startswith("'toy' val: val/") and "12.png is not a readable image" in str(error.value)
     assert open_dataset(tmp_path, "toy").manifest == older and check_dataset(tmp_path, "toy").ok
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]

@@ -30,23 +30,23 @@ from shards.builtin_sources import builtin_source
 from shards.catalogue import find
 from shards.device.stream import DeviceTrainStream
 from shards.kept_crops import KeptCrops
-from shards.loader import DecodedImages, TrainStream, evaluation_batches, shard_order
+from shards.loader import DecodedImages, StreamOptions, TrainStream, evaluation_batches, shard_order
 from shards.mirror import mirror_root
 from shards.pack import pack_source
 from shards.reader import ImageList, open_dataset
-from shards.transforms import TrainAugment, eval_transform
+from shards.transforms import EvalTransform, TrainAugment
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 AUGMENT = TrainAugment(8, MEAN, STD, (0.3, 1.0), colour_jitter=0.2, rotation=5)
 TWO_VIEWS = TrainAugment(8, MEAN, STD, augmentation="randaugment", views=2)
-TRANSFORM = eval_transform(8, MEAN, STD)
+TRANSFORM = EvalTransform(8, MEAN, STD)
 PACKINGS = (1, 5, 50)  # images per shard
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("toy")
-    pack_source(toy_source(), root, per_shard=5)
+    pack_source(toy_source(per_shard=5), root)
     return root
 
 
@@ -56,7 +56,7 @@ def packings(tmp_path_factory) -> dict[int, tuple[ImageList, torch.Tensor]]:
     splits = {}
     for per_shard in PACKINGS:
         root = tmp_path_factory.mktemp("packed")
-        pack_source(toy_source(), root, per_shard=per_shard)
+        pack_source(toy_source(per_shard=per_shard), root)
         split = open_dataset(root, "toy").open_images("train")
         splits[per_shard] = split, torch.stack([TRANSFORM(split.image(i)) for i in range(len(split))])
     return splits
@@ -148,20 +148,21 @@ def test_processes_share_the_training_batch_of_one(packings, count, batch, world
     assert len(whole) == max(1, count // batch)
     assert all(images.shape[1:] == augment.shape for images, _ in whole)
     for rank in range(world_size):
-        stream = TrainStream(split, batch, augment, seed=1, workers=workers, rank=rank, world_size=world_size)
+        stream = TrainStream(split, batch, augment, 1, StreamOptions(workers, rank, world_size))
         part = list(stream.epoch(epoch, start))
         assert same(part, [(images[rank::world_size], labels) for images, labels in whole[start:]])
 
 
-def test_a_limit_takes_the_first_images(test_part):
-    for limit in (0, 1, 7, 17, 99):
-        indices = [i for *_, batch in evaluation_batches(test_part, TRANSFORM, 5, limit=limit) for i in batch.tolist()]
-        assert indices == list(range(min(limit, 17)))
+def test_a_part_of_the_images_is_evaluated_in_order(test_part):
+    for count in (0, 1, 7, 17):
+        part = test_part.subset(range(count))
+        indices = [i for *_, batch in evaluation_batches(part, TRANSFORM, 5) for i in batch.tolist()]
+        assert indices == list(range(count))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_shard_that_is_gone_stops_the_evaluation(tmp_path, workers):
-    pack_source(toy_source(), tmp_path, per_shard=5)
+    pack_source(toy_source(per_shard=5), tmp_path)
     split = open_dataset(tmp_path, "toy").open_images("test")
     (tmp_path / "toy/test/2.tar").write_bytes(b"")
     with pytest.raises(UserError, match=r"2\.tar cannot be used"):
@@ -170,7 +171,7 @@ def test_a_shard_that_is_gone_stops_the_evaluation(tmp_path, workers):
 
 def test_threads_end_when_a_stream_is_left_early(train_part):
     before = set(threading.enumerate())
-    stream = TrainStream(train_part, 4, AUGMENT, seed=1, workers=3).epoch(0)
+    stream = TrainStream(train_part, 4, AUGMENT, 1, StreamOptions(workers=3)).epoch(0)
     next(stream)
     started = set(threading.enumerate()) - before
     assert started and all(thread.is_alive() for thread in started)
@@ -184,7 +185,7 @@ def test_decoded_images_are_kept_up_to_a_bound(train_part):
         images = DecodedImages(train_part, room)
         first, second = ([images[i] for i in range(23)] for _ in range(2))
         assert sum(a is b for a, b in zip(first, second, strict=True)) == min(23, room // size)
-        bounded = TrainStream(train_part, 4, AUGMENT, seed=1, cache_bytes=room)
+        bounded = TrainStream(train_part, 4, AUGMENT, 1, StreamOptions(cache_bytes=room))
         assert same(list(bounded.epoch(0)), list(TrainStream(train_part, 4, AUGMENT, seed=1).epoch(0)))
 
 
@@ -199,7 +200,7 @@ from shards.pack import pack_source
 from shards.reader import open_dataset
 from shards.records import ImageRecord
 from shards.loader import evaluation_batches
-from shards.transforms import eval_transform
+from shards.transforms import EvalTransform
 def photo(number):
     noise = np.random.default_rng(number).integers(0, 256, (38, 50, 3), dtype=np.uint8)
     data = io.BytesIO()
@@ -214,9 +215,9 @@ def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 torch.set_num_threads(1)
 root = Path(sys.argv[1])
-pack_source(toy_source(photos, counts={"test": 200}), root, per_shard=25)
+pack_source(toy_source(photos, counts={"test": 200}, per_shard=25), root)
 test = open_dataset(root, "toy").open_images("test")
-transform = eval_transform(224, (0.5, 0.5, 0.5), (1, 1, 1))
+transform = EvalTransform(224, (0.5, 0.5, 0.5), (1, 1, 1))
 for count in (50, 200):
     batches = evaluation_batches(test.subset(np.arange(count)), transform, 10, workers=2)
     assert sum(len(indices) for _, _, indices in batches) == count
@@ -238,7 +239,7 @@ TARGETS = [Target("digits", "base"), Target("digits", "novel")]
 
 @pytest.fixture
 def server(tmp_path):
-    pack_source(toy_source(), tmp_path / "there", per_shard=4)
+    pack_source(toy_source(per_shard=4), tmp_path / "there")
     with LocalServer(tmp_path / "there") as server:
         yield server
 
@@ -252,12 +253,12 @@ def flat(batches: Any) -> list[torch.Tensor]:
     return [tensor for batch in batches for tensor in batch]
 
 
-@pytest.mark.parametrize(("workers", "world_size", "limit"), [(0, 1, None), (3, 1, 7), (2, 3, None)])
-def test_streamed_batches_are_those_of_local_shards_and_nothing_is_stored(server, mirrored, workers, world_size, limit):
-    local = open_dataset(server.folder, "toy").open_images("test")
-    streamed = open_dataset(mirrored, "toy", stream=True).open_images("test", sequential=True)
+@pytest.mark.parametrize(("workers", "world_size", "count"), [(0, 1, 17), (3, 1, 7), (2, 3, 17)])
+def test_streamed_batches_are_those_of_local_shards_and_nothing_is_stored(server, mirrored, workers, world_size, count):
+    local = open_dataset(server.folder, "toy").open_images("test").subset(range(count))
+    streamed = open_dataset(mirrored, "toy", stream=True).open_images("test", sequential=True).subset(range(count))
     for rank in range(world_size):
-        share: dict[str, Any] = {"limit": limit, "rank": rank, "world_size": world_size}
+        share = {"rank": rank, "world_size": world_size}
         expected = flat(evaluation_batches(local, TRANSFORM, 3, **share))
         batches = flat(evaluation_batches(streamed, TRANSFORM, 3, workers, **share))
         assert len(batches) == len(expected) and all(map(torch.equal, batches, expected))
@@ -318,7 +319,7 @@ def evaluate_streamed(data: str, results: str, checkpoint: str) -> None:
 
 def test_an_evaluation_without_a_cache_equals_the_local_one_on_one_and_two_processes(short_checkpoint, tmp_path):
     counts = {"train": 60, "val": 20, "test": 61}
-    pack_source(replace(builtin_source(find("digits")), counts=counts), tmp_path / "data", per_shard=20)
+    pack_source(replace(builtin_source(find("digits")), counts=counts, per_shard=20), tmp_path / "data")
     results = tmp_path / "results"
     local = runtime(str(tmp_path / "data"), str(results), no_cache=False)
     config = plan_run(method="coop", dataset="digits", shots=2, backbone=str(short_checkpoint), overrides={"epochs": 1})
@@ -345,10 +346,11 @@ def test_streamed_training_batches_are_those_of_stored_shards_on_any_number_of_p
     stored = open_dataset(server.folder, "toy").open_images("train")
     streamed = open_dataset(mirrored, "toy", stream=True).open_images("train", sequential=True)
     plain = TrainAugment(8, MEAN, STD)
-    stream_class = partial(DeviceTrainStream, device=device, device_bytes=900) if device else TrainStream
+    stream_class = partial(DeviceTrainStream, device=device) if device else TrainStream
+    rooms = {"cache_bytes": cache_bytes, "window_bytes": window_bytes, "device_bytes": 900}
     for rank, world_size in ((0, 1), (0, 2), (1, 2)):
-        share = {"rank": rank, "world_size": world_size, "cache_bytes": cache_bytes, "window_bytes": window_bytes}
-        expected, batches = TrainStream(stored, 4, plain, 1, **share), stream_class(streamed, 4, plain, 1, 2, **share)
+        expected = TrainStream(stored, 4, plain, 1, StreamOptions(0, rank, world_size, **rooms))
+        batches = stream_class(streamed, 4, plain, 1, StreamOptions(2, rank, world_size, **rooms))
         for epoch, start in ((0, 0), (1, 3)):
             assert same(list(batches.epoch(epoch, start)), list(expected.epoch(epoch, start)))
     assert not list(mirrored.rglob("*.tar"))
@@ -380,7 +382,7 @@ def test_a_run_on_all_images_streams_them_and_learns_what_it_learns_from_stored_
     method, short_checkpoint, tmp_path, monkeypatch
 ):
     counts = {"train": 60, "val": 20, "test": 20}
-    pack_source(replace(builtin_source(find("digits")), counts=counts), tmp_path / "data", per_shard=10)
+    pack_source(replace(builtin_source(find("digits")), counts=counts, per_shard=10), tmp_path / "data")
     monkeypatch.setattr("runner.setup.WINDOW_BYTES", 3_000)
     config = plan_run(
         method=method, dataset="digits", shots=0, backbone=str(short_checkpoint),

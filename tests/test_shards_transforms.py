@@ -15,8 +15,9 @@ from shards import loader, pack, reader, records, transfer
 from shards.device.crops import REDUCTION, DeviceCrops, augments_on_device, fits
 from shards.device.evaluation import DeviceResize, device_evaluation_batches
 from shards.device.stream import DeviceTrainStream
+from shards.loader import StreamOptions
 from shards.pools import prefetch
-from shards.transforms import TrainAugment, View, crop_box, eval_transform, jitter_colours
+from shards.transforms import EvalTransform, TrainAugment, View, crop_box, jitter_colours
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -43,7 +44,7 @@ def coop(T, size: int):
 @given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([7, 32, 33, 224]))
 def test_test_transform_is_that_of_coop_at_any_size(T, width, height, size):
     image = picture(width, height)
-    assert torch.equal(eval_transform(size, MEAN, STD)(image), coop(T, size)(image))
+    assert torch.equal(EvalTransform(size, MEAN, STD)(image), coop(T, size)(image))
 
 
 @pytest.mark.parametrize("size", [(64, 48), (20, 200), (200, 20), (8, 8), (1, 1)])
@@ -120,7 +121,7 @@ def photos(split):
 @pytest.fixture(scope="module")
 def train(tmp_path_factory) -> reader.ImageList:
     root = tmp_path_factory.mktemp("photos")
-    pack.pack_source(toy_source(photos, counts={"train": COUNT}), root, per_shard=5)
+    pack.pack_source(toy_source(photos, counts={"train": COUNT}, per_shard=5), root)
     return reader.open_dataset(root, "toy").open_images("train")
 
 
@@ -190,7 +191,7 @@ def test_evaluation_images_of_any_shape_are_resized_as_by_pillow(device):
         lengths = (1, size // 2, size, size + 1, int(1.2 * size), 2 * size, int(REDUCTION * size))
         shapes = [(w, h) for w in lengths for h in lengths if max(w, h) < 20 * min(w, h) and (size < 224 or h != w)]
         shapes = [shapes[i] for i in draw.permutation(len(shapes))[:12]]
-        images, transform = [noise(*shape, seed=n) for n, shape in enumerate(shapes)], eval_transform(size, MEAN, STD)
+        images, transform = [noise(*shape, seed=n) for n, shape in enumerate(shapes)], EvalTransform(size, MEAN, STD)
         resized = DeviceResize(transform, torch.device(device))([torch.from_numpy(i).to(device) for i in images])
         assert torch.equal(resized.cpu(), torch.stack([transform(Image.fromarray(image)) for image in images]))
 
@@ -199,7 +200,7 @@ def test_evaluation_images_of_any_shape_are_resized_as_by_pillow(device):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_batches_on_the_device_are_those_of_the_host(train, device, workers):
     """Also of images that are too large for the device, and on ranks of which one is an image short."""
-    transform = eval_transform(8, MEAN, STD)
+    transform = EvalTransform(8, MEAN, STD)
     for rank in range(3):
         share = {"rank": rank, "world_size": 3}
         batches = device_evaluation_batches(train, transform, 4, workers, device=torch.device(device), **share)
@@ -226,7 +227,7 @@ def test_only_crop_and_flip_are_done_on_the_device(train):
     for other in (TrainAugment(8, MEAN, STD, rotation=5), TrainAugment(8, MEAN, STD, colour_jitter=0.1)):
         assert not augments_on_device(other)
         with pytest.raises(ValueError):
-            DeviceTrainStream(train, 4, other, seed=1, device=torch.device("cpu"))
+            DeviceTrainStream(train, 4, other, 1, StreamOptions(), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -237,7 +238,7 @@ def test_every_batch_is_that_of_the_plain_stream(train, device, workers, device_
     rooms = {"device_bytes": device_bytes, "cache_bytes": cache_bytes}
     for augment in (AUGMENT, TrainAugment(8, MEAN, STD, (0.5, 1.0), flip=False)):
         plain = loader.TrainStream(train, 4, augment, seed=1)
-        stream = DeviceTrainStream(train, 4, augment, 1, workers, device=torch.device(device), **rooms)
+        stream = DeviceTrainStream(train, 4, augment, 1, StreamOptions(workers, **rooms), torch.device(device))
         assert stream.steps_per_epoch == plain.steps_per_epoch
         for epoch in range(3):
             batches = list(stream.epoch(epoch))
@@ -255,9 +256,9 @@ def test_every_batch_is_that_of_the_plain_stream(train, device, workers, device_
 def test_processes_share_the_batch_of_one_and_resume_alike(train, count, batch, world_size, workers, start, epoch):
     split = train.subset(range(count))
     for rank in range(world_size):
-        share = {"rank": rank, "world_size": world_size}
-        plain = loader.TrainStream(split, batch, AUGMENT, seed=2, **share)
-        stream = DeviceTrainStream(split, batch, AUGMENT, 2, workers, device=torch.device("cpu"), **share)
+        plain = loader.TrainStream(split, batch, AUGMENT, 2, StreamOptions(0, rank, world_size))
+        options = StreamOptions(workers, rank, world_size)
+        stream = DeviceTrainStream(split, batch, AUGMENT, 2, options, torch.device("cpu"))
         assert same(list(stream.epoch(epoch, start)), list(plain.epoch(epoch, start)))
 
 
@@ -273,8 +274,8 @@ def test_an_image_is_read_once_while_there_is_room_for_its_pixels(train, device,
     rooms = [(total, 0, 0), (total - 1, 0, 1), (0, 0, len(fitting)), (0, 2**30, 0)]
     for device_bytes, cache_bytes, again in rooms:
         reads.clear()
-        room = {"device_bytes": device_bytes, "cache_bytes": cache_bytes}
-        stream = DeviceTrainStream(fitting, len(fitting), AUGMENT, 1, workers, device=torch.device(device), **room)
+        options = StreamOptions(workers, device_bytes=device_bytes, cache_bytes=cache_bytes)
+        stream = DeviceTrainStream(fitting, len(fitting), AUGMENT, 1, options, torch.device(device))
         list(stream.epoch(0))
         assert len(reads) == len(fitting)
         list(stream.epoch(1))
@@ -284,12 +285,12 @@ def test_an_image_is_read_once_while_there_is_room_for_its_pixels(train, device,
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_image_raises_the_error_of_the_plain_stream(tmp_path, workers):
-    pack.pack_source(toy_source(photos, counts={"train": COUNT}), tmp_path, per_shard=5)
+    pack.pack_source(toy_source(photos, counts={"train": COUNT}, per_shard=5), tmp_path)
     split = reader.open_dataset(tmp_path, "toy").open_images("train")
     (tmp_path / "toy/train/2.tar").write_bytes(b"")
     plain = loader.TrainStream(split, 1, AUGMENT, seed=1)
     messages = []
-    for stream in (plain, DeviceTrainStream(split, 1, AUGMENT, 1, workers, device=torch.device("cpu"))):
+    for stream in (plain, DeviceTrainStream(split, 1, AUGMENT, 1, StreamOptions(workers), torch.device("cpu"))):
         with pytest.raises(errors.UserError, match=r"2\.tar was cut short") as raised:
             list(stream.epoch(0))
         messages.append(str(raised.value))
@@ -300,7 +301,7 @@ def test_an_unreadable_image_raises_the_error_of_the_plain_stream(tmp_path, work
 def test_on_a_gpu_batches_stay_right_while_the_device_is_busy(train):
     """Long kernels behind which later batches are made would show memory that is written again too early."""
     busy, stream = torch.randn(2048, 2048, device="cuda"), torch.cuda.Stream()
-    ours = DeviceTrainStream(train, 4, AUGMENT, 1, 2, device=torch.device("cuda"), device_bytes=12_000)
+    ours = DeviceTrainStream(train, 4, AUGMENT, 1, StreamOptions(2, device_bytes=12_000), torch.device("cuda"))
     for epoch in range(10):
         copies = []
         with torch.cuda.stream(stream):
@@ -315,7 +316,7 @@ def test_on_a_gpu_batches_stay_right_while_the_device_is_busy(train):
 
 @pytest.mark.gpu
 def test_on_a_gpu_no_step_waits_for_the_device_once_all_images_are_there(train):
-    ours = DeviceTrainStream(train, 4, AUGMENT, 1, 2, device=torch.device("cuda"))
+    ours = DeviceTrainStream(train, 4, AUGMENT, 1, StreamOptions(2), torch.device("cuda"))
     for epoch in range(3):
         list(ours.epoch(epoch))
     before = torch.cuda.get_sync_debug_mode()

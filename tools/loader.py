@@ -32,7 +32,7 @@ from shards.images import decode_pixels
 from shards.kept_crops import KeptCrops
 from shards.loader import evaluation_batches
 from shards.reader import ImageList, open_dataset
-from shards.transforms import eval_transform
+from shards.transforms import EvalTransform
 from tools.record import describe_machine, describe_run
 from tools.synthetic import pack_photographs, photographs
 
@@ -48,7 +48,7 @@ def list_rows(images: list[bytes], folder: Path, workers: int) -> list[Row]:
     """List all timed rows, the bare loops first."""
     steps = (transforms.Resize(SIZE, InterpolationMode.BICUBIC), transforms.CenterCrop(SIZE), transforms.ToTensor())
     coop = transforms.Compose([*steps, transforms.Normalize(OPENAI_MEAN, OPENAI_STD)])
-    crop = eval_transform(SIZE, OPENAI_MEAN, OPENAI_STD).crop
+    crop = EvalTransform(SIZE, OPENAI_MEAN, OPENAI_STD).crop
 
     def loop(work: Callable[[bytes], object]) -> None:
         for data in images:
@@ -65,14 +65,14 @@ def list_rows(images: list[bytes], folder: Path, workers: int) -> list[Row]:
     for count in sorted({0, 1, workers}):
         described = plural(count, "decoding thread") if count else "decoding in the main thread"
         rows.append((f"evaluation, {described}", max(1, count), len(test), partial(_evaluate, test, count)))
-    kept = KeptCrops().wrap(test, eval_transform(SIZE, OPENAI_MEAN, OPENAI_STD))
+    kept = KeptCrops().wrap(test, EvalTransform(SIZE, OPENAI_MEAN, OPENAI_STD))
     _evaluate(kept, 0)
     rows.append(("evaluation, crops of an earlier one kept", 1, len(test), partial(_evaluate, kept, 0)))
     return rows
 
 
 def _evaluate(test: ImageList, workers: int) -> None:
-    batches = evaluation_batches(test, eval_transform(SIZE, OPENAI_MEAN, OPENAI_STD), EVAL_BATCH, workers)
+    batches = evaluation_batches(test, EvalTransform(SIZE, OPENAI_MEAN, OPENAI_STD), EVAL_BATCH, workers)
     if sum(len(indices) for _, _, indices in batches) != len(test):
         raise RuntimeError("not every image was streamed")
 

@@ -73,10 +73,10 @@ def _methods(names: Sequence[str], whole: bool, details: bool) -> Listing:
     """List methods. whole: with their options and recipes. details: have these in the rows too, which needs torch."""
     rows: list[dict[str, Any]] = []
     for name in names:
-        row: dict[str, Any] = {"name": name, "summary": "", "recipe": None, "options": {}, "selection": ""}
+        row: dict[str, Any] = {"name": name, "summary": "", "recipe": None, "options": {}, "selection": "", "uses": ""}
         try:
             texts = describe_method(name)
-            row |= {"summary": texts["summary"], "selection": texts["selection"]}
+            row |= {field: texts[field] for field in ("summary", "selection", "uses")}
             if whole or details or name not in METHODS:
                 method = method_class(name)
                 row["recipe"] = method.recipe().model_dump(mode="json")
@@ -93,26 +93,27 @@ def _methods(names: Sequence[str], whole: bool, details: bool) -> Listing:
         rows.append(row)
     if whole:
         return "\n\n".join(map(_format_method, rows)), rows
-    shown = [(row["name"], row["selection"].partition(",")[0], row["summary"]) for row in rows]
-    return columns(("method", "chosen by", "what it is; its options: procap ls methods NAME"), shown), rows
+    uses = [row["uses"].replace("few-shot images", "shots").replace("class names", "names") for row in rows]
+    width = 116 - max(len(row["name"]) + len(used) for row, used in zip(rows, uses, strict=True))
+    summaries = [textwrap.shorten(row["summary"], width, placeholder=" ...") for row in rows]
+    shown = list(zip([row["name"] for row in rows], uses, summaries, strict=True))
+    return columns(("method", "looks at", "what it is; its options: procap ls methods NAME"), shown), rows
 
 
 def _format_method(row: Mapping[str, Any]) -> str:
     """Format a method with its options, one per line, and what its recipe sets."""
-    lines = [f"{row['name']}: {row['summary']}", f"chosen by: {row['selection']}"]
+    lines = [f"{row['name']}: {row['summary']}", f"chosen by: {row['selection']}; looks at: {row['uses']}"]
     if row["recipe"]:
         method = method_class(row["name"])
         unread = {*method.recipe().unread(), *method.unread_fields(method.Options())}
         read = {name: value for name, value in row["recipe"].items() if value is not None and name not in unread}
         recipe = " ".join(f"{name}={format_value(value)}" for name, value in read.items())
         lines += textwrap.wrap(f"recipe: {recipe}", 118, subsequent_indent="  ")
-    options = [
-        (name, format_value(option["default"]), option["description"]) for name, option in row["options"].items()
-    ]
-    width = max((len(name) + len(default) for name, default, _ in options), default=0) + 5
-    for name, default, description in options:
-        start = f"  {name}={default}".ljust(width)
-        lines += textwrap.wrap(description or "-", 118, initial_indent=start, subsequent_indent=" " * width)
+    starts = {name: f"  {name}={format_value(option['default'])}  " for name, option in row["options"].items()}
+    width = max(map(len, starts.values()), default=0)
+    for name, start in starts.items():
+        text = row["options"][name]["description"] or "-"
+        lines += textwrap.wrap(text, 118, initial_indent=start.ljust(width), subsequent_indent=" " * width)
     return "\n".join(lines)
 
 

@@ -35,7 +35,7 @@ from shards.device.crops import DeviceCrops
 from shards.device.evaluation import DeviceResize
 from shards.rng import generator
 from shards.transfer import SideStream, upload
-from shards.transforms import TrainAugment, eval_transform
+from shards.transforms import EvalTransform, TrainAugment
 
 BATCHES, IMAGES, SIZE = 10, 8, 224
 REPLAYS = 10
@@ -48,7 +48,7 @@ WIDTHS = (768, 512)
 def check_images(case: DeviceCase) -> dict[str, Any]:
     """Compare crops and resized images of the device bit for bit with Pillow's, while another stream works."""
     augment = TrainAugment(SIZE, OPENAI_MEAN, OPENAI_STD)
-    transform = eval_transform(SIZE, OPENAI_MEAN, OPENAI_STD)
+    transform = EvalTransform(SIZE, OPENAI_MEAN, OPENAI_STD)
     side, draw = SideStream(case.device), np.random.default_rng(0)
     crops, resize = DeviceCrops(augment, side.device), DeviceResize(transform, side.device)
     if case.on_gpu:

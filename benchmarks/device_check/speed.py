@@ -24,7 +24,7 @@ from runner.devices import num_decoders
 from shards.device.evaluation import DeviceResize
 from shards.images import decode_pixels
 from shards.transfer import upload, upload_all
-from shards.transforms import eval_transform
+from shards.transforms import EvalTransform
 
 METHODS = ("procap", "maple")
 SIZES = {"cuda": ((51, 4), (102, 32)), "cpu": ((5, 4),)}
@@ -93,7 +93,7 @@ def _measure_images(case: DeviceCase) -> dict[str, float]:
         buffer = io.BytesIO()
         smooth_noise(draw, 375, 500).save(buffer, "JPEG", quality=90)
         data.append(buffer.getvalue())
-    transform = eval_transform(224, OPENAI_MEAN, OPENAI_STD)
+    transform = EvalTransform(224, OPENAI_MEAN, OPENAI_STD)
     resize = DeviceResize(transform, case.device)
 
     def rate(work: Callable[[], object]) -> float:

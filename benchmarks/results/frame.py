@@ -8,6 +8,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in, title_method
 from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UserError
-from procap.methods import METHODS
+from procap.methods import METHODS, data_use
 from procap.recipe import format_value
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, TrainResult
@@ -56,6 +57,8 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         images, limited       size of the test set, and whether only its first `total` images were evaluated
         evaluation            settings of the evaluation that differ from the default, as `fp32, squash, 8 samples`
         fps, fps_model        evaluated images per second with and without decoding
+        labelled, unlabelled, names, models
+                              what the method looks at, as `procap.methods.data_use.DataUse` defines it
         chosen_on_test        whether weights or settings were chosen by test accuracy (option selection = test)
         imported              whether the weights were imported from a checkpoint of public code
         imported_file         first 8 hex digits of the SHA-256 of that checkpoint; empty for none
@@ -152,6 +155,7 @@ def make_records(
         "recipe": config.recipe_name,
         "epochs": config.recipe.epochs,
         "chosen_on_test": config.chosen_on_test,
+        **asdict(data_use(config.method)),
         "imported": training.imported is not None,
         "imported_file": training.imported.sha256[:8] if training.imported else "",
         "source": str(training.method_source or ""),
@@ -206,6 +210,7 @@ COLUMNS = (
     *("backbone", "pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split"),
     *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "calibration", "per_class"),
     *("images", "limited", "evaluation", "fps", "fps_model", "chosen_on_test", "imported", "imported_file"),
+    *("labelled", "unlabelled", "names", "models"),
     *("source", "group"),
     *("train_seconds", "steps", "gradient_norms", "losses", "manifest", "contents", "backbone_digest", "written"),
     *("correct_images", "wrong_images"),
@@ -376,4 +381,5 @@ def metric_over_seeds(rows: pd.DataFrame, column: str = "accuracy") -> Metric | 
     if rows.empty or rows[column].isna().any():
         return None
     values, seeds = list(map(float, rows[column])), tuple(map(int, rows.seed))
-    return make_metric(values, seeds, limited, chosen_on_test=bool(rows.chosen_on_test.any()))
+    on_test, unlabelled = bool(rows.chosen_on_test.any()), bool((rows.unlabelled != "none").any())
+    return make_metric(values, seeds, limited, chosen_on_test=on_test, sees_unlabelled=unlabelled)

@@ -16,6 +16,7 @@ class Metric:
     std: sample standard deviation (ddof = 1), None for one seed. seeds: those of `values`, none for a published number.
     published: what the paper prints for the same setting. limited: only the first images of a test set were evaluated.
     chosen_on_test: the weights or a setting were chosen by test accuracy, as some public code does.
+    sees_unlabelled: the method looks at further images without labels, of the train or the test split.
     """
 
     mean: float
@@ -25,6 +26,7 @@ class Metric:
     limited: bool = False
     values: tuple[float, ...] = ()
     chosen_on_test: bool = False
+    sees_unlabelled: bool = False
 
     @property
     def delta(self) -> float | None:
@@ -38,11 +40,12 @@ def make_metric(
     limited: bool,
     mean: float | None = None,
     chosen_on_test: bool = False,
+    sees_unlabelled: bool = False,
 ) -> Metric:
     """Make a metric of one value per seed. mean: if it is not that of the values."""
     std = stdev(values) if len(values) > 1 else None
     mean = fmean(values) if mean is None else mean
-    return Metric(mean, std, seeds, None, limited, tuple(values), chosen_on_test)
+    return Metric(mean, std, seeds, None, limited, tuple(values), chosen_on_test, sees_unlabelled)
 
 
 def harmonic(base: Metric | None, novel: Metric | None) -> Metric | None:
@@ -53,7 +56,8 @@ def harmonic(base: Metric | None, novel: Metric | None) -> Metric | None:
     # mean of the values.
     values = [harmonic_mean(b, n) for b, n in zip(base.values, novel.values, strict=True)]
     mean = harmonic_mean(base.mean, novel.mean)
-    return make_metric(values, base.seeds, base.limited, mean, base.chosen_on_test or novel.chosen_on_test)
+    on_test, unlabelled = base.chosen_on_test or novel.chosen_on_test, base.sees_unlabelled or novel.sees_unlabelled
+    return make_metric(values, base.seeds, base.limited, mean, on_test, unlabelled)
 
 
 def average(metrics: Sequence[Metric | None]) -> Metric | None:
@@ -64,4 +68,5 @@ def average(metrics: Sequence[Metric | None]) -> Metric | None:
     # Deviation over seeds of the average, not the average of the data sets' deviations. Without values there is none.
     values = [fmean(column) for column in zip(*(metric.values for metric in present), strict=True)]
     mean, on_test = fmean(metric.mean for metric in present), any(metric.chosen_on_test for metric in present)
-    return make_metric(values, present[0].seeds, present[0].limited, mean, on_test)
+    unlabelled = any(metric.sees_unlabelled for metric in present)
+    return make_metric(values, present[0].seeds, present[0].limited, mean, on_test, unlabelled)

@@ -27,7 +27,7 @@ from runner.setup import build_initial_method, label_space, make_eval_transform,
 from runner.step import AsyncLosses
 from shards.device.stream import DeviceTrainStream
 from shards.image_selection import FewShot, TargetImages, load_few_shot, select_target_images
-from shards.loader import TrainStream, evaluation_batches
+from shards.loader import StreamOptions, TrainStream, evaluation_batches
 from shards.reader import open_dataset
 from shards.resolve import resolve_dataset
 from shards.transfer import to_device
@@ -155,11 +155,11 @@ class Case:
 
     def _stream(self) -> TrainStream:
         images, recipe, workers = self.data.fewshot.train, self.config.recipe, self.settings.workers
-        augment = train_augment(recipe, self.method.clip, self.method.views)
         if self.mode == "fast":
-            return train_stream(images, self.config, augment, workers, self.device, self.settings.accelerations)
+            return train_stream(images, self.config, self.method.clip, self.settings.accelerations, workers)
+        augment = train_augment(recipe, self.method.clip, self.method.views)
         # Public code reads and decodes every image again in every epoch.
-        return TrainStream(images, recipe.batch_size, augment, self.config.seed, workers, cache_bytes=0)
+        return TrainStream(images, recipe.batch_size, augment, self.config.seed, StreamOptions(workers, cache_bytes=0))
 
     def _epochs(self, training: Training) -> Generator[tuple[Tensor, ...], None, None]:
         for epoch in range(self.config.recipe.epochs):
@@ -225,7 +225,7 @@ def _evaluate(cases: Sequence[Case], settings: Settings) -> list[list[float]]:
     batch = min(settings.test_batch, len(test))
     transform = make_eval_transform(cases[0].method.clip)
     # One batch for all cases, on the device: this measures towers and not the reading of images.
-    images = next(evaluation_batches(test, transform, batch, limit=batch))[0].to(device)
+    images = next(evaluation_batches(test.subset(range(batch)), transform, batch))[0].to(device)
     # The last batch of a pass may be smaller and is warmed up too.
     for case in cases:
         case.evaluation.prepare(images, len(test) % batch)

@@ -57,5 +57,5 @@ def calibration_tables(variants: Mapping[str, pd.DataFrame], notes: Notes, suite
 def average_over_tests(frame: pd.DataFrame, column: str) -> Metric | None:
     """Average a column over seeds, then over data sets and targets; None if a value is missing or seeds differ."""
     # Groups of a wide frame are slow to make.
-    needed = frame[["dataset", "target", "seed", "limited", "chosen_on_test", column]]
+    needed = frame[["dataset", "target", "seed", "limited", "chosen_on_test", "unlabelled", column]]
     return average([metric_over_seeds(rows, column) for _, rows in needed.groupby(["dataset", "target"])])

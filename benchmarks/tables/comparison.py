@@ -44,14 +44,13 @@ def comparison_table(
     # A is the reference in every comparison, so that a positive difference is in its favour.
     compared = ((title, compare(variants, reference, title, draws=draws)) for title in variants if title != reference)
     comparisons = {title: comparison for title, comparison in compared if len(comparison.tasks)}
-    chosen_on_test = {title: bool(frame.chosen_on_test.any()) for title, frame in variants.items()}
     corrected = holm([comparison.p for comparison in comparisons.values()])
     tasks, measure = {"hm": ("data sets", "mean of HMs"), "accuracy": ("targets", "accuracy")}[measure_of(variants)]
     rows = []
     for (title, comparison), corrected_p in zip(comparisons.items(), corrected, strict=True):
         means, seeds = comparison.tasks[["a", "b"]].mean(), comparison.seeds
-        ours = Metric(float(means.a), seeds=seeds, chosen_on_test=chosen_on_test[reference])
-        theirs = Metric(float(means.b), seeds=seeds, chosen_on_test=chosen_on_test[title])
+        ours = _mean_of(variants[reference], float(means.a), seeds)
+        theirs = _mean_of(variants[title], float(means.b), seeds)
         difference = Metric(comparison.difference, comparison.std, comparison.seeds)
         interval = "{:.2f} to {:.2f}".format(*comparison.interval) if comparison.interval else None
         cells = (ours, theirs, difference, interval, f"{comparison.p:.2g}", f"{corrected_p:.2g}")
@@ -66,3 +65,9 @@ def comparison_table(
     heading = f"{reference} compared with every other row, {measure}"
     notes = [note, *([CHOSEN_ON_TEST] if any(row.chosen_on_test for row in rows) else [])]
     return Table(name, heading, ("Against", tasks.capitalize()), columns, rows, notes)
+
+
+def _mean_of(frame: pd.DataFrame, mean: float, seeds: tuple[int, ...]) -> Metric:
+    """Make a metric of a mean over rows of `frame`, with their marks."""
+    on_test, unlabelled = bool(frame.chosen_on_test.any()), bool((frame.unlabelled != "none").any())
+    return Metric(mean, seeds=seeds, chosen_on_test=on_test, sees_unlabelled=unlabelled)

@@ -10,7 +10,7 @@ from benchmarks.console.output import plural
 from benchmarks.experiment.titles import title_method
 from benchmarks.results.frame import describe_settings
 from benchmarks.results.suite_results import SuiteResults
-from procap.methods import loading_error, method_source
+from procap.methods import data_use, loading_error, method_source
 from procap.recipe import format_value
 from runner.config import RunConfig
 from shards.names import join_first
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LIMITED = "† --limit: evaluated on the first images only; never averaged with whole test sets, never bold."
 CHOSEN_ON_TEST = "‡ weights or settings chosen by test accuracy, as the method's public code does; never bold."
+SEES_UNLABELLED = "§ methods that look at further images without labels; ranked apart."
 
 
 class Notes(NamedTuple):
@@ -61,8 +62,12 @@ def run_notes(
     runs = list(runs)
     spread = "; ± is the sample standard deviation" if len(seeds) > 1 else ""
     names = f"Seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{spread}." * bool(seeds)
-    setting = [*rules, names, describe_shared(runs)]
-    marks = {LIMITED: frame.limited.any(), CHOSEN_ON_TEST: frame.chosen_on_test.any()}
+    setting = [*rules, names, describe_shared(runs), describe_data_use(frame)]
+    marks = {
+        LIMITED: frame.limited.any(),
+        CHOSEN_ON_TEST: frame.chosen_on_test.any(),
+        SEES_UNLABELLED: (frame.unlabelled != "none").any(),
+    }
     limited = [*limited, *(note for note, is_used in marks.items() if is_used), *_note_twins(frame)]
     lines = [" ".join(filter(None, part)) for part in (setting, missing, limited, note_code(frame))]
     return Notes([line for line in lines if line], describe_recipes(runs))
@@ -99,6 +104,13 @@ def describe_shared(runs: Iterable[tuple[str, RunConfig]]) -> str:
     if shared.get("recipe") == "published":
         parts.append("published recipes")
     return f"Setting: {', '.join(parts)}." if parts else ""
+
+
+def describe_data_use(frame: pd.DataFrame) -> str:
+    """Name the methods that look at more than few-shot images and names of the classes trained on, and at what."""
+    uses = {title_method(name): ", ".join(data_use(name).further) for name in dict.fromkeys(map(str, frame.method))}
+    listed = "; ".join(f"{title} ({use})" for title, use in uses.items() if use)
+    return f"Beyond few-shot images and base names: {listed}." if listed else ""
 
 
 def describe_recipes(runs: Iterable[tuple[str, RunConfig]]) -> list[str]:

@@ -26,7 +26,7 @@ PAGE = 45
 """Rows of a LaTeX table on a page."""
 MINUS = re.compile(r"(?<![\w.$-])-(?=\d)")
 """Matches the hyphen of a negative number, to replace it by a minus sign, but not those of 1e-05 and dates."""
-MARKS = {"±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$"}
+MARKS = {"±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$", "§": r"$^\S$"}
 """Signs of the cells of numbers."""
 LATEX = {
     **{sign: f"\\{sign}" for sign in "{}$&#_%"},
@@ -90,6 +90,9 @@ def to_markdown(table: Table) -> str:
     marked: dict[Mark | None, str] = {"best": "**{}**", "second": "<u>{}</u>", None: "{}"}
     headers = [_escape_markdown(header) for header in list_headers(table)]
     body = format_rows(table, marked, "*{}*", _escape_markdown)
+    # Markdown has no rule between rows: a row without text stands for that above rows that see unlabelled images.
+    for number in reversed([i for i, row in enumerate(table.rows) if row.block[1] and table.starts_block(i)]):
+        body.insert(number, [""] * len(headers))
     grid = markdown_grid(headers, body, [index for index, is_text in enumerate(table.text_columns) if is_text])
     notes = "\n".join(f"- {_escape_markdown(note)}" for note in list_notes(table))
     return "\n\n".join(filter(None, [f"**{_escape_markdown(table.title)}**", grid, notes]))
@@ -105,8 +108,7 @@ def to_latex(table: Table) -> str:
         cells[:] = [MINUS.sub("$-$", cell).translate(signs) for cell in cells]
         # LaTeX would read a bracket at the start of a row as an argument of the previous line break.
         cells[0] = "{}" + cells[0] if cells[0].startswith("[") else cells[0]
-        row, previous = table.rows[number], table.rows[max(0, number - 1)]
-        if row.group != previous.group or row.average > previous.average:
+        if table.starts_block(number):
             cells[0] = "\\midrule\n" + cells[0]
     is_long = len(table.rows) > PAGE
     text = _style(table, body, [*map(escape_latex, list_headers(table))]).to_latex(
@@ -131,9 +133,7 @@ def to_html(table: Table, labelled_by: str) -> str:
     body = format_rows(table, marked, "<em>{}</em>", escape)
     is_text, classes = table.text_columns, []
     for number, (row, cells) in enumerate(zip(table.rows, body, strict=True)):
-        previous = table.rows[max(0, number - 1)]
-        starts_group = row.group != previous.group or row.average > previous.average
-        shared = f"{row.source * table.mixed} {'average' * row.average} {'first' * starts_group}"
+        shared = f"{row.source * table.mixed} {'average' * row.average} {'first' * table.starts_block(number)}"
         # Sorting takes rows apart, so each has all labels.
         cells[: len(row.labels)] = [cell or escape(label) for cell, label in zip(cells, row.labels, strict=False)]
         cells[:] = [MINUS.sub("−", cell) for cell in cells]
@@ -183,7 +183,7 @@ def to_csv(table: Table) -> str:
 
     Columns that are empty in all rows are left out.
     """
-    parts = ("", " std", " n", " published", " delta", " limited", " chosen_on_test")
+    parts = ("", " std", " n", " published", " delta", " limited", " chosen_on_test", " sees_unlabelled")
     lines = [[*table.labels, "source", "average", *(column.title + part for column in table.columns for part in parts)]]
     for row in table.rows:
         cells = [*row.labels, row.source, str(row.average).lower()]
@@ -191,7 +191,10 @@ def to_csv(table: Table) -> str:
             if isinstance(cell, Metric):
                 numbers = (cell.mean, cell.std, len(cell.seeds) or None, cell.published, cell.delta)
                 cells += ["" if number is None else str(round(number, 6)) for number in numbers]
-                cells += [str(cell.limited).lower(), str(cell.chosen_on_test).lower() if cell.chosen_on_test else ""]
+                cells += [
+                    str(cell.limited).lower(),
+                    *("true" if mark else "" for mark in (cell.chosen_on_test, cell.sees_unlabelled)),
+                ]
             else:
                 cells += [cell or "", *[""] * (len(parts) - 1)]
         lines.append(cells)
@@ -217,6 +220,7 @@ def to_dict(table: Table) -> dict[str, Any]:
                     "delta": cell.delta,
                     "limited": cell.limited,
                     "chosen_on_test": cell.chosen_on_test,
+                    "sees_unlabelled": cell.sees_unlabelled,
                     "mark": marks.get((number, index)),
                 }
         fields = {name: value for name, value in vars(row).items() if name != "cells"}

@@ -47,6 +47,11 @@ class Row:
         """Whether a number of the row was reached by weights or settings that test accuracy chose."""
         return any(isinstance(cell, Metric) and cell.chosen_on_test for cell in self.cells)
 
+    @property
+    def block(self) -> tuple[str, bool]:
+        """The group, and whether the row's method looks at unlabelled images: rows of a block are ranked together."""
+        return self.group, any(isinstance(cell, Metric) and cell.sees_unlabelled for cell in self.cells)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -69,10 +74,19 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             assert len(row.labels) == len(self.labels) and len(row.cells) == len(self.columns), row
+        # Within a group, rows whose method looks at unlabelled images are the last.
+        groups = list(dict.fromkeys(row.group for row in self.rows))
+        ordered = sorted(self.rows, key=lambda row: (groups.index(row.group), row.block))
+        object.__setattr__(self, "rows", tuple(ordered))
 
     @property
-    def groups(self) -> list[str]:
-        return list(dict.fromkeys(row.group for row in self.rows))
+    def blocks(self) -> list[tuple[str, bool]]:
+        return list(dict.fromkeys(row.block for row in self.rows))
+
+    def starts_block(self, number: int) -> bool:
+        """Whether a rule stands above row `number`: it is the first of a block, or averages the rows above it."""
+        row, previous = self.rows[number], self.rows[max(0, number - 1)]
+        return row.block != previous.block or row.average > previous.average
 
     @property
     def is_wide(self) -> bool:
@@ -99,19 +113,19 @@ class Table:
         return [True] * len(self.labels) + [any(isinstance(cell, str) for cell in column) for column in columns]
 
     def marks(self) -> Mapping[tuple[int, int], Mark]:
-        """Find the best and the second of each group and column, by (row, column).
+        """Find the best and the second of each block and column, by (row, column).
 
         Limited results and those chosen by test accuracy are left out. There is no mark where results of ours have
-        different seeds, as the best of the comparable ones would be read as the best of the group. Numbers that are
+        different seeds, as the best of the comparable ones would be read as the best of the block. Numbers that are
         equal as printed share a mark.
         """
         marks: dict[tuple[int, int], Mark] = {}
-        for group, (index, column) in product(self.groups, enumerate(self.columns)):
+        for block, (index, column) in product(self.blocks, enumerate(self.columns)):
             printed: dict[int, float] = {}
             seeds = set()
             for number, row in enumerate(self.rows):
                 cell = row.cells[index]
-                if row.group == group and isinstance(cell, Metric) and not (cell.limited or cell.chosen_on_test):
+                if row.block == block and isinstance(cell, Metric) and not (cell.limited or cell.chosen_on_test):
                     printed[number] = round(cell.mean, column.digits)
                     # Published numbers are ranked with ours, although their seeds are unknown.
                     seeds |= {cell.seeds} if row.source == "ours" else set()
@@ -165,7 +179,7 @@ def format_cell(table: Table, cell: Cell, index: int, template: str = "{}", esca
         text += f" (n={len(cell.seeds)})"
     if cell.delta is not None:
         text += f" ({format_number(cell.delta, digits, '+')})"
-    return text + " †" * cell.limited + " ‡" * cell.chosen_on_test
+    return text + " †" * cell.limited + " ‡" * cell.chosen_on_test + " §" * cell.sees_unlabelled
 
 
 def format_number(number: float, digits: int, sign: str = "") -> str:
@@ -189,7 +203,7 @@ def describe_marks(table: Table) -> str:
     marks = set(table.marks().values())
     sentences = []
     if marks:
-        per_group = " of each group" if len(table.groups) > 1 else ""
+        per_group = " of each group" if len(table.blocks) > 1 else ""
         second = ", second underlined" if "second" in marks else ""
         sentences.append(f"Best{per_group} in bold{second}.")
     if table.mixed:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError, explain_invalid, unknown_name
+from procap.methods.data_use import DataUse
 from procap.methods.plugins import MethodSource, code_digest, find_place, find_plugins, plugin_source
 from procap.weights.architectures import check_towers
 
@@ -67,8 +68,8 @@ METHODS: dict[str, str] = {
 COLOUR = re.compile("#[0-9a-fA-F]{6}")
 """Matches the colour of a method."""
 
-FACTS = ("title", "selection", "groups")
-"""The attributes of a built-in method's class that are read without importing it; literals."""
+FACTS = ("title", "selection", "groups", "uses")
+"""The attributes of a built-in method's class that are read without importing it: literals, and a `DataUse` of some."""
 
 
 def method_paths() -> dict[str, str]:
@@ -149,8 +150,16 @@ def method_groups() -> dict[str, list[str]]:
     return dict(groups)
 
 
+def data_use(name: str) -> DataUse:
+    """Return what a method looks at; the default for one that is not installed."""
+    if name in METHODS:
+        uses: DataUse = _read_facts(METHODS[name])["uses"]
+        return uses
+    return DataUse() if loading_error(name) else method_class(name).uses
+
+
 def describe_method(name: str) -> dict[str, str]:
-    """Return the summary, recipe (a sentence) and selection of a method.
+    """Return the summary, recipe (a sentence), selection and data use of a method.
 
     Those of a built-in method are read from its source: importing it would import torch, which takes seconds. Raises
     UsageError for a plug-in that cannot be loaded.
@@ -163,6 +172,7 @@ def describe_method(name: str) -> dict[str, str]:
         texts = {"summary": summary, "selection": cls.selection}
         # Not `inspect.getdoc`, which returns the text of the abstract `Method.recipe` if there is none.
         texts["recipe"] = cls.recipe.__doc__ or "the method's own"
+    texts["uses"] = str(data_use(name))
     texts["selection"] = texts["selection"].replace("validation", "validation, 4 images per class")
     for text in ("summary", "recipe"):
         texts[text] = texts[text].strip().partition("\n")[0].removeprefix("Return ").removesuffix(".")
@@ -191,8 +201,15 @@ def _read_facts(path: str) -> Mapping[str, Any]:
         elif isinstance(node, ast.AnnAssign | ast.Assign):
             name = ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
             if name in FACTS and node.value:
-                facts[name] = ast.literal_eval(node.value)
+                facts[name] = _evaluate(node.value)
     return facts
+
+
+def _evaluate(node: ast.expr) -> Any:
+    """Evaluate a literal, or a `DataUse` of literals."""
+    if not isinstance(node, ast.Call):
+        return ast.literal_eval(node)
+    return DataUse(**{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords})
 
 
 def method_options(name: str, options: Mapping[str, Any]) -> BaseModel:

@@ -22,6 +22,7 @@ from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.errors import UserError, describe_invalid
 from procap.methods.adapters import FeatureAdapter
+from procap.methods.data_use import DataUse
 from procap.methods.maple import MAPLE_NAMES, MaPLe, MaPLeOptions
 from procap.methods.method import Noise, PublicLayout, name_options
 from procap.methods.zeroshot import ENSEMBLE
@@ -69,6 +70,7 @@ class CoPrompt(MaPLe):
 
     Options = CoPromptOptions
     title: ClassVar[str] = "CoPrompt"
+    uses: ClassVar[DataUse] = DataUse(models=("sentences",))
     mini_lr: ClassVar[float | None] = 1e-2
     public_layout = PublicLayout(
         "MultiModalPromptLearner",

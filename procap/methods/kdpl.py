@@ -21,6 +21,7 @@ from torch import Tensor
 from procap.classifier import Classifier, cosine_logits
 from procap.errors import UsageError
 from procap.methods.coop import ContextMethod, ContextOptions
+from procap.methods.data_use import DataUse
 from procap.methods.maple import MaPLe, MaPLeOptions
 from procap.methods.method import Method, MethodOptions, Noise, PublishedOptions
 from procap.parallel import gather_batch
@@ -42,6 +43,7 @@ class DistilledOptions(MethodOptions):
 class Distilled(Method):
     """What KDPL changes in a prompt method, as a base class before that of the method."""
 
+    uses: ClassVar[DataUse] = DataUse(models=("teacher",))
     required_option = "teacher"
     # No larger CLIP knows generated data.
     mini_options: ClassVar[Mapping[str, object]] = {"teacher": "mini"}

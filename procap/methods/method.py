@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from procap.classifier import AveragedClassifier, Classifier, cosine_logits
 from procap.clip import CLIP
+from procap.methods.data_use import DataUse
 from procap.methods.hooks import TrainingHooks
 from procap.methods.options import MethodOptions, TemplateOptions
 from procap.methods.prompts import ClassPrompts, template_prompts
@@ -72,13 +73,13 @@ class MethodFacts:
     title, colour: in tables and plots, the colour as "#0072b2"; the defaults are the method's name and a spare colour.
     groups: names that stand for several built-in methods, this one among them.
     selection: what it is chosen by: "last step", "validation" for at most four validation images of each class, or "-".
+    uses: what it looks at: images, class names, further models and texts.
     published: options of its published recipes that differ from the defaults.
     public_layout: how its public code saves it; None if that is not supported.
     mini_lr: of a built-in method, the learning rate of short trainings on generated data in ProCAP's recipe, chosen by
         base validation images; docs/methods.md has the command. mini_options: its options on generated data.
     first_stage: a method with a subset of its options, whose trained tensors are its initial ones.
     changes: the towers ("image", "text") that its plans change, or whose weights it reads.
-    reads_names: it depends on the names of the classes.
     knows_new_classes: it can classify images of classes that it was not trained on.
     """
 
@@ -86,13 +87,13 @@ class MethodFacts:
     colour: ClassVar[str] = ""
     groups: ClassVar[tuple[str, ...]] = ("prompts",)
     selection: ClassVar[str] = "last step"
+    uses: ClassVar[DataUse] = DataUse()
     published: ClassVar[PublishedOptions] = {}
     public_layout: ClassVar[PublicLayout | None] = None
     mini_lr: ClassVar[float | None] = None
     mini_options: ClassVar[Mapping[str, object]] = {}
     first_stage: ClassVar[str] = ""
     changes: ClassVar[tuple[str, ...]] = ("image", "text")
-    reads_names: ClassVar[bool] = True
     knows_new_classes: ClassVar[bool] = True
 
     @classmethod

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
+from procap.methods.data_use import DataUse
 from procap.methods.features import FeatureBank, FeatureMethod, Head, accuracy
 from procap.methods.method import MethodOptions
 from procap.text import LabelSpace
@@ -31,7 +32,7 @@ class Baseline(FeatureMethod):
 
     takes_steps: ClassVar[bool] = False
     augments: ClassVar[bool] = False
-    reads_names: ClassVar[bool] = False
+    uses: ClassVar[DataUse] = DataUse(names="none")
     knows_new_classes: ClassVar[bool] = False
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:

@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from procap.classifier import Classifier
+from procap.methods.data_use import DataUse
 from procap.methods.method import Method, MethodOptions, Noise
 from procap.methods.prompts import ClassPrompts
 from procap.plan import NO_CHANGE, Plan
@@ -48,6 +49,7 @@ class ZeroShot(Method):
     title: ClassVar[str] = "CLIP (zero-shot)"
     groups: ClassVar[tuple[str, ...]] = ()
     selection: ClassVar[str] = "-"
+    uses: ClassVar[DataUse] = DataUse(labelled="none")
     changes = ()
     options: ZeroShotOptions
 

@@ -36,11 +36,11 @@ def device_evaluation_batches(
     workers: int,
     *,
     device: torch.device,
-    rank: int = 0,
-    world_size: int = 1,
+    **part: int,
 ) -> Generator[tuple[Tensor, Tensor, Tensor]]:
     """Yield the batches of `evaluation_batches` with the images on `device`; what images of padding hold is undefined.
 
+    part: `rank` and `world_size`, as for `evaluation_batches`.
     On CUDA the work on a batch is issued on a side stream up to `BATCHES_AHEAD` batches before its turn.
     """
     side, size = SideStream(device), transform.image_size
@@ -73,7 +73,7 @@ def device_evaluation_batches(
 
     with (
         thread_pool(workers, "images") as pool,
-        closing(read_batches(images, batch_size, rank=rank, world_size=world_size)) as batches,
+        closing(read_batches(images, batch_size, **part)) as batches,
         # The inner one starts decoding in threads, the outer one issues device work on images that are decoded.
         closing(prefetch(prefetch(batches, start, BATCHES_AHEAD), issue, BATCHES_AHEAD)) as issued,
     ):

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from shards.device.crops import DeviceCrops, augments_on_device, fits
-from shards.loader import BATCHES_AHEAD, CACHE_BYTES, TrainStream
+from shards.loader import BATCHES_AHEAD, CACHE_BYTES, StreamOptions, TrainStream
 from shards.pools import prefetch, thread_pool
 from shards.reader import ImageList
 from shards.transfer import SideStream, upload
@@ -50,7 +49,6 @@ class DeviceTrainStream(TrainStream):
     The pixels of up to `device_bytes` of images stay on the device (default: a quarter of its free memory, on a CPU
     what `TrainStream` keeps). Images beyond that are kept and augmented as `TrainStream` does, and uploaded.
     On CUDA the work on a batch is issued on a side stream up to `BATCHES_AHEAD` batches before its turn.
-    options: as those of `TrainStream`.
     """
 
     def __init__(
@@ -59,27 +57,25 @@ class DeviceTrainStream(TrainStream):
         batch_size: int,
         augment: TrainAugment,
         seed: int,
-        workers: int = 0,
-        *,
+        options: StreamOptions,
         device: torch.device,
-        device_bytes: int | None = None,
-        **options: Any,
     ) -> None:
         if not augments_on_device(augment):
             raise ValueError("jitter and rotation are done by TrainStream alone")
-        super().__init__(images, batch_size, augment, seed, workers, **options)
+        super().__init__(images, batch_size, augment, seed, options)
         self._side = SideStream(device)
         self.device = self._side.device
-        if device_bytes is None:
-            device_bytes = torch.cuda.mem_get_info(self.device)[0] // 4 if device.type == "cuda" else CACHE_BYTES
-        self._room = device_bytes
+        room = options.device_bytes
+        if room is None:
+            room = torch.cuda.mem_get_info(self.device)[0] // 4 if device.type == "cuda" else CACHE_BYTES
+        self._room = room
         self._on_device: dict[int, Tensor] = {}  # [H, 3, W] uint8
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield the batches of `TrainStream.epoch`, on the device."""
         batches = [*self.batches(epoch, start_step)]
         absent = [i for batch in batches for i in self.share(batch) if i not in self._on_device]
-        with thread_pool(self.workers, "images") as pool, closing(self._decoded.loaders(absent)) as loaders:
+        with thread_pool(self.options.workers, "images") as pool, closing(self._decoded.loaders(absent)) as loaders:
             prepared = prefetch(batches, partial(self._prepare, pool, epoch, loaders), BATCHES_AHEAD)
             with closing(prefetch(prepared, self._issue, BATCHES_AHEAD)) as issued:
                 for take in issued:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from procap.errors import UserError
 from shards.names import first_few, unsafe_path
-from shards.raw.folders import describe_left_out, is_image_name, list_folder, walk_files
+from shards.raw.folders import describe_left_out, describe_unread, is_image_name, list_folder, walk_files
 from shards.raw.published import SPLITS
 
 SPLIT_WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
@@ -116,9 +116,8 @@ def scan_folders(root: Path) -> tuple[list[ListedImage], list[str], list[str]]:
             unread = sorted(entries.keys() - {*paths, *leavings})
             left_out += unread
             if not paths:
-                contents = f" ({describe_left_out(unread, 0)})".replace("warning: ", "") if unread else ""
                 hint = "remove the folder, or add its images"
-                problems.append(f"folder: {root / prefix / name} holds no image{contents}: {hint}")
+                problems.append(f"folder: {root / prefix / name} holds no image{describe_unread(unread)}: {hint}")
     # Files next to the folders are left out as well, and named.
     for folder in dict.fromkeys(("", *splits.values())):
         for name, entry in list_folder(root / folder).items():

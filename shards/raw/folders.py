@@ -153,15 +153,20 @@ def describe_left_out(files: Sequence[str], packed: int) -> str:
     return f"{'warning: ' * (many or bool(unnamed))}left out: {'; '.join(hints)}"
 
 
+def describe_unread(files: Sequence[str]) -> str:
+    """Describe files of which none is an image, in parentheses; "" without files."""
+    return f" ({describe_left_out(files, 0)})".replace("warning: ", "") if files else ""
+
+
 def is_image_name(file: str) -> bool:
     """Whether a file name has the extension of an image format that is read."""
     stem, _, extension = file.rpartition(".")
     return bool(stem) and extension.lower() in IMAGE_EXTENSIONS
 
 
-def missing_images(root: Path, images: Images) -> list[str]:
-    """List the paths of images that are no files below `root`."""
-    return [path for path, _ in images if not os.path.isfile(root / path)]
+def missing_files(root: Path, paths: Iterable[str]) -> list[str]:
+    """List the paths that are no files below `root`."""
+    return [path for path in paths if not os.path.isfile(root / path)]
 
 
 def file_sizes(root: Path, paths: Iterable[str]) -> list[int]:

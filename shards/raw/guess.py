@@ -25,7 +25,7 @@ from shards.raw.class_folders import (
     scan_folders,
 )
 from shards.raw.description import read_description
-from shards.raw.folders import describe_left_out, is_image_name, list_folder, split_sizes, walk_files
+from shards.raw.folders import describe_unread, is_image_name, list_folder, split_sizes, walk_files
 from shards.raw.published import imagenet_wnids, published_classnames
 from shards.raw.tables import Table, read_lines, read_table
 
@@ -62,7 +62,7 @@ def find_description(folder: Path) -> tuple[Path, str]:
     keys, what, labels = guess_keys(folder)
     if len(labels) < 2:
         layout = "put the images of each class into a folder, or add a table labels.csv of path,label"
-        unread = _describe_unread(folder)
+        unread = _describe_files(folder)
         raise UserError(f"{folder} has one class, {first_few([*map(str, labels)])}{unread}: {layout}; or write {file}")
     if file.parent != folder.parent:
         keys |= {key: str(folder.parent / keys[key]) for key in ("folder", "table", "images") if key in keys}
@@ -99,7 +99,7 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
     names = list_class_folders(folder / root)
     if not names:
         needed = "it needs a folder of images per class, or a table labels.csv of path,label (docs/data.md)"
-        raise UserError(f"{folder} holds no class folders with images{_describe_unread(folder / root)}: {needed}")
+        raise UserError(f"{folder} holds no class folders with images{_describe_files(folder / root)}: {needed}")
     keys = {"folder": posixpath.join(folder.name, root).rstrip("/")}
     splits = find_split_folders(folder / root)
     for prefix in splits.values() or [""]:
@@ -114,10 +114,9 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
     return keys | _guess_split(images), f"{len(names)} class folders, split at random", labels
 
 
-def _describe_unread(folder: Path) -> str:
+def _describe_files(folder: Path) -> str:
     """Describe the files in a folder of which none was understood as labels, in parentheses; "" without files."""
-    files = [name for name, entry in list_folder(folder).items() if entry != "folder"]
-    return f" ({describe_left_out(files, 0)})".replace("warning: ", "") if files else ""
+    return describe_unread([name for name, entry in list_folder(folder).items() if entry != "folder"])
 
 
 def _check_class_folders(root: Path) -> None:
@@ -127,7 +126,7 @@ def _check_class_folders(root: Path) -> None:
     usual = words | CONTENTS if len(names) > 1 else words
     if all({*re.split("[ _-]", name.lower())} <= usual for name in names):
         what = f"{first_few(names)}, which are names of splits or kinds of files" if names else "no folders"
-        what += _describe_unread(root)
+        what += _describe_files(root)
         hint = "put the images of each class into a folder, such as train/CLASS, or add a table of path,label,split"
         raise UserError(f"{root} holds {what}: {hint}")
     inner = {name: list_folder(root / name) for name in names}

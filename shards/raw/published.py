@@ -22,7 +22,7 @@ from shards.catalogue import Dataset, RawLayout
 from shards.files import read_regular
 from shards.manifest import lines_digest
 from shards.names import first_few, unsafe_path
-from shards.raw.folders import Images, Listing, file_sizes, is_image_name, list_folder, missing_images
+from shards.raw.folders import Images, Listing, file_sizes, is_image_name, list_folder, missing_files
 from shards.records import Source
 
 FOLDER = Path(__file__).parent
@@ -228,7 +228,7 @@ def check_published(dataset: Dataset, listing: Listing) -> None:
         hint = "CoOp writes a private one under that name when it is missing"
         raise UserError(f"{raw.split_file or 'variants.txt'} is not the published split ({hint}); get {raw.get}")
     for split, images in listing.splits.items():
-        if missing := missing_images(listing.root, images):
+        if missing := missing_files(listing.root, (path for path, _ in images)):
             what = f"{split}: {len(missing):,} of {len(images):,} images are missing: {first_few(missing)}"
             raise UserError(f"{what}; {get_the_rest}")
 

@@ -21,7 +21,7 @@ from shards.names import first_few, join_first
 from shards.pools import map_in_order
 from shards.raw.class_folders import ListedImage, scan_folders
 from shards.raw.description import Description, parse_description, read_description
-from shards.raw.folders import FolderPart, Images, Listing, file_sizes, missing_images, small_classes, split_classes
+from shards.raw.folders import FolderPart, Images, Listing, file_sizes, missing_files, small_classes, split_classes
 from shards.raw.published import SPLITS
 from shards.raw.tables import read_table
 from shards.records import Source
@@ -100,7 +100,7 @@ def _resolve(file: Path, path: str) -> Path:
 
 def _list_table(table: Path, root: Path, skip_missing: bool) -> list[ListedImage]:
     images = read_table(table, root)
-    missing = missing_images(root, [(image.path, 0) for image in images])
+    missing = missing_files(root, [image.path for image in images])
     if missing and not (skip_missing and len(missing) < len(images)):
         what = f"table: {len(missing):,} of {len(images):,} images are not in {root}"
         raise UserError(f"{what}: {first_few(missing)}")

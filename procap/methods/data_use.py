@@ -1,0 +1,35 @@
+"""What a method looks at beside the frozen CLIP and its templates; imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class DataUse:
+    """The data and the further models that a method looks at until it has classified the test images.
+
+    labelled: the images with labels: the "few-shot" samples, or "none".
+    unlabelled: further images, without labels: "none", or of the "train" or the "test" split.
+    names: the class names: "none", those of the classes trained on ("base"), or while it trains also those of new
+        classes ("all").
+    models: further models and texts, such as "teacher" or "sentences".
+    """
+
+    labelled: Literal["none", "few-shot"] = "few-shot"
+    unlabelled: Literal["none", "train", "test"] = "none"
+    names: Literal["none", "base", "all"] = "base"
+    models: tuple[str, ...] = ()
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """What it looks at beyond few-shot samples and the names of the classes trained on."""
+        images = f"unlabelled {self.unlabelled} images" if self.unlabelled != "none" else ""
+        names = "names of new classes" if self.names == "all" else ""
+        return *filter(None, (images, names)), *self.models
+
+    def __str__(self) -> str:
+        images = "few-shot images" if self.labelled == "few-shot" else ""
+        names = "class names" if self.names != "none" else ""
+        return ", ".join(filter(None, (images, names, *self.further)))
