@@ -17,7 +17,7 @@ from shards.resolve import resolve_dataset
 
 @command(
     "procap data few-shot shapes --shots 16 --seed 1",
-    "procap data few-shot caltech101 --json | tail -n 1 > caltech101-16-1.json",
+    "procap data few-shot caltech101 --json > caltech101-16-1.json",
 )
 def few_shot(
     output: OutputFlags,

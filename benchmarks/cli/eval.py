@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.dry_run import show_plan
@@ -39,7 +37,7 @@ def evaluate(
     runtime_flags: flags.RuntimeFlags,
     mode: flags.ModeFlags,
     output: flags.OutputFlags,
-    folders: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="folders, instead of flags")] = None,
+    folders: Annotated[list[Path] | None, flags.run_argument("folders, instead of flags")] = None,
     targets: Annotated[str, flags.flag("SET[:CLASSES[:SPLIT]]", "comma list [default: base and novel classes]")] = "",
     limit: flags.Limit = None,
     eval_precision: flags.EvalPrecision = "",
