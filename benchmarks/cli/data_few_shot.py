@@ -20,7 +20,7 @@ from shards.sampling import BALANCED, parse_sampling
 @command(
     "procap data few-shot shapes --shots 16 --seed 1",
     "procap data few-shot digits --sampling decay:0.06 --classes base",
-    "procap data few-shot caltech101 --json | tail -n 1 > caltech101-16-1.json",
+    "procap data few-shot caltech101 --json > caltech101-16-1.json",
 )
 def few_shot(
     output: OutputFlags,

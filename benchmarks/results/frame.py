@@ -7,10 +7,13 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in, title_method
@@ -75,6 +78,9 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         written               when the evaluation was written, UTC, as 2026-01-31T12:00:00Z
         correct_images        which images were right [total]; None if not recorded
         wrong_images          true and predicted labels [2, total - correct] of the others, in order
+        labels, predicted     true and predicted label of each image [total]; None if not recorded, as
+        confidence            the probability of the predicted label, six decimals; and
+        base_confidence       where the target has classes beside those trained on: the highest probability of those
 
     Raises UserError if there is no such folder or suite, if a file is broken, if an evaluation used other weights than
     the run has now, or if images of a data set or weights of a backbone differ between results.
@@ -203,9 +209,15 @@ def make_records(
             "written": result.written,
             "correct_images": result.correct_images(),
             "wrong_images": result.wrong_images(),
+            **{name: _to_array(getattr(result, name)) for name in OF_IMAGES},
         }
 
 
+def _to_array(values: Sequence[float] | None) -> NDArray[Any] | None:
+    return None if values is None else np.array(values)
+
+
+OF_IMAGES = ("labels", "predicted", "confidence", "base_confidence")
 COLUMNS = (
     *("path", "hash", "method", "variant", "config", "options", "settings", "dataset", "classes", "shots", "seed"),
     *("sampling", "backbone", "pretrained", "precision", "recipe", "epochs"),
@@ -215,7 +227,7 @@ COLUMNS = (
     *("labelled", "unlabelled", "names", "models"),
     *("source", "group"),
     *("train_seconds", "steps", "gradient_norms", "losses", "manifest", "contents", "backbone_digest", "written"),
-    *("correct_images", "wrong_images"),
+    *("correct_images", "wrong_images", *OF_IMAGES),
 )
 
 
