@@ -14,6 +14,7 @@ from benchmarks.cli.selection import default_targets, eval_settings, find_run, r
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import split_names
+from benchmarks.results.frame import OF_IMAGES
 from benchmarks.suites.preconditions import check_weights_of
 from procap.errors import UsageError
 from runner.config import RunConfig, Target
@@ -112,7 +113,7 @@ def _show_evaluations(done: Sequence[Evaluated], failures: Failures, output: fla
     if output.json:
         evaluated = [
             {"run": config.path, "accuracy": result.accuracy, "macro_accuracy": result.macro_accuracy}
-            | result.model_dump(exclude={"per_class", "labels", "predicted", "environment"})
+            | result.model_dump(exclude={"per_class", "environment", *OF_IMAGES})
             for config, _, result in done
         ]
         show_json({"evaluated": evaluated, "failed": failures.reasons})
