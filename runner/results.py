@@ -24,6 +24,7 @@ from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate,
 from shards.credentials import mask
 from shards.files import read_regular, write_file
 from shards.manifest import lines_digest
+from shards.sampling import BALANCED, CANONICAL
 
 SCHEMA: Literal[1] = 1
 Document = TypeVar("Document", bound=BaseModel)
@@ -57,6 +58,7 @@ class EpochLog(FrozenModel):
 
 class FewShotRecord(FrozenModel):
     shots: Count
+    sampling: str = Field(default=BALANCED, pattern=CANONICAL)
     seed: Count
     digest: str = Field(description="of the paths of the chosen training images, in order")
     samples: list[str] = Field(description="paths of the chosen training images")

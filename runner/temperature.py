@@ -39,7 +39,8 @@ def fit_temperature(run: Run, *, force: bool = False) -> float:
     """
     if run.temperature is None:
         config, session = run.config, run.session
-        fewshot = load_few_shot(session.dataset(config.dataset), config.shots, config.seed, config.classes)
+        shards = session.dataset(config.dataset)
+        fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, config.sampling)
         folds = min(FOLDS, config.shots) if config.recipe.epochs else 0
         parts = [_predict_fold(run, fewshot, f"{number}/{folds}", force) for number in range(1, folds + 1)]
         logits, labels = zip(*(parts or [_predict(run, fewshot)]), strict=True)
@@ -74,11 +75,9 @@ def _predict(run: Run, fewshot: FewShot, fold: str = "") -> tuple[NDArray[np.flo
     """Compute logits and labels of the images of a fold, or of all, under the settings of the evaluation."""
     session, method, device = run.session, load_trained(run).method, run.session.device
     images = split_fold(fewshot.train, fold)[1] if fold else fewshot.train
-    settings, batch_size = session.runtime.evaluation, run.config.recipe.test_batch_size
-    transform, workers = (
-        make_eval_transform(method.clip, settings.resize),
-        num_decoders(session.runtime.workers, device),
-    )
+    runtime, batch_size = session.runtime, run.config.recipe.test_batch_size
+    transform = make_eval_transform(method.clip, runtime.evaluation.resize)
+    workers = num_decoders(runtime.workers, device)
     with fitting_threads(method.clip, min(batch_size, len(images)), "eval"):
         inference = prepare_inference(run, images, method.space, Meter(device, warmup=0))
         # They are few: each rank predicts all, so that the number of ranks does not change the size of a batch.

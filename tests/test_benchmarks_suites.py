@@ -297,7 +297,7 @@ def test_the_record_of_an_interrupted_suite_is_uploaded(at, there, monkeypatch, 
 
 @pytest.mark.usefixtures("without_plots", "blank_figures")
 def test_the_report_of_all_suites_is_local_and_names_the_url(at, there, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench_command, "SUITES", ["base-to-novel"])
+    monkeypatch.setattr(bench_command, "PAPER_SUITES", ["base-to-novel"])
     assert main(["bench", "all", *SUITE, *at]) == 0
     page = tmp_path / "report/index.html"
     assert f"the result files in local://{there}" in page.read_text()

@@ -45,6 +45,9 @@ def switch(name: str, text: str, *short: str) -> Any:
 
 
 # The types of flags that several commands have, alone or in a group below.
+Sampling = Annotated[
+    str, flag("RULE", "images per class: balanced, decay:0.06, natural, natural-any [default: balanced]")
+]
 RecipeChoice = Annotated[
     str, flag("published|procap", "published for each method, or ProCAP's [default: published; profile mini: procap]")
 ]
@@ -109,6 +112,7 @@ class SelectionFlags(ChoiceFlags):
     """Flags that select runs."""
 
     classes: Annotated[str, flag("base|all|dev-base|dev-novel", "classes to train on [default: base]")] = ""
+    sampling: Sampling = ""
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,7 @@ class StorageFlags:
     results: Results = "results"
     device: Device = "auto"
     tracking: Tracking = ""
+    download: Annotated[bool, switch("--download", "download weights of CLIP that are not on this machine")] = False
 
 
 @dataclass(frozen=True)

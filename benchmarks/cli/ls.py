@@ -14,6 +14,7 @@ from benchmarks.cli.flags import Data, FilterFlags, OutputFlags, Results, comman
 from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import columns, note, plural, show, show_json
 from benchmarks.console.parse import parse_methods
+from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.titles import title_method
 from benchmarks.results.frame import describe_settings, open_results, run_folders, title_variants
 from benchmarks.suites import SUITES, load_suite
@@ -94,7 +95,7 @@ def _methods(names: Sequence[str], whole: bool, details: bool) -> Listing:
     if whole:
         return "\n\n".join(map(_format_method, rows)), rows
     uses = [row["uses"].replace("few-shot images", "shots").replace("class names", "names") for row in rows]
-    width = 116 - max(len(row["name"]) + len(used) for row, used in zip(rows, uses, strict=True))
+    width = 116 - max(len(row["name"]) for row in rows) - max(map(len, uses))
     summaries = [textwrap.shorten(row["summary"], width, placeholder=" ...") for row in rows]
     shown = list(zip([row["name"] for row in rows], uses, summaries, strict=True))
     return columns(("method", "looks at", "what it is; its options: procap ls methods NAME"), shown), rows
@@ -118,10 +119,14 @@ def _format_method(row: Mapping[str, Any]) -> str:
 
 
 def _suites() -> Listing:
-    suites = [load_suite(name) for name in SUITES]
-    rows = [{name: getattr(suite, name) for name in ("name", "title", "methods", "seeds")} for suite in suites]
-    shown = [(suite.name, suite.title, ",".join(suite.methods), ",".join(map(str, suite.seeds))) for suite in suites]
-    return columns(("suite", "what it is", "methods", "seeds"), shown), rows
+    """List the suites with the runs and evaluations that each has alone, with the paper's data sets."""
+    rows: list[dict[str, Any]] = []
+    for suite in map(load_suite, SUITES):
+        targets = {run.path: run.spec.targets for run in suite.plan(suite.options(PAPER))}
+        costs = {"runs": len(targets), "evaluations": sum(map(len, targets.values()))}
+        rows.append({name: getattr(suite, name) for name in ("name", "title", "methods", "seeds")} | costs)
+    shown = [[",".join(map(str, cell)) if isinstance(cell, tuple) else cell for cell in row.values()] for row in rows]
+    return columns(("suite", "what it is", "methods", "seeds", "runs", "evaluations"), shown), rows
 
 
 def _datasets(root: Path) -> Listing:

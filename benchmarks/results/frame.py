@@ -47,6 +47,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         options, settings     dicts: the method's options; other settings of the run (recipe fields with dots)
         dataset, classes      what was trained on: data set; all, base or novel classes
         shots, seed           training images per class, 0 for all; seed of the samples and of the training
+        sampling              their rule: balanced, decay:0.06, natural or natural-any
         backbone, pretrained, precision, recipe, epochs
         target                what was evaluated, `dataset:classes:split`
         target_dataset, target_classes, split
@@ -158,7 +159,7 @@ def make_records(
 
     Raises UserError if an evaluation used other weights than the run has now.
     """
-    run_fields: tuple[str, ...] = ("path", "hash", "method", "dataset", "classes", "shots", "seed")
+    run_fields: tuple[str, ...] = ("path", "hash", "method", "dataset", "classes", "shots", "sampling", "seed")
     run_fields += ("backbone", "pretrained", "precision")
     run = {
         **{name: getattr(config, name) for name in run_fields},
@@ -226,7 +227,8 @@ def _to_array(values: Sequence[float] | None) -> NDArray[Any] | None:
 OF_IMAGES = ("labels", "predicted", "confidence", "base_confidence")
 COLUMNS = (
     *("path", "hash", "method", "variant", "config", "options", "settings", "dataset", "classes", "shots", "seed"),
-    *("backbone", "pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split"),
+    *("sampling", "backbone", "pretrained", "precision", "recipe", "epochs"),
+    *("target", "target_dataset", "target_classes", "split"),
     *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "calibration", "per_class"),
     *(
         "images",
@@ -298,7 +300,7 @@ def describe_settings(config: RunConfig) -> dict[str, str]:
     }
     settings |= {f"{config.method}.{name}": format_value(value) for name, value in sorted(config.options.items())}
     if config.recipe.epochs:
-        settings |= {"shots": str(config.shots or "full"), "recipe": config.recipe_name}
+        settings |= {"shots": str(config.shots or "full"), "sampling": config.sampling, "recipe": config.recipe_name}
         # The method of the run that the training started from.
         settings["init"] = RunConfig.parse_path(config.init)["method"] if config.init else "none"
         fields = config.identity()["recipe"]
@@ -332,7 +334,7 @@ def find_differences(rows: Iterable[Mapping[str, str]]) -> dict[str, Counter[str
     return {name: values for name, values in counts.items() if len(values) > 1}
 
 
-SHARED = ("backbone", "pretrained", "precision", "shots")
+SHARED = ("backbone", "pretrained", "precision", "shots", "sampling")
 """Settings that are compared between all rows; others are compared between the rows of one method."""
 WITHIN = ("code", "start", "limit", "recipe.colour_jitter", "recipe.rotation")
 """Settings that are, as files, compared within a data set alone; published recipes set the last two by data set."""
