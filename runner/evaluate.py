@@ -80,8 +80,8 @@ def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult
     """Count the correct images of a finished run on `target` and return the content of the result's file in `eval`.
 
     An existing result of the same checkpoint is returned, unless `force` is set or it counts too few images.
-    The session's `evaluation` sets the precision, the resizing and the samples, which come from named streams of the
-    run's seed; nothing else is random.
+    The session's `evaluation` sets the precision, the resizing, the temperature and the samples, which come from named
+    streams of the run's seed; nothing else is random.
     All ranks of a group call this; each image is counted on one rank, and rank 0 reads and writes the results.
     Raises UserError when the run is not finished, when data or weights have changed, when a limited result would
     replace a whole one, and for an image or shard that cannot be read.
@@ -92,8 +92,14 @@ def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult
     if existing := find_result(run, target, run.folder.read_evaluation, force=force):
         session.remote.push(run.path)
         return existing
+    temperature = None
+    if session.runtime.evaluation.for_run(run.config).temperature:
+        # Imported here: it trains, and a training imports this module to validate.
+        from runner.temperature import fit_temperature
+
+        temperature = fit_temperature(run, force=force)
     with StopRequest() as stop:
-        result = _evaluate(run, target, stop)
+        result = _evaluate(run, target, temperature, stop)
         if session.is_first:
             write_json(run.folder.eval_file(target, result.settings), result)
             session.remote.push(run.path)
@@ -162,7 +168,7 @@ def trained_classifier(method: Method, config: RunConfig, space: LabelSpace, sam
     )
 
 
-def _evaluate(run: Run, target: Target, stop: StopRequest) -> EvalResult:
+def _evaluate(run: Run, target: Target, temperature: float | None, stop: StopRequest) -> EvalResult:
     config, session, trained = run.config, run.session, load_trained(run)
     runtime, group, clip, device = session.runtime, session.group, trained.clip, session.device
     settings, shards = runtime.evaluation.for_run(config), session.dataset(target.dataset)
@@ -175,7 +181,7 @@ def _evaluate(run: Run, target: Target, stop: StopRequest) -> EvalResult:
     start_memory_peak(device)
     # No batch is left out of the rates: `prepare_inference` warms up.
     meter = Meter(device, warmup=0)
-    scoring = Scoring(_find_base_classes(run, target, selection))
+    scoring = Scoring(_find_base_classes(run, target, selection), temperature or 1.0)
     inference = prepare_inference(run, images, label_space(manifest, selection.classnames), meter, scoring)
     predictions = predict_images(run, inference, transform, target, meter, stop)
     per_class = count_by_class(images.labels, predictions.is_correct, selection.classnames)
@@ -193,6 +199,7 @@ def _evaluate(run: Run, target: Target, stop: StopRequest) -> EvalResult:
         settings=settings,
         batch_size=config.recipe.test_batch_size,
         workers=num_decoders(runtime.workers, device),
+        temperature=temperature,
         seconds=meter.seconds,
         images_per_second=meter.images_per_second(),
         images_per_second_model=meter.images_per_second("model"),

@@ -15,9 +15,9 @@ from benchmarks.console.output import columns, is_first_rank, note, note_failure
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import split_names
 from benchmarks.results.frame import OF_IMAGES
+from benchmarks.results.unknown_images import detect_unknown
 from benchmarks.suites.preconditions import check_weights_of
 from procap.errors import UsageError
-from benchmarks.results.unknown_images import detect_unknown
 from runner.config import RunConfig, Target, check_unknown, known_target
 from runner.distributed.ranks import ranks_from_environment
 from runner.results import EvalResult, ScoreResult
@@ -46,9 +46,10 @@ def evaluate(
     eval_resize: flags.EvalResize = "",
     samples: flags.Samples = 0,
     unknown: Annotated[str, flags.flag("SET[,SET]", "tell images of the run's classes from those of other sets")] = "",
+    temperature: flags.Temperature = "",
 ) -> int:
     """Evaluate trained runs on any target. Results under different evaluation flags are kept in different files."""
-    settings = eval_settings(eval_precision, eval_resize, samples)
+    settings = eval_settings(eval_precision, eval_resize, samples, temperature)
     runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)
     planning, unknown_sets = Session(runtime), [Target.parse(part, runtime.data) for part in split_names(unknown)]
     if folders and (selection != flags.SelectionFlags() or recipe_flags != flags.RecipeFlags()):
@@ -110,6 +111,7 @@ def _show_evaluations(
         probabilities = (f"{fit.nll:.3f}", f"{fit.equal_width.ece:.2f}") if fit else ("-", "-")
         rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
         name = result.settings.label or "default"
+        name += f" ({result.temperature:g})" if result.temperature else ""
         rows.append((config.path, str(target), name, result.correct, result.total, accuracy, *probabilities, rate))
     if rows:
         names = ("run", "target", "settings", "correct", "total", "accuracy", "NLL", "ECE", "images/s")

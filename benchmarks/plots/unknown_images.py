@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.experiment.published import display_name
+from benchmarks.experiment.published import title_target
 from benchmarks.plots import style
 from benchmarks.plots.style import Plots
-from runner.config import Target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +21,7 @@ MAX_PANELS, BINS = 8, 40
 def unknown_plots(frame: pd.DataFrame) -> Plots:
     """Return the histograms of the results with scores. frame: with titles in `title`."""
     scored = frame[frame.unknown.astype(bool)]
-    return {"unknown": partial(score_histograms, scored)} if len(scored) else {}
+    return {"unknown-scores": partial(score_histograms, scored)} if len(scored) else {}
 
 
 def score_histograms(frame: pd.DataFrame) -> Figure:
@@ -33,13 +32,14 @@ def score_histograms(frame: pd.DataFrame) -> Figure:
         detections = [found for unknown in rows.unknown for found in unknown.items()]
         scores = {"known": [detections[0][1].known]}
         for target, detection in detections:
-            scores.setdefault(display_name(Target.parse_unchecked(target).dataset), []).append(detection.unknown)
+            scores.setdefault(title_target(target), []).append(detection.unknown)
         pooled = {name: np.concatenate(parts) for name, parts in scores.items()}
         edges = np.histogram_bin_edges(np.concatenate([*pooled.values()]), BINS)
         for number, (name, values) in enumerate(pooled.items()):
-            colour = style.INK if name == "known" else style.make_look(number - 1).colour
             shares = np.histogram(values, edges)[0] / len(values)
-            panel.stairs(shares, edges, color=colour, label=name, fill=name == "known", alpha=0.35 if number == 0 else 1)
+            # The known images are a grey area behind the lines of the others.
+            look = {"color": style.make_look(number - 1).colour} if number else {"color": style.GREY, "fill": True}
+            panel.stairs(shares, edges, label=name, **look)
         panel.set_title(f"{title}, {known.removesuffix(':test')}")
         style.grid(panel, "y")
     style.heading(figure, "Maximum concept matching of known and unknown images")

@@ -139,6 +139,7 @@ def _make_pictures(section: Section, attempt: Callable[..., Any]) -> list[Pictur
     plots: Plots = attempt("its plots", partial(draw_all, results), {}) if draw_all else {}
     plots = {**plots, **unknown_plots(section.frame)}
     pictures = [attempt(f"the plot {name}", partial(draw_picture, name, draw), None) for name, draw in plots.items()]
-    for name in results.pictures.get("pictures", {}) if results else ():
-        pictures.append(attempt(f"the picture {name}.png", partial(load_picture, results, name), None))
+    if results:
+        for name in results.pictures.get("pictures", {}):
+            pictures.append(attempt(f"the picture {name}.png", partial(load_picture, results, name), None))
     return [picture for picture in pictures if picture]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from benchmarks.experiment.published import display_name
+from benchmarks.experiment.published import title_target
 from benchmarks.results.frame import metric_over_seeds
 from benchmarks.results.metrics import Metric, average
 from benchmarks.tables.notes import Notes
 from benchmarks.tables.table import Column, Row, Table
-from runner.config import Target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,8 +33,8 @@ def unknown_tables(variants: Mapping[str, pd.DataFrame], notes: Notes) -> list[T
         metrics = [_measure(results, target, measure) for target in targets for measure in ("auroc", "fpr95")]
         means = [average(metrics[start::2]) for start in (0, 1)] if len(targets) > 1 else []
         rows.append(Row((known, title), (*metrics, *means), group=known))
-    names = [*map(_title_target, targets), *["mean"] * (len(targets) > 1)]
-    columns = [Column(f"{name} {title}", end) for name in names for title, end in (("AUROC", "high"), ("FPR95", "low"))]
+    names = [*map(title_target, targets), *["mean"] * (len(targets) > 1)]
+    columns = [column for name in names for column in (Column(f"{name} AUROC"), Column(f"{name} FPR95", "low"))]
     lines = [" ".join([RULE, *notes.lines[:1]]), *notes.lines[1:]]
     labels = ("Known images", "Method")
     return [Table("unknown", "Unknown images", labels, columns, rows, lines, notes.details)] if rows else []
@@ -46,10 +45,5 @@ def _measure(frame: pd.DataFrame, target: str, measure: str) -> Metric | None:
     detections = [unknown.get(target) for unknown in frame.unknown]
     if None in detections:
         return None
-    values = {"limited": [each.limited for each in detections], measure: [getattr(each, measure) for each in detections]}
+    values = {name: [getattr(each, name) for each in detections] for name in (measure, "limited")}
     return metric_over_seeds(frame.assign(**values), measure)
-
-
-def _title_target(name: str) -> str:
-    target = Target.parse_unchecked(name)
-    return display_name(target.dataset) + f" {target.classes}" * (target.classes != "all")

@@ -54,8 +54,10 @@ class Description(BaseModel):
     templates: tuple[StrictStr, ...] = Field(
         default=(), description="initialise ProCAP's tokens; the first is ProCAP's class prompt [default: the template]"
     )
-    classes: tuple[StrictStr, ...] | dict[StrictStr | StrictInt, StrictStr] | None = Field(
-        default=None, description="an ordered list of text labels, or of names for 0, 1, ...; or a mapping, label: name"
+    classes: tuple[StrictStr, ...] | dict[StrictStr | StrictInt, StrictStr] | Literal["none"] | None = Field(
+        default=None,
+        description="an ordered list of text labels, or of names for 0, 1, ...; or a mapping, label: name; or `none`: "
+        "all images below `folder` are test images of no class",
     )
     folder: StrictStr | None = Field(default=None, description="the folder of the class folders")
     table: StrictStr | None = Field(
@@ -65,11 +67,16 @@ class Description(BaseModel):
     split: SplitRule | Literal["test"] | None = Field(
         default=None, description="a random split by fractions and `seed`, or `test`: all images are for testing"
     )
+    max_side: StrictInt | None = Field(
+        default=None, ge=64, description="JPEG and PNG images are stored with at most so many pixels on the short side"
+    )
 
     @model_validator(mode="after")
     def _check_keys(self) -> Description:
         if (self.folder is None) == (self.table is None):
             raise ValueError("give one of folder and table")
+        if self.classes == "none" and (self.table is not None or self.split is not None):
+            raise ValueError("classes: none takes a folder, and no table or split")
         return self
 
     @field_validator("name")
