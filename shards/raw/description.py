@@ -56,8 +56,7 @@ class Description(BaseModel):
     )
     classes: tuple[StrictStr, ...] | dict[StrictStr | StrictInt, StrictStr] | Literal["none"] | None = Field(
         default=None,
-        description="an ordered list of text labels, or of names for 0, 1, ...; or a mapping, label: name; or `none`: "
-        "all images below `folder` are test images of no class",
+        description="an ordered list of text labels, or of names for 0, 1, ...; or a mapping, label: name; or `none`",
     )
     folder: StrictStr | None = Field(default=None, description="the folder of the class folders")
     table: StrictStr | None = Field(
