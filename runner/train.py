@@ -348,11 +348,8 @@ def _write_result(run: Run, setup: Setup, state: TrainState, meter: Meter, facts
     config, few, folder = run.config, setup.fewshot, run.folder
     on_features = isinstance(setup.method, FeatureMethod)
     diagnosed = setup.method if isinstance(setup.method, DiagnosedMethod) else None
-    few_shot = (
-        None
-        if few is None
-        else FewShotRecord(shots=config.shots, seed=config.seed, digest=few.digest, samples=few.train.paths)
-    )
+    drawn = {name: getattr(config, name) for name in ("shots", "sampling", "seed")}
+    few_shot = None if few is None else FewShotRecord(**drawn, digest=few.digest, samples=few.train.paths)
     result = TrainResult(
         config_hash=config.hash,
         steps=state.step,
