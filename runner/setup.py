@@ -183,7 +183,7 @@ def describe_names(clip: CLIP, space: LabelSpace) -> list[str]:
             f"prompts cannot tell {len(unknown)} of {len(names)} classes ({join_first([*map(repr, unknown)])}) apart, "
             f"as {clip.name} knows no word of their names: use a method that learns from images alone (--methods probe "
             "or ncm), names made of the words that `procap ls words` lists (`classes:` in the YAML file), or ViT-B/16, "
-            "whose weights are fetched by HF_HUB_OFFLINE=0 procap train --backbone ViT-B/16"
+            "whose weights are fetched by `procap fetch backbone ViT-B/16`"
         ]
     alike: dict[tuple[int, ...], list[str]] = {}
     # A prompt that is too long is an error where it is used.

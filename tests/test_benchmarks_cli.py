@@ -59,7 +59,7 @@ def test_what_has_to_be_fast_imports_no_heavy_library(name):
     )
 
 
-GROUPS = ("data", "bench", "track", "new", "check")
+GROUPS = ("data", "fetch", "bench", "track", "new", "check")
 COMMAND_LINES = [
     *(name for commands in HEADINGS.values() for name in commands if name not in GROUPS),
     *(f"data {name}" for name in DATA_COMMANDS),
@@ -409,9 +409,10 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "offline"), [("ls", "1"), ("eval hf://lab/run", "0"), ("push", "0"), ("data show", "0")]
+    ("words", "offline"),
+    [("ls", "1"), ("eval hf://lab/run", "0"), ("push", "0"), ("data show", "0"), ("train --download", "0")],
 )
-def test_only_a_command_that_names_the_hub_may_download(monkeypatch, capsys, words, offline):
+def test_only_a_command_that_names_the_hub_or_a_download_may_download(monkeypatch, capsys, words, offline):
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert run(capsys, *words.split(), "--no-such-flag")[0] == 2
     assert os.environ["HF_HUB_OFFLINE"] == offline

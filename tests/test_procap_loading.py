@@ -22,6 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny_geometry import open_clip_config
 
+from benchmarks.cli import main
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.methods import build_method
@@ -346,7 +347,7 @@ def test_absent_weights_say_what_works_and_nothing_is_fetched(monkeypatch, tmp_p
     with pytest.raises(UserError) as caught:
         load_clip(name)
     message = str(caught.value)
-    for part in (missing, "--pretrained FILE", "HF_HUB_OFFLINE=0"):
+    for part in (missing, "--pretrained FILE", "--download"):
         assert part in message
     assert "\n" not in message
 
@@ -389,6 +390,21 @@ def test_weights_in_the_hubs_cache_are_found_with_their_settings(monkeypatch, tm
     loaded = load_clip(spelling)
     assert loaded.digest() == tiny_clip.digest()
     assert loaded.image_mean == (0.5, 0.4, 0.3) and loaded.image_std == (0.2, 0.2, 0.1)
+
+
+def test_a_backbone_is_fetched_once_for_machines_without_a_network(monkeypatch, tmp_path, tiny_clip, capsys):
+    save_file(tiny_clip.state_dict(), weights := tmp_path / "weights")
+    config = json.dumps({"model_cfg": open_clip_config(tiny_clip.geometry), "preprocess_cfg": {}}).encode()
+    files = {"open_clip_config.json": config, "open_clip_model.safetensors": weights.read_bytes()}
+    with HubServer(repositories={"us/tiny": files}) as hub:
+        hub.connect(monkeypatch, tmp_path / "cache")
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        assert main(["fetch", "backbone", "hf-hub:us/tiny", "--json"]) == 0
+    [fetched] = json.loads(capsys.readouterr().out)
+    assert (fetched["digest"], fetched["bytes"]) == (tiny_clip.digest(), weights.stat().st_size)
+    assert Path(fetched["file"]).is_relative_to(tmp_path / "cache")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert load_clip("hf-hub:us/tiny").digest() == fetched["digest"]
 
 
 @pytest.mark.parametrize(("name", "pretrained", "spelling"), [

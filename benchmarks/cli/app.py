@@ -24,7 +24,7 @@ from runner.stop_signals import sigterm_as_interrupt
 
 DISTRIBUTED = ("train", "eval")
 """Commands that torchrun may start as several processes."""
-ONLINE = ["data"], ["push"]
+ONLINE = "data", "push", "fetch"
 """Commands that use the Hub without an hf:// argument."""
 
 Commands = Mapping[str, tuple[Any, str]]
@@ -83,6 +83,10 @@ HEADINGS: Mapping[str, Commands] = {
         "demo": ("benchmarks.cli.demo:demo", "Run a small benchmark end to end, offline, on a CPU."),
         "ls": ("benchmarks.cli.ls:ls", "List methods, data sets, backbones, suites or runs."),
         "data": (DATA_COMMANDS, "Fetch data sets, pack them into shards, check and show them."),
+        "fetch": (
+            {"backbone": ("benchmarks.cli.fetch_backbone:backbone", "Download the weights of a CLIP.")},
+            "Download weights.",
+        ),
     },
     "One run": {
         "train": ("benchmarks.cli.train:train", "Train methods on data sets."),
@@ -178,7 +182,11 @@ def run(argv: list[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     verbose = "-v" in arguments or "--verbose" in arguments
-    set_environment_defaults(online=arguments[:1] in ONLINE or any("hf:/" in word for word in arguments))
+    if "--download" in arguments:
+        # Before huggingface_hub is imported, and for the processes that this one starts.
+        os.environ["HF_HUB_OFFLINE"] = "0"
+    is_online = bool(arguments) and arguments[0] in ONLINE
+    set_environment_defaults(online=is_online or any("hf:/" in word for word in arguments))
     # If this process has run a command before, this one asks servers again. Most commands import no mirror.
     if mirror := sys.modules.get("shards.mirror"):
         mirror.refresh.cache_clear()

@@ -145,6 +145,7 @@ class StorageFlags:
     results: Results = "results"
     device: Device = "auto"
     tracking: Tracking = ""
+    download: Annotated[bool, switch("--download", "download weights of CLIP that are not on this machine")] = False
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def _methods(names: Sequence[str], whole: bool, details: bool) -> Listing:
     if whole:
         return "\n\n".join(map(_format_method, rows)), rows
     uses = [row["uses"].replace("few-shot images", "shots").replace("class names", "names") for row in rows]
-    width = 116 - max(len(row["name"]) + len(used) for row, used in zip(rows, uses, strict=True))
+    width = 116 - max(len(row["name"]) for row in rows) - max(map(len, uses))
     summaries = [textwrap.shorten(row["summary"], width, placeholder=" ...") for row in rows]
     shown = list(zip([row["name"] for row in rows], uses, summaries, strict=True))
     return columns(("method", "looks at", "what it is; its options: procap ls methods NAME"), shown), rows
