@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import huggingface_hub
-import open_clip
 import pytest
 import torch
 from hub_server import HubServer
@@ -40,6 +39,9 @@ BOOKKEEPING = {"input_resolution": 32, "context_length": 77, "vocab_size": 49408
 @pytest.fixture(scope="module", autouse=True)
 def tiny_architecture(tmp_path_factory, tiny_geometry):
     """Add the geometry of `tiny_clip` to open_clip's architectures under the names tiny-vit and tiny-vit-quickgelu."""
+    # Imported in functions, because every test worker imports all files, and this takes seconds.
+    import open_clip
+
     folder = tmp_path_factory.mktemp("architectures")
     config = open_clip_config(tiny_geometry)
     own = {"tiny-vit": {**config, "quick_gelu": False}, "tiny-vit-quickgelu": config}
@@ -61,6 +63,8 @@ def openai_names(clip: CLIP) -> dict[str, torch.Tensor]:
 
 def torchscript_archive(clip: CLIP, path: Path) -> None:
     """What OpenAI published: a traced model in half precision with its bookkeeping entries."""
+    import open_clip
+
     model = open_clip.create_model("tiny-vit-quickgelu", pretrained_image=False)
     model.load_state_dict(openai_names(clip))
     for name, value in BOOKKEEPING.items():
@@ -169,6 +173,8 @@ def test_a_file_with_the_configuration_of_its_tag_beside_it_is_prepared_for_as_t
 
 
 def test_the_preparation_of_a_bare_file_has_to_be_told_if_its_tags_differ_in_it(monkeypatch, written):
+    import open_clip
+
     tags = {"one": {"url": "", "mean": (0.5,) * 3}, "two": {"url": "", "mean": (0.4,) * 3}}
     monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny-vit-quickgelu", tags)
     with pytest.raises(UsageError, match="does not tell its mean, deviation and resize mode"):
@@ -176,6 +182,8 @@ def test_the_preparation_of_a_bare_file_has_to_be_told_if_its_tags_differ_in_it(
 
 
 def test_open_clips_own_loader_agrees(written, tmp_path):
+    import open_clip
+
     path = Path(shutil.copy(written("open-clip.pt"), tmp_path))
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     for name in ("tiny-vit", "tiny-vit-quickgelu"):
@@ -366,6 +374,8 @@ def test_a_download_that_fails_says_why_and_what_else_works(name, answer, reason
 
 @pytest.mark.parametrize("spelling", ["tiny-vit", "hf-hub:us/tiny"])
 def test_weights_in_the_hubs_cache_are_found_with_their_settings(monkeypatch, tmp_path, tiny_clip, spelling):
+    import open_clip
+
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     folder = tmp_path / "models--us--tiny" / "snapshots" / ("0" * 40)
     folder.mkdir(parents=True)
