@@ -18,8 +18,9 @@ from benchmarks.results.frame import OF_IMAGES
 from benchmarks.results.unknown_images import detect_unknown
 from benchmarks.suites.preconditions import check_weights_of
 from procap.errors import UsageError
-from runner.config import RunConfig, Target, check_unknown, known_target
+from runner.config import RunConfig, Target
 from runner.distributed.ranks import ranks_from_environment
+from runner.planning import check_unknown, known_target
 from runner.results import EvalResult, ScoreResult
 from runner.run_state import RunSpec, RunState, read_states
 from runner.session import Run, Session

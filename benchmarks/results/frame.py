@@ -23,7 +23,8 @@ from benchmarks.results.unknown_images import detect_unknown
 from procap.errors import UserError
 from procap.methods import METHODS, data_use
 from procap.recipe import format_value
-from runner.config import RunConfig, Target, known_target
+from runner.config import RunConfig, Target
+from runner.planning import known_target
 from runner.results import EvalResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
 from runner.run_folders import RUNS, RunFolder, find_runs, locate_run
