@@ -112,14 +112,11 @@ class RunFolder:
 
     def read_all_scores(self) -> list[ScoreResult]:
         """Read the scores of all targets under any settings, in the order of their file names."""
-        files = self._list_files("scores")
+        files = sorted((self.path / "scores").glob("*.json"))
         return [result for file in files if (result := self._read_result(file, ScoreResult))]
 
     def eval_files(self) -> list[Path]:
-        return self._list_files("eval")
-
-    def _list_files(self, name: str) -> list[Path]:
-        folder = self.path / name
+        folder = self.path / "eval"
         names = os.listdir(folder) if folder.is_dir() else []
         return [folder / name for name in sorted(names) if name.endswith(".json")]
 
