@@ -9,10 +9,10 @@ Shapes: N training vectors, B of a batch, G settings of a grid, C classes, P pro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -73,30 +73,30 @@ def rate_factor(step: int, rate: float, steps: int) -> float:
 def train_heads(
     start: Tensor,
     batches: Iterable[tuple[Tensor, Tensor]],
-    grid: Iterable[tuple[float, float]],
+    grid: Sequence[tuple[float, float]],
     scale: float,
     steps: int,
 ) -> Iterator[Tensor]:
     """Train a head for each rate and weight decay of the grid by AdamW; yields all heads [G, C, E] after each step.
 
-    batches: normalised features [B, E] and labels [B]. All heads see the same batches, and each small step is done for
-    all of them at once: `torch.optim` has one rate for a tensor, and would take five times as long.
+    batches: normalised features [B, E] and labels [B], of which all heads see the same.
     """
-    rates, decays = (torch.tensor(values, device=start.device)[:, None, None] for values in zip(*grid, strict=True))
-    heads = start.expand(len(rates), *start.shape).clone()
-    mean, square = torch.zeros_like(heads), torch.zeros_like(heads)
+    heads = start.expand(len(grid), *start.shape).clone()
+    gradient = torch.zeros_like(heads)
+    groups: list[dict[str, Any]] = []
+    for i, (rate, decay) in enumerate(grid):
+        parameter = nn.Parameter(heads[i])
+        parameter.grad = gradient[i]
+        groups.append({"params": [parameter], "lr": rate, "weight_decay": decay})
+    optimizer = torch.optim.AdamW(groups, fused=True)
     for step, (features, labels) in enumerate(batches):
         logits = scale * features @ heads.transpose(1, 2)
-        # The gradient of the mean cross-entropy with respect to the logits, [G, B, C].
-        error = (logits.softmax(dim=2) - F.one_hot(labels, start.shape[0])) / len(labels)
-        gradient = scale * error.transpose(1, 2) @ features
-        mean.lerp_(gradient, 0.1)
-        square.lerp_(gradient.square(), 0.001)
-        factors = [rate_factor(step, rate, steps) for rate in rates.flatten().tolist()]
-        step_rates = rates * torch.tensor(factors, device=start.device)[:, None, None]
-        heads.mul_(1 - step_rates * decays)
-        unbiased = (square / (1 - 0.999 ** (step + 1))).sqrt().add_(1e-8)
-        heads.sub_(step_rates / (1 - 0.9 ** (step + 1)) * mean / unbiased)
+        # The gradient of the mean cross-entropy, for all heads at once: autograd takes longer than the step itself.
+        error = (logits.softmax(dim=2) - F.one_hot(labels, start.shape[0])) * (scale / len(labels))
+        torch.matmul(error.transpose(1, 2), features, out=gradient)
+        for group, (rate, _) in zip(optimizer.param_groups, grid, strict=True):
+            group["lr"] = rate * rate_factor(step, rate, steps)
+        optimizer.step()
         yield heads
 
 
@@ -129,9 +129,9 @@ class CrossModal(FeatureMethod):
         text, views = self.text(self.space), bank.features.shape[1]
         vectors, labels = [unit(bank.features).flatten(0, 1)], [bank.labels.repeat_interleave(views)]
         if self.options.texts:
-            prompts = unit(self.prompt_features(self.space))
+            prompts = unit(self.prompt_features(self.space)).transpose(0, 1)
             vectors.append(prompts.flatten(0, 1))
-            labels.append(torch.arange(len(text), device=text.device).repeat(len(prompts)))
+            labels.append(torch.arange(len(text), device=text.device).repeat_interleave(prompts.shape[1]))
         trained = [self._train(bank, vectors, labels, sizes) for sizes in batch_parts([*map(len, vectors)])]
         # Rates are the outer loop, then decays, and batch sizes the inner one.
         scores = torch.stack([accuracies for accuracies, _ in trained], dim=1).flatten().tolist()
@@ -147,7 +147,7 @@ class CrossModal(FeatureMethod):
         draws = torch.Generator().manual_seed(self._seed)
         rows = draw_batches([*map(len, vectors)], sizes, steps, draws)
         batches = ((samples[batch], targets[batch]) for batch in rows)
-        best, kept = torch.full((len(GRID),), -1.0), torch.empty(0)
+        best, kept = torch.full((len(GRID),), -1.0, dtype=torch.float64), torch.empty(0)
         for step, heads in enumerate(train_heads(self.text(self.space), batches, GRID, float(self.scale()), steps)):
             if not step or not len(bank.val_labels):
                 kept = heads.clone() if len(bank.val_labels) else heads
