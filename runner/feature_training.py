@@ -40,7 +40,7 @@ class FeatureStream(TrainStream):
     """
 
     def __init__(
-        self, bank: FeatureBank, images: ImageList, config: RunConfig, augment: TrainAugment, *, pooled: bool
+        self, bank: FeatureBank, images: ImageList, config: RunConfig, augment: TrainAugment, *, pooled: bool = False
     ) -> None:
         recipe = config.recipe
         super().__init__(images, recipe.batch_size, augment, config.seed, StreamOptions(drop_last=recipe.drop_last))
