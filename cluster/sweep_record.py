@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cluster.run import validation_targets
-from cluster.space import Domain, Values, round_value, value_between
+from cluster.space import RUN_FIELDS, Domain, Values, round_value, value_between
 from procap.errors import UsageError, UserError
 from runner.config import Count, FrozenModel, RuntimeConfig
 from runner.planning import control_options, plan_run
@@ -26,6 +26,7 @@ from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, final_score
 from runner.session import Session
 from shards.files import file_lock
+from shards.sampling import BALANCED
 
 SWEEPS = "sweeps"
 CHANGEABLE = ("scheduler", "grace_period", "reduction_factor", "trials", "hours")
@@ -54,6 +55,7 @@ class SweepSettings(FrozenModel):
     search_seed: int = 0
     classes: Literal["base", "all"] = "base"
     shots: int = 16
+    sampling: str = BALANCED
     backbone: str = "mini"
     pretrained: str | None = None
     precision: str = "fp32"
@@ -175,7 +177,7 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
 
     Raises UsageError for invalid values.
     """
-    run: dict[str, Any] = settings.model_dump(include={"shots", "backbone", "pretrained", "precision", "recipe"})
+    run: dict[str, Any] = settings.model_dump(include={*RUN_FIELDS, "sampling"})
     run["method"] = settings.methods[0]
     overrides, options = dict[str, Any](), dict[str, Any]()
     for field, value in values.items():

@@ -7,17 +7,39 @@ Shapes: N images of a target, K = BINS bins of images of similar confidence.
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainSerializer
 
 from runner.config import Amount, Count, FrozenModel
 
 BINS = 15
 DECIMALS = 6
-"""A confidence is rounded to these decimals: its last bits depend on the batch size, and its bin should not."""
+"""A confidence is rounded to these decimals: its last bits depend on the number of threads, and its bin should not."""
+
+
+def _decode_probabilities(value: object) -> object:
+    try:
+        data = base64.b64decode(value, validate=True) if isinstance(value, str) else None
+        return value if data is None else np.frombuffer(data, "<f4").astype(float).round(DECIMALS).tolist()
+    except ValueError as error:
+        raise ValueError(f"no base64 of float32 values: {error}") from error
+
+
+def _encode_probabilities(values: list[float]) -> str:
+    return base64.b64encode(np.array(values, "<f4").tobytes()).decode()
+
+
+Probabilities = Annotated[
+    list[Annotated[float, Field(ge=0, le=1)]],
+    BeforeValidator(_decode_probabilities),
+    PlainSerializer(_encode_probabilities),
+]
+"""Probabilities of DECIMALS decimals; in files the base64 of little-endian float32 values."""
 
 
 class ReliabilityBins(FrozenModel):
@@ -44,7 +66,8 @@ class Calibration(FrozenModel):
 class ImagePredictions:
     """What was predicted for the images of a target [N], in its order; `nll` and `brier` as in Calibration.
 
-    labels, predicted: the true and the predicted class, indices of the target's classes.
+    labels, predicted: the true and the predicted class, indices of the target's classes. base_confidence: the highest
+    probability of a class that the run was trained on, where there are others as well.
     """
 
     labels: NDArray[np.int64]
@@ -52,6 +75,7 @@ class ImagePredictions:
     confidence: NDArray[np.float64]
     nll: NDArray[np.float64]
     brier: NDArray[np.float64]
+    base_confidence: NDArray[np.float64] | None = None
 
     @property
     def is_correct(self) -> NDArray[np.bool_]:

@@ -18,6 +18,7 @@ from runner.devices import check_device_name
 from shards.default_paths import data_root
 from shards.image_selection import Classes, parse_classes
 from shards.names import has_control
+from shards.sampling import BALANCED, CANONICAL
 from shards.urls import redact
 
 # Incremented when the meaning of a field changes: runs before it then have other hashes and are trained again.
@@ -67,6 +68,7 @@ class RunConfig(FrozenModel):
     dataset: str
     classes: Classes = "all"
     shots: int = Field(default=16, ge=0, description="training images per class; 0 takes all of them")
+    sampling: str = Field(default=BALANCED, pattern=CANONICAL, description="see `shards.sampling.parse_sampling`")
     seed: int = Field(default=1, ge=0, lt=2**32)
     precision: Precision = "fp32"
     init: str = Field(default="", description="folder of the run that the training starts from, in these results")
@@ -91,6 +93,9 @@ class RunConfig(FrozenModel):
         # Left out instead of empty, so that runs without a start keep the hash they had before this field existed.
         if not self.init_digest:
             del plain["init_digest"]
+        # Likewise; and a method without training has no samples.
+        if self.sampling == BALANCED or not self.recipe.epochs:
+            del plain["sampling"]
         if self.weights_digest:
             plain |= {"backbone": self.backbone_name, "pretrained": None}
         recipe, schema = plain["recipe"], IDENTITY_SCHEMA

@@ -39,7 +39,7 @@ def check_same_images(earlier: RunConfig, config: RunConfig) -> None:
     if earlier.chosen_on_test:
         # Tables mark such a run, but not another one that learns from it.
         raise UsageError(f"{earlier.path} was chosen by test accuracy: train with --option selection=validation")
-    images = ("classes", "shots", "seed")
+    images = ("classes", "shots", "sampling", "seed")
     if earlier.dataset == config.dataset and any(getattr(earlier, name) != getattr(config, name) for name in images):
         raise UsageError(f"{earlier.path} has seen other images: train with its {', '.join(images)}")
 

@@ -14,13 +14,13 @@ from procap.errors import UserError
 from procap.methods import method_source
 from procap.methods.method import Method
 from procap.text import LabelSpace
-from runner.calibration import ImagePredictions, measure_calibration
+from runner.calibration import DECIMALS, ImagePredictions, measure_calibration
 from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.devices import num_decoders, set_deterministic
 from runner.distributed.collectives import ProcessGroup
 from runner.engine import autocast
-from runner.inference import Inference, PredictionCollector, count_by_class
+from runner.inference import Inference, PredictionCollector, Scoring, count_by_class
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
@@ -29,7 +29,7 @@ from runner.session import Run, Session, TrainedRun
 from runner.setup import build_initial_method, label_space, make_eval_transform, warn_of_names
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
-from shards.image_selection import select_target_images
+from shards.image_selection import TargetImages, select_class_labels, select_target_images
 from shards.reader import ImageList
 from shards.rng import generator
 from shards.transfer import upload
@@ -169,7 +169,8 @@ def _evaluate(run: Run, target: Target, stop: StopRequest) -> EvalResult:
     start_memory_peak(device)
     # No batch is left out of the rates: `prepare_inference` warms up.
     meter = Meter(device, warmup=0)
-    inference = prepare_inference(run, images, label_space(manifest, selection.classnames), meter)
+    scoring = Scoring(_find_base_classes(run, target, selection))
+    inference = prepare_inference(run, images, label_space(manifest, selection.classnames), meter, scoring)
     what = f"{config.path} on {target}"
     with (
         fitting_threads(clip, min(batch_size, count), "eval"),
@@ -208,10 +209,28 @@ def _evaluate(run: Run, target: Target, stop: StopRequest) -> EvalResult:
         **provenance(describe_environment(device)),
         labels=predictions.labels.tolist(),
         predicted=predictions.predicted.tolist(),
+        confidence=_round(predictions.confidence),
+        base_confidence=None if predictions.base_confidence is None else _round(predictions.base_confidence),
     )
 
 
-def prepare_inference(run: Run, images: ImageList, space: LabelSpace, meter: Meter) -> Inference:
+def _round(probabilities: NDArray[np.float64]) -> list[float]:
+    return probabilities.round(DECIMALS).tolist()
+
+
+def _find_base_classes(run: Run, target: Target, selection: TargetImages) -> NDArray[np.int64] | None:
+    """Find the classes of the target that the run was trained on; None if it has no others."""
+    config = run.config
+    if target.dataset != config.dataset:
+        return None
+    trained = select_class_labels(run.session.dataset(config.dataset), config.classes)
+    positions = np.flatnonzero(np.isin(selection.labels, trained))
+    return positions if 0 < len(positions) < len(selection.labels) else None
+
+
+def prepare_inference(
+    run: Run, images: ImageList, space: LabelSpace, meter: Meter, scoring: Scoring | None = None
+) -> Inference:
     """Make the classifier of the classes of `space`, and warm up."""
     config, session, trained = run.config, run.session, load_trained(run)
     settings, device = session.runtime.evaluation.for_run(config), session.device
@@ -219,11 +238,11 @@ def prepare_inference(run: Run, images: ImageList, space: LabelSpace, meter: Met
     with meter.phase("classes", rated=False), autocast(precision, device):
         warn_of_names(trained.method, space)
         classifier = trained_classifier(trained.method, config, space, settings.samples)
-    inference = Inference(trained.clip, classifier, images, precision, session.acceleration)
+    inference = Inference(trained.clip, classifier, images, precision, session.acceleration, scoring)
     with meter.phase("warm-up", rated=False):
         # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
         # is enough: two full batches could cost as much as the evaluation.
-        full_batch = min(config.recipe.test_batch_size, -(-len(images) // session.group.size))
+        full_batch = min(config.recipe.test_batch_size, len(images))
         inference.warm_up(full_batch if device.type == "cuda" else 1)
     meter.settle()
     return inference
@@ -243,15 +262,17 @@ def collect_predictions(
     Raises UserError if a logit is not finite.
     """
     config, group = run.config, run.session.group
-    collector = PredictionCollector(inference.images.labels)
+    collector = PredictionCollector(inference.images.labels, inference.scoring)
+    remaining = len(inference.images)
     for images, indices in meter.iterate("data", batches):
         # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
         with meter.phase("model"):
-            # All ranks have equally many images in a batch.
-            evaluated = group.size * collector.add(inference(images), indices)
+            # Rank 0, which reports, has a batch in every step.
+            evaluated = min(group.size * collector.add(inference(images), indices), remaining)
+        remaining -= evaluated
         meter.step(evaluated)
         if display:
-            display.update(min(display.done + evaluated, display.total))
+            display.update(display.done + evaluated)
         if signum := group.exchange_flags(signum=stop.signum).signum:
             return signum, None
     meter.settle()

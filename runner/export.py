@@ -53,7 +53,7 @@ def export_model(run: Run, out: Path) -> Path:
             verbose=False,
         )
     except ImportError as error:
-        raise UserError(f"{error}; install what this needs: pip install procap-bench[export]") from error
+        raise UserError(f"{error}; install what this needs: pip install -e '.[export]' in the checkout") from error
     assert program is not None
     ClearMetadataAndDocStringPass()(program.model)  # stack traces at nodes name local folders
     program.model.metadata_props["procap"] = json.dumps(describe_inputs(trained))

@@ -90,7 +90,7 @@ def model_card(shared: SharedRun, results: list[EvalResult], repository: str) ->
         eval_results=measured or None,
     )
     described = describe_method(config.method)
-    shots = f"{config.shots} images per class" if config.shots else "all images"
+    shots = f"{config.shots} images per class ({config.sampling})" if config.shots else "all images"
     lines = [
         f"---\n{data.to_yaml()}\n---\n# {title}\n",
         f"{described['summary']}. Trained on {shots} of the {config.classes} classes of "

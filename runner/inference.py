@@ -8,6 +8,7 @@ Shapes: B images, C classes, N images of the target, S image size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -36,6 +37,17 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 """Images [B, 3, S, S] to logits [B, C]."""
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """How logits [B, C] are scored.
+
+    base_classes: the classes [K] that the run was trained on, where there are others as well; their highest probability
+        is recorded.
+    """
+
+    base_classes: NDArray[np.int64] | None = None
+
+
 class Inference:
     """Logits of N images."""
 
@@ -46,9 +58,10 @@ class Inference:
         images: ImageList,
         precision: Precision,
         acceleration: Acceleration | None = None,
+        scoring: Scoring | None = None,
     ) -> None:
         """acceleration: `graphs` replays the forward pass, `images` resizes on the device, if that is a GPU."""
-        self.clip, self.images, self.precision = clip, images, precision
+        self.clip, self.images, self.precision, self.scoring = clip, images, precision, scoring or Scoring()
         on = acceleration or Acceleration()
         # A CPU is slower at that than Pillow.
         self._on_device = on.images and clip.device.type == "cuda"
@@ -82,9 +95,9 @@ class Inference:
 class PredictionCollector:
     """Collects predictions by the image's index in the target; they stay on the device until `gather`."""
 
-    def __init__(self, labels: NDArray[np.int64]) -> None:
+    def __init__(self, labels: NDArray[np.int64], scoring: Scoring | None = None) -> None:
         """labels: the true classes [N] of the target."""
-        self._labels = labels
+        self._labels, self._scoring = labels, scoring or Scoring()
         self._indices: list[NDArray[np.int64]] = []
         self._rows: list[torch.Tensor] = []
         self._finite: list[torch.Tensor] = []
@@ -94,7 +107,7 @@ class PredictionCollector:
         # Padding (-1) gets the label of the last image; `gather` drops its row.
         labels = upload(torch.from_numpy(self._labels[indices]), logits.device)
         self._indices.append(indices)
-        self._rows.append(_score_images(logits, labels))
+        self._rows.append(_score_images(logits, labels, self._scoring))
         self._finite.append(torch.isfinite(logits).all())
         return int((indices >= 0).sum())
 
@@ -104,16 +117,17 @@ class PredictionCollector:
 
     def gather(self, group: ProcessGroup) -> ImagePredictions:
         """Return the predictions of all N images on every rank; exactly one rank must have added each image."""
-        indices = group.gather(torch.from_numpy(np.concatenate(self._indices))).numpy()
-        rows = group.gather(torch.cat(self._rows).cpu()).numpy()
-        # The last batch of a rank is padded, so that all ranks gather equally many rows.
+        # Ranks have equally many batches, but not all have the last one, which can be smaller, or one of padding.
+        counts = group.all_gather_object(sum(map(len, self._indices)))
+        indices = group.gather_uneven(torch.from_numpy(np.concatenate(self._indices)), counts).numpy()
+        rows = group.gather_uneven(torch.cat(self._rows).cpu(), counts).numpy()
         real = indices >= 0
         order = np.argsort(indices[real])
         if not np.array_equal(indices[real][order], np.arange(len(self._labels))):
             raise RuntimeError("not every image was evaluated exactly once")
-        # [N, 4] to four columns [N], in the order of the target.
-        predicted, confidence, nll, brier = rows[real][order].astype(np.float64).T
-        return ImagePredictions(self._labels, predicted.astype(np.int64), confidence, nll, brier)
+        # [N, 4] or [N, 5] to columns [N], in the order of the target.
+        predicted, *scores = rows[real][order].astype(np.float64).T
+        return ImagePredictions(self._labels, predicted.astype(np.int64), *scores)
 
 
 def count_by_class(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], names: Sequence[str]) -> PerClass:
@@ -122,8 +136,11 @@ def count_by_class(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], nam
     return PerClass(correct=correct.tolist(), total=total.tolist(), names=list(names))
 
 
-def _score_images(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Compute rows [B, 4] of logits [B, C] and labels [B]: predicted class, confidence, NLL and Brier score."""
+def _score_images(logits: torch.Tensor, labels: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    """Compute rows [B, 4] of logits [B, C] and labels [B]: predicted class, confidence, NLL and Brier score.
+
+    With base classes, rows [B, 5]: the last column is their highest probability.
+    """
     true = labels[:, None]
     # In float32: a softmax in bf16 would keep three digits.
     log_probabilities = logits.float().log_softmax(dim=1)
@@ -131,5 +148,9 @@ def _score_images(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     # Subtracting from 0 gives no -0.0, where a target has a single class.
     nll = 0 - log_probabilities.gather(1, true)[:, 0]
     brier = probabilities.scatter_add(1, true, -torch.ones_like(nll)[:, None]).square().sum(dim=1)
+    columns = [logits.argmax(dim=1).float(), probabilities.amax(dim=1), nll, brier]
+    if scoring.base_classes is not None:
+        base_classes = upload(torch.from_numpy(scoring.base_classes), logits.device)
+        columns.append(probabilities.index_select(1, base_classes).amax(dim=1))
     # One tensor for one copy to the host; float32 holds class numbers up to 2^24 exactly.
-    return torch.stack([logits.argmax(dim=1).float(), probabilities.amax(dim=1), nll, brier], dim=1)
+    return torch.stack(columns, dim=1)

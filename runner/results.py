@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,11 +19,12 @@ from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import describe_change
 from procap.methods.plugins import MethodSource
 from procap.text import LabelSpace
-from runner.calibration import Calibration
+from runner.calibration import Calibration, Probabilities
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
 from shards.credentials import mask
 from shards.files import read_regular, write_file
 from shards.manifest import lines_digest
+from shards.sampling import BALANCED, CANONICAL
 
 SCHEMA: Literal[1] = 1
 Document = TypeVar("Document", bound=BaseModel)
@@ -31,6 +33,10 @@ WRITTEN = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
 # Masked when it is written too, because `model_copy` does not validate its changes.
 MaskedText = Annotated[str, AfterValidator(mask), PlainSerializer(mask)]
 """Text of an error, without credentials."""
+
+NUMBERS = re.compile(r"\[\n[-+\d.eE,\s]*\]")
+"""A list of numbers in indented JSON, in which no string has a line break."""
+
 
 RunStatus = Literal["running", "paused", "interrupted", "failed"]
 """Status of an unfinished run; "paused" after the epochs that the caller of `train` asked for."""
@@ -52,6 +58,7 @@ class EpochLog(FrozenModel):
 
 class FewShotRecord(FrozenModel):
     shots: Count
+    sampling: str = Field(default=BALANCED, pattern=CANONICAL)
     seed: Count
     digest: str = Field(description="of the paths of the chosen training images, in order")
     samples: list[str] = Field(description="paths of the chosen training images")
@@ -196,6 +203,10 @@ class EvalResult(FrozenModel):
     environment: dict[str, Any]
     labels: list[Count] | None = Field(default=None, repr=False, description="true label of each image, in order")
     predicted: list[Count] | None = Field(default=None, repr=False, description="predicted label of each image")
+    confidence: Probabilities | None = Field(default=None, repr=False, description="of the predicted label")
+    base_confidence: Probabilities | None = Field(
+        default=None, repr=False, description="highest probability of a class trained on, where there are others"
+    )
 
     @model_validator(mode="after")
     def _images_add_up(self) -> EvalResult:
@@ -233,6 +244,11 @@ class EvalResult(FrozenModel):
             true, is_right = np.array(labels), np.equal(labels, predicted)
             if [np.bincount(each, minlength=classes).tolist() for each in (true[is_right], true)] != [correct, total]:
                 yield "labels and predicted contradict per_class"
+        for name, probabilities in (("confidence", self.confidence), ("base_confidence", self.base_confidence)):
+            if probabilities is not None and len(probabilities) != self.total:
+                yield f"{name} has {len(probabilities)} images, total is {self.total}"
+        if self.base_confidence and (not self.confidence or np.greater(self.base_confidence, self.confidence).any()):
+            yield "base_confidence is higher than confidence, the highest probability"
 
     @property
     def file(self) -> str:
@@ -284,9 +300,10 @@ def write_bytes(path: Path, data: bytes) -> str:
 
 
 def write_json(path: Path, document: BaseModel | Mapping[str, Any]) -> str:
-    """Write strict JSON (no NaN) in a stable layout with `write_bytes`."""
+    """Write strict JSON (no NaN) in a stable layout, a list of numbers in one line, with `write_bytes`."""
     plain = document.model_dump(mode="json", by_alias=True) if isinstance(document, BaseModel) else dict(document)
     text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False)
+    text = NUMBERS.sub(lambda numbers: "".join(numbers[0].split()), text)
     return write_bytes(path, (text + "\n").encode())
 
 

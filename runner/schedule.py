@@ -53,13 +53,9 @@ class Schedule:
             return [epoch_rate(recipe, epoch, self.cycles) for recipe in self._recipe_per_peak]
         stages = list(pairwise((*self.stage_starts, self.steps)))
         start, end = stages[self.stage(step)]
-        warm = self._warm_steps() if start == 0 else 0
+        warms_up = start == 0 and self.recipe.warmup != "none"
+        warm = self.first_step(min(self.recipe.warmup_epochs, self.recipe.epochs)) if warms_up else 0
         return [step_rate(recipe, step - start, end - start, warm) for recipe in self._recipe_per_peak]
-
-    def _warm_steps(self) -> int:
-        """Return the number of steps of the warm-up per step."""
-        recipe = self.recipe
-        return 0 if recipe.warmup == "none" else self.first_step(min(recipe.warmup_epochs, recipe.epochs))
 
     def images(self, step: int) -> int:
         """Return the number of images of the global batch of `step`."""

@@ -87,7 +87,7 @@ class Session:
     def exporter(self) -> Exporter:
         from runner.tracking.exporter import Exporter
 
-        return Exporter(self.runtime, self.remote)
+        return Exporter(self.runtime.tracking_uri, self.remote)
 
     @cached_property
     def crops(self) -> KeptCrops:

@@ -128,10 +128,13 @@ def load_training_images(config: RunConfig, shards: ShardSet, processes: int) ->
     if not config.recipe.epochs:
         return None
     check_classes(shards, config.classes)
-    fewshot = load_few_shot(shards, config.shots, config.seed, config.classes)
+    fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, config.sampling)
+    if method_class(config.method).needs_every_class:
+        check_class_sizes(fewshot, 1, f"{config.method} learns from images of each class: give --sampling natural")
     batch, images = config.recipe.batch_size, len(fewshot.train)
     if config.recipe.batches == "class":
-        check_class_sizes(fewshot, batch)
+        rule = f"a batch has {batch} of one class: give more --shots, or --recipe-field batches=random"
+        check_class_sizes(fewshot, batch, rule)
     last = batch if config.recipe.drop_last else images % batch
     for size in (min(batch, images), last):
         # A gather needs equally many rows on all ranks.
@@ -180,7 +183,7 @@ def describe_names(clip: CLIP, space: LabelSpace) -> list[str]:
             f"prompts cannot tell {len(unknown)} of {len(names)} classes ({join_first([*map(repr, unknown)])}) apart, "
             f"as {clip.name} knows no word of their names: use a method that learns from images alone (--methods probe "
             "or ncm), names made of the words that `procap ls words` lists (`classes:` in the YAML file), or ViT-B/16, "
-            "whose weights are fetched by HF_HUB_OFFLINE=0 procap train --backbone ViT-B/16"
+            "whose weights are fetched by `procap fetch backbone ViT-B/16`"
         ]
     alike: dict[tuple[int, ...], list[str]] = {}
     # A prompt that is too long is an error where it is used.
@@ -194,14 +197,11 @@ def describe_names(clip: CLIP, space: LabelSpace) -> list[str]:
     return reasons
 
 
-def check_class_sizes(fewshot: FewShot, batch: int) -> None:
-    """Raise UsageError for a class with fewer training images than a batch of one class has."""
+def check_class_sizes(fewshot: FewShot, least: int, rule: str) -> None:
+    """Raise UsageError with the broken `rule` for a class with fewer training images than `least`."""
     for label, count in enumerate(np.bincount(fewshot.train.labels, minlength=len(fewshot.classnames)).tolist()):
-        if count < batch:
-            raise UsageError(
-                f"class '{fewshot.classnames[label]}' has {count} training images, but a batch has {batch} of one "
-                f"class: give more --shots, or --recipe-field batches=random"
-            )
+        if count < least:
+            raise UsageError(f"class '{fewshot.classnames[label]}' has {count} training images, but {rule}")
 
 
 def make_engine(method: Method, run: Run) -> Engine:

@@ -16,7 +16,9 @@ from procap.methods.features import FeatureMethod
 from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
+from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
+from runner.distributed.collectives import ProcessGroup
 from runner.earlier_runs import first_stage, load_teacher, read_initial_run
 from runner.engine import Batch, term_gradients
 from runner.failures import describe_failure
@@ -27,7 +29,7 @@ from runner.provenance import describe_environment, provenance
 from runner.results import FewShotRecord, Progress, TrainResult, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
-from runner.session import Run
+from runner.session import Run, Session
 from runner.setup import Setup, changed_file, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
@@ -65,6 +67,13 @@ class TrainingRequest:
 
 
 PLAIN = TrainingRequest()
+
+
+def train(
+    config: RunConfig, runtime: RuntimeConfig, *, group: ProcessGroup | None = None, **request: Any
+) -> TrainResult | Progress:
+    """Train one configuration in a new session, as `train_run` does. request: fields of `TrainingRequest`."""
+    return train_run(Session(runtime, group).run(config), TrainingRequest(**request))
 
 
 def train_run(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progress:
@@ -348,11 +357,8 @@ def _write_result(run: Run, setup: Setup, state: TrainState, meter: Meter, facts
     config, few, folder = run.config, setup.fewshot, run.folder
     on_features = isinstance(setup.method, FeatureMethod)
     diagnosed = setup.method if isinstance(setup.method, DiagnosedMethod) else None
-    few_shot = (
-        None
-        if few is None
-        else FewShotRecord(shots=config.shots, seed=config.seed, digest=few.digest, samples=few.train.paths)
-    )
+    drawn = {name: getattr(config, name) for name in ("shots", "sampling", "seed")}
+    few_shot = None if few is None else FewShotRecord(**drawn, digest=few.digest, samples=few.train.paths)
     result = TrainResult(
         config_hash=config.hash,
         steps=state.step,

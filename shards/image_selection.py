@@ -7,6 +7,7 @@ of its classes.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from procap.errors import UsageError, unknown_name
 from shards.manifest import lines_digest
 from shards.reader import ImageList, ShardSet
+from shards.sampling import BALANCED, Labels, draw_uneven, first_images
 
 Classes = Literal["all", "base", "novel", "dev-base", "dev-novel"]
 """Which classes of a data set: all, one of its halves, or one of the halves of the base half.
@@ -27,14 +29,12 @@ With the development halves a method is chosen by its accuracy on classes it was
 CLASS_CHOICES: tuple[Classes, ...] = get_args(Classes)
 VAL_SHOTS = 4
 
-Labels = Sequence[int] | NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class FewShot:
     """The images a run trains on, relabelled 0..C-1 within its classes; `labels` are the data set's own.
 
-    digest: that of the training paths in drawn order.
+    An uneven sample may have no image of a class. digest: that of the training paths in drawn order.
     """
 
     train: ImageList
@@ -98,16 +98,20 @@ def draw_positions(train_labels: Labels, val_labels: Labels, shots: int, seed: i
     return drawn
 
 
-def check_shots(shards: ShardSet, shots: int, classes: str = "all") -> None:
-    """Raise UsageError for a test-only set, a negative number, or more shots than each chosen class has."""
+def check_shots(shards: ShardSet, shots: int, classes: str = "all", sampling: str = BALANCED) -> None:
+    """Raise UsageError for a test-only set, a negative number, or more shots than the chosen classes have."""
     if shots < 0:
         raise UsageError(f"--shots {shots}: give a number of images per class, or full for all of them")
     counts = np.bincount(_training_labels(shards))
-    largest = max((int(counts[label]) for label in select_labels(np.flatnonzero(counts), classes)), default=shots)
+    sizes = [int(counts[label]) for label in select_labels(np.flatnonzero(counts), classes)]
+    largest = max(sizes, default=shots)
     if shots > largest:
         half = "class" if classes == "all" else f"{classes} class"
         has = f"the largest {half} of '{shards.name}' has {largest} training images"
         raise UsageError(f"--shots {shots}: {has}; give --shots {largest} or fewer, or full")
+    if sampling != BALANCED and not 0 < shots * len(sizes) <= sum(sizes):
+        has = f"'{shards.name}' has {sum(sizes)} training images in {len(sizes)} classes"
+        raise UsageError(f"--sampling {sampling} with --shots {shots or 'full'}: {has}; give fewer shots")
 
 
 def _training_labels(shards: ShardSet) -> NDArray[np.int64]:
@@ -127,18 +131,22 @@ def check_classes(shards: ShardSet, classes: str) -> None:
     raise UsageError(f"the {classes} half of '{shards.name}' has {has}: nothing to tell apart; use --classes all")
 
 
-def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all") -> FewShot:
+def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all", sampling: str = BALANCED) -> FewShot:
     """Select the images a run trains on, drawn by CoOp's rule; `shots` 0 takes all of train and val.
 
     A class with fewer images than `shots` gives all it has, as in CoOp. Few images lie anywhere in the shards, so only
-    all of them can be streamed.
+    all of them can be streamed. sampling: see `parse_sampling`; an uneven sample is drawn within the chosen classes,
+    with no more validation images of a class than training images.
     """
-    check_shots(shards, shots, classes)
+    check_shots(shards, shots, classes, sampling)
     train = shards.open_images("train", sequential=not shots)
     val = shards.open_images("val", sequential=not shots) if "val" in shards.manifest.splits else train.subset([])
     in_train, in_val = draw_positions(train.labels, val.labels, shots, seed)
     # CoOp takes the halves of the labels among its drawn training images.
     labels = select_labels(train.labels[in_train], classes)
+    if sampling != BALANCED:
+        in_train = draw_uneven(sampling, train.labels, in_train, labels, shots, seed)
+        in_val = first_images(in_val, val.labels, Counter(train.labels[in_train].tolist()))
     chosen = select_images(train, in_train, labels)
     return FewShot(
         train=chosen,

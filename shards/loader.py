@@ -222,9 +222,9 @@ def evaluation_batches(
     """Yield (images [B, 3, S, S] float32, labels [B] int64, indices [B] int64) in list order, each image once.
 
     The shards are read from start to end, so every byte of them is compared with the manifest.
-    With `world_size` processes each gets a block of consecutive images, and all get equally many batches of equal
-    sizes: a block that is one image short is padded with an image of zeros, label -1 and index -1. Callers must skip
-    every index below 0.
+    With `world_size` processes each gets consecutive batches of those that one process has, because the last bits of
+    logits depend on the size of a batch. All get equally many: those after the last are one image of zeros with label
+    -1 and index -1. Callers must skip every index below 0.
     """
     labels = torch.from_numpy(images.labels)
 
@@ -249,14 +249,14 @@ def read_batches(
 ) -> Generator[list[tuple[int, bytes]]]:
     """Yield index and encoded bytes of the images of each batch of `evaluation_batches`; index -1 is padding."""
     count = len(images)
+    batches = [range(start, min(start + batch_size, count)) for start in range(0, count, batch_size)]
+    first, last = (math.ceil(number * len(batches) / world_size) for number in (rank, rank + 1))
     # Consecutive images lie in few shards, which the rank reads as a whole.
-    block = range(rank * count // world_size, (rank + 1) * count // world_size)
-    indices_of_rank = torch.full((math.ceil(count / world_size),), -1)
-    indices_of_rank[: len(block)] = torch.arange(block.start, block.stop)
-    with closing(images.stream(block)) as encoded:
-        # An empty tensor would be split into one empty batch.
-        for batch in indices_of_rank.split(batch_size) if len(indices_of_rank) else ():
-            yield [(i, next(encoded) if i >= 0 else b"") for i in batch.tolist()]
+    with closing(images.stream([i for batch in batches[first:last] for i in batch])) as encoded:
+        for batch in batches[first:last]:
+            yield [(i, next(encoded)) for i in batch]
+        for _ in range(math.ceil(len(batches) / world_size) - (last - first)):
+            yield [(-1, b"")]
 
 
 def prepare_batches(

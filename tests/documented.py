@@ -37,7 +37,8 @@ SUBSTITUTIONS = {
     # Downloads need a network; what they would do is printed.
     r"^(procap data fetch (?!.*--dry-run).*)$": r"\1 --dry-run",
     # Published images are replaced by generated ones, and a published CLIP by the one that ships.
-    r"HF_HUB_OFFLINE=0 ": "",
+    r" --download": "",
+    r"procap fetch backbone .*": "procap fetch backbone mini",
     r"--datasets (dtd,eurosat|imagenet|dtd)": "--datasets digits",
     r"--profile (paper|mini)": "",
     r"--(backbone ViT-B/16|backbone RN50)": "--backbone mini",

@@ -38,16 +38,20 @@ def put_config(results, config, *, seconds=12.5):
     return config
 
 
-def put_score(results, config, target, correct, total, *, of=None, rate=200.0, checkpoint=None):
-    """An evaluation: `correct` of `total` images, which are the first of `of` where it is limited."""
+def put_score(results, config, target, correct, total, *, of=None, rate=200.0, checkpoint=None, by_class=None):
+    """An evaluation: `correct` of `total` images, which are the first of `of` where it is limited.
+
+    by_class: lists of the correct images and of all images of each class; otherwise there is one class.
+    """
+    right, images = by_class or ([correct], [total])
     at = Target.parse_unchecked(target)
     file = RunFolder(results / config.path).eval_file(at)
     write_json(
         file,
         EvalResult(
             config_hash=config.hash, target=str(at), correct=correct, total=total,
-            per_class=PerClass(correct=[correct], total=[total]), limit=total if of else None,
-            dataset_size=of or total, num_classes=1, precision=config.precision, batch_size=100, workers=0,
+            per_class=PerClass(correct=right, total=images), limit=total if of else None,
+            dataset_size=of or total, num_classes=len(images), precision=config.precision, batch_size=100, workers=0,
             seconds=total / rate, images_per_second=rate, images_per_second_model=2 * rate,
             manifest_digest="d" * 16, backbone_digest="b" * 16,
             checkpoint_sha256=checkpoint or f"{config.hash:0<64}", **provenance({}),

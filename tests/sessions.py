@@ -22,7 +22,7 @@ def make_run(
 
 def train(config: RunConfig, runtime: RuntimeConfig, *, group: ProcessGroup | None = None, **request: Any) -> Any:
     """Train a run. request: fields of `runner.train.TrainingRequest`."""
-    return training.train_run(make_run(config, runtime, group), training.TrainingRequest(**request))
+    return training.train(config, runtime, group=group, **request)
 
 
 def load_trained(

@@ -12,7 +12,7 @@ from command_line import read_files, run
 from made_results import put_halves, put_run
 
 from benchmarks.cli import main
-from benchmarks.cli.app import COMMANDS, DATA_COMMANDS
+from benchmarks.cli.app import DATA_COMMANDS, HEADINGS
 from benchmarks.console.output import note_failures
 from benchmarks.console.parse import parse_integers, parse_methods
 from procap.errors import UsageError
@@ -59,8 +59,9 @@ def test_what_has_to_be_fast_imports_no_heavy_library(name):
     )
 
 
+GROUPS = ("data", "fetch", "bench", "track", "new", "check")
 COMMAND_LINES = [
-    *(name for name in COMMANDS if name not in ("data", "bench", "track", "new", "check")),
+    *(name for commands in HEADINGS.values() for name in commands if name not in GROUPS),
     *(f"data {name}" for name in DATA_COMMANDS),
     "bench base-to-novel",
     "track sync",
@@ -153,7 +154,7 @@ def test_a_broken_shard_is_named(capsys, tmp_path, shards):
 def test_an_unexpected_error_or_a_signal_is_one_line_with_its_code(capsys, monkeypatch, error, code, message):
     import benchmarks.cli.ls
 
-    def fail(details: bool) -> None:
+    def fail(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(benchmarks.cli.ls, "_methods", fail)
@@ -165,11 +166,37 @@ def test_an_unexpected_error_or_a_signal_is_one_line_with_its_code(capsys, monke
 def test_listings_are_readable_and_json(capsys, what):
     put_run(Path("results"), "coop", "digits")
     code, out, _ = run(capsys, "ls", what, "--json")
-    *lines, last = out.splitlines()
-    rows, table = json.loads(last), [line for line in lines if not line.startswith("    ")]
-    assert what != "backbones" or max(map(len, lines)) <= 120
+    rows, (_, text, _) = json.loads(out), run(capsys, "ls", what)
+    lines = text.splitlines()
+    table = [line for line in lines if not line.startswith("    ")]
+    assert what == "runs" or max(map(len, lines)) <= 120
     assert code == 0 and len(table) == len(rows) + 2
     assert all(str(row.get("name", row.get("run"))) in line for row, line in zip(rows, table[2:], strict=True))
+
+
+def test_the_listing_of_a_method_has_its_options_and_what_its_recipe_sets(capsys):
+    code, out, _ = run(capsys, "ls", "methods", "CoOp", "LP++")
+    coop, lppp = out.split("\n\n")
+    assert code == 0 and coop.startswith("coop: CoOp") and "lr=0.002" in coop
+    assert "  n_ctx=4                learned context tokens" in coop
+    assert lppp.startswith("lppp:") and "steps=300" in lppp and "lr=" not in lppp
+    assert "ls suites takes no name: 'all'" in run(capsys, "ls", "suites", "all")[2]
+
+
+def complete(words: str, incomplete: str) -> list[str]:
+    """The answer of `procap --show-completion bash` to a tab after `words`."""
+    environment = {"_PROCAP_COMPLETE": "complete_bash", "COMP_WORDS": f"procap {words} {incomplete}"}
+    environment["COMP_CWORD"] = str(len(words.split()) + 1)
+    program = [sys.executable, "-c", "from benchmarks.cli import main; main()"]
+    done = subprocess.run(program, env=os.environ | environment, capture_output=True, text=True)
+    return done.stdout.split()
+
+
+def test_the_shell_completes_methods_data_sets_and_runs():
+    put_run(Path("results"), "coop", "digits")
+    assert complete("train --methods", "coop,prog") == ["coop,prograd"]
+    assert complete("eval --datasets", "dig") == ["digits"]
+    assert complete("eval", "results/base/d")[0].startswith("results/base/digits/coop/mini/16shot/seed1-")
 
 
 def test_words_are_those_that_mini_knows(capsys):
@@ -263,10 +290,10 @@ def test_a_dry_run_lists_the_runs_with_their_state_and_writes_nothing(capsys, tm
     before = read_files(tmp_path)
     common = ["--methods", "coop,maple", "--datasets", "digits,tiles", "--epochs", "2", "--data", shards, "--dry-run"]
     for command in ("train", "eval"):
-        code, out, _ = run(capsys, command, *common, "--json")
-        assert code == 0 and "4 runs, 1 finished. Nothing was written." in out
-        assert ("targets" in out.splitlines()[0]) == (command == "eval")
-    listed = {entry["run"].split("/seed")[0]: entry for entry in json.loads(out.splitlines()[-1])["runs"]}
+        code, out, err = run(capsys, command, *common, "--json")
+        assert code == 0 and "4 runs, 1 finished. Nothing was written." in err
+        assert ("targets" in err.splitlines()[0]) == (command == "eval")
+    listed = {entry["run"].split("/seed")[0]: entry for entry in json.loads(out)["runs"]}
     assert listed["base/digits/coop/mini/16shot"]["state"] == "finished"
     assert listed["base/digits/coop/mini/16shot"]["targets"] == {"digits:base:test": True, "digits:novel:test": True}
     assert listed["base/tiles/maple/mini/16shot"]["state"] == "new"
@@ -304,15 +331,15 @@ def test_train_then_evaluate_then_table(capsys, tmp_path, shards):
     place = ["--data", shards, "--tracking", "off"]
     chosen = ["--methods", "zeroshot,coop", "--datasets", "digits", "--shots", "2", "--epochs", "1", *place]
     code, out, err = run(capsys, "train", *chosen, "--json")
-    trained = json.loads(out.splitlines()[-1])
+    trained = json.loads(out)
     assert code == 0 and len(trained["trained"]) == 2 and not trained["failed"]
-    assert "next: procap eval" in err and "loss (all terms)" in out
+    assert "next: procap eval" in err and "loss (all terms)" in err
     code, out, err = run(capsys, "train", *chosen)
     assert code == 0 and err.count("already finished") == 2
     folders = [Path("results") / entry["run"] for entry in trained["trained"]]
-    code, out, _ = run(capsys, "eval", folders[1], "--limit", "20", *place, "--json")
-    evaluated = json.loads(out.splitlines()[-1])["evaluated"]
-    assert code == 0 and [entry["total"] for entry in evaluated] == [20, 20] and "†" in out
+    code, out, err = run(capsys, "eval", folders[1], "--limit", "20", *place, "--json")
+    evaluated = json.loads(out)["evaluated"]
+    assert code == 0 and [entry["total"] for entry in evaluated] == [20, 20] and "†" in err
     code, out, _ = run(capsys, "eval", *chosen, "--targets", "digits:novel", "--limit", "15", "--json")
     assert code == 0 and {entry["total"] for entry in json.loads(out.splitlines()[-1])["evaluated"]} == {15}
     code, out, _ = run(capsys, "table")
@@ -382,9 +409,10 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "offline"), [("ls", "1"), ("eval hf://lab/run", "0"), ("push", "0"), ("data show", "0")]
+    ("words", "offline"),
+    [("ls", "1"), ("eval hf://lab/run", "0"), ("push", "0"), ("data show", "0"), ("train --download", "0")],
 )
-def test_only_a_command_that_names_the_hub_may_download(monkeypatch, capsys, words, offline):
+def test_only_a_command_that_names_the_hub_or_a_download_may_download(monkeypatch, capsys, words, offline):
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert run(capsys, *words.split(), "--no-such-flag")[0] == 2
     assert os.environ["HF_HUB_OFFLINE"] == offline

@@ -1,12 +1,15 @@
 """`procap data pack` on folders without a YAML file: the layout that is guessed, and the layouts that are refused."""
 
+import itertools
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
-from command_line import run
+from command_line import read_files, run
 from own_images import CLASSES, put, put_classes
+from PIL import ExifTags, Image
 
 from shards.reader import open_dataset
 
@@ -125,3 +128,38 @@ def test_classes_may_be_called_like_splits_and_predictions_label_nothing(tmp_pat
     (tmp_path / "things/predictions.csv").write_text("path,class,label,probability\ntram/00.png,train,train,0.9\n")
     assert run(capsys, "data", "pack", tmp_path / "things", "--data", tmp_path / "data")[0] == 0
     assert open_dataset(tmp_path / "data", "things").classnames == ("test", "train", "tram", "val")
+
+
+def put_photograph(file: Path, size: tuple[int, int], orientation: int) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    left_is_red = np.zeros((size[1], size[0], 3), np.uint8)
+    left_is_red[:, : size[0] // 2, 0] = 250
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    Image.fromarray(left_is_red).save(file, exif=exif)
+
+
+def test_large_photographs_of_a_folder_are_stored_smaller_and_upright(tmp_path, capsys):
+    """Orientation 6: the left half of what the sensor read is the upper half of the photograph."""
+    for name, number in itertools.product(("finch", "parrot"), range(4)):
+        put_photograph(tmp_path / f"birds/{name}/{number}.jpg", (1200, 900), 6)
+        put_photograph(tmp_path / f"birds/{name}/{number}.png", (800, 600), 1)
+        put_photograph(tmp_path / f"birds/{name}/small-{number}.jpg", (64, 48), 6)
+    assert run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data", "--max-side", "300")[0] == 0
+    shards = open_dataset(tmp_path / "data", "birds")
+    assert "at most 300 pixels on the short side" in shards.manifest.source
+    images = shards.open_images("train")
+    for i, path in enumerate(images.paths):
+        data = images.read(i)
+        pixels = np.asarray(images.decode(i, data))
+        if path.endswith(".png"):
+            assert pixels.shape == (300, 400, 3) and (pixels[150, 100, 0], pixels[150, 300, 0]) == (250, 0)
+        elif "small" in path:
+            assert data == (tmp_path / "birds" / path).read_bytes()
+        else:
+            assert pixels.shape == (400, 300, 3) and pixels[100, 150, 0] > 240 and pixels[300, 150, 0] < 10
+    written = read_files(shards.folder)
+    assert run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")[0] == 0
+    assert read_files(shards.folder) == written
+    code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data", "--max-side", "0")
+    assert code == 2 and "change max_side in it" in err

@@ -20,10 +20,8 @@ CPU = DeviceCase(torch.device("cpu"))
 def test_a_part_that_hangs_or_crashes_fails_alone(monkeypatch):
     hanging = run_in_process("plain", CPU, seconds=0.05)
     assert (hanging.status, hanging.reason) == ("failed", "no end after 0.05 s")
-    absent = DeviceCase(torch.device("cuda:7"))
-    results = dict(run_parts(absent, ["facts", "graphs"]))
-    assert [result.status for result in results.values()] == ["failed", "failed"]
-    assert all(result.reason and "\n" not in result.reason for result in results.values())
+    [(name, crashed)] = run_parts(DeviceCase(torch.device("cuda:7")), ["facts"])
+    assert (name, crashed.status) == ("facts", "failed") and crashed.reason and "\n" not in crashed.reason
 
 
 def test_the_command_prints_and_returns_what_a_part_found(monkeypatch, tmp_path, capsys):
@@ -68,6 +66,8 @@ def test_attention_that_gives_nan_is_found(monkeypatch):
             mixed * torch.nan if mask is not None and mask.shape[-1] % 128 == 64 and q.dtype != torch.float32 else mixed
         )
 
+    # The slow test takes all shapes.
+    monkeypatch.setattr(numbers, "ATTENTION", {"64 masked keys": numbers.ATTENTION["64 masked keys"]})
     numbers.check_attention(CPU)
     monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
     with pytest.raises(UserError, match="not finite: values"):
@@ -122,10 +122,11 @@ def test_replays_are_compared_with_eager_steps(emulated_graphs, monkeypatch, err
 def test_the_attention_of_cudnn_is_compared_or_skipped(monkeypatch):
     """In the place of cuDNN's kernels stand those of torch, whose numbers are right."""
     monkeypatch.setattr(numbers, "SDPBackend", SimpleNamespace(MATH=SDPBackend.MATH, CUDNN_ATTENTION=SDPBackend.MATH))
+    monkeypatch.setattr(numbers, "ATTENTION", {name: numbers.ATTENTION[name] for name in ("text", "64 masked keys")})
     case = OnGpu(torch.device("cpu"))
     values = numbers.check_cudnn(case)
     differences = [value for name, value in values.items() if not name.endswith("first call, ms")]
-    assert len(values) == 24 and len(differences) == 12 and max(differences) < 0.03
+    assert len(values) == 8 and len(differences) == 4 and max(differences) < 0.03
     monkeypatch.setattr(numbers.SDPBackend, "CUDNN_ATTENTION", SDPBackend.CUDNN_ATTENTION)
     with pytest.raises(Skipped, match="not supported"):
         numbers.check_cudnn(case)

@@ -151,10 +151,10 @@ def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(pag
         row = next(line for line in text.splitlines() if f"<li>{runs[number].path} " in line)
         assert reason in row
     assert main(["ls", "runs", "--results", str(results), "--json"]) == 0
-    *lines, document = capsys.readouterr().out.splitlines()
+    document, listed = capsys.readouterr()
     config = runs[3].spec.config
     [row] = [row for row in json.loads(document) if row["state"] == "failed"]
-    assert f"failed: {config.path}: no room" in lines and row["reason"] == "no room"
+    assert f"failed: {config.path}: no room" in listed.splitlines() and row["reason"] == "no room"
     assert (row["lr"], row["epochs"], row["options"]) == (config.recipe.lr, config.recipe.epochs, dict(config.options))
     assert "ablation" not in section(text, "missing")
 

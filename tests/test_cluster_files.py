@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from jsonschema import validate
 
 from benchmarks.cli.app import program
 from procap import __version__
@@ -48,6 +47,8 @@ def test_ray_accepts_the_autoscaler_files_which_keep_the_dashboard_private(path)
 
 @pytest.mark.parametrize("path", KUBERAY, ids=lambda path: path.name)
 def test_kuberay_accepts_the_clusters_with_ray_and_the_image_of_this_version(path):
+    from jsonschema import validate
+
     document = read(path)
     validate(document, json.loads((ROOT / "tests" / "schemas" / "kuberay.json").read_text()))
     cluster = cluster_of(document)

@@ -66,9 +66,9 @@ def test_what_no_run_would_have_is_reported_once_and_leaves_no_sweep(few_digits,
 
 def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, capsys):
     assert main(["sweep", *ASKED, *GRID, *where, "--results", str(tmp_path), "--dry-run", "--json"]) == 0
-    out = capsys.readouterr().out
-    document = json.loads(out.splitlines()[-1])
-    assert "0 tried already. Nothing was written." in out and document["total"] == 3
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert "0 tried already. Nothing was written." in err and document["total"] == 3
     assert not list(tmp_path.iterdir())
     shots = ["--methods", "coop", "--datasets", "digits", "--param", "shots=4,full,all", *where]
     assert main(["sweep", *shots, "--results", str(tmp_path), "--dry-run", "--json"]) == 0

@@ -3,11 +3,8 @@
 import json
 from typing import Any
 
-import open_clip
 import pytest
-import timm
 import torch
-from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from safetensors.torch import save_file
 from small_runs import seeded
@@ -36,6 +33,10 @@ REPRESENTATIVE = [
 @pytest.fixture
 def shallow(monkeypatch):
     """A function that makes one block a stage, or one a tower, of an architecture, and its vocabulary small."""
+    # Imported in functions, because every test worker imports all files, and this takes seconds.
+    import open_clip
+    import timm
+
     create = timm.create_model
 
     def create_shallow(name: str, **settings: Any) -> torch.nn.Module:
@@ -76,6 +77,8 @@ def test_a_frozen_tower_encodes_texts_in_parts_and_a_batch_of_images_as_it_is():
 
 
 def assert_encodes_as_open_clip(name: str, tmp_path, cut) -> CLIP:
+    import open_clip
+
     cut(name)
     theirs = open_clip.create_model(name, load_weights=False).eval()
     save_file({key: weight.contiguous() for key, weight in theirs.state_dict().items()}, tmp_path / "w.safetensors")
@@ -159,6 +162,9 @@ def test_a_sigmoid_model_uses_its_scale_and_bias(shallow):
 
 @pytest.mark.parametrize("name", ["ViT-B-32-SigLIP2-256", "PE-Core-T-16-384", "MobileCLIP2-S0"])
 def test_images_are_prepared_as_open_clip_does(name, shallow):
+    import open_clip
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+
     shallow(name)
     tags = open_clip.list_pretrained_tags_by_model(name)
     settings = open_clip.get_pretrained_cfg(name, tags[0])

@@ -1,11 +1,13 @@
 """Files of a run whose numbers or owner cannot be right are refused by name, in one line."""
 
+import base64
 import hashlib
 import io
 import json
 import os
 import re
 import shutil
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -70,6 +72,11 @@ def runs(made, tmp_path) -> list[RunFolder]:
     return [RunFolder(path.parent) for path in sorted(tmp_path.rglob(CONFIG))]
 
 
+def pack(probabilities: list[float]) -> str:
+    """As a result has them: the base64 of float32 values."""
+    return base64.b64encode(struct.pack(f"<{len(probabilities)}f", *probabilities)).decode()
+
+
 BINS = {"ece": 0.0, "count": [2] + 14 * [0], "confidence": [0.0] * 15, "correct": [1] + 14 * [0]}
 CALIBRATION = {"nll": 1.0, "brier": 1.0, "equal_width": BINS}
 SAMPLES = {"shots": 16, "seed": 1, "digest": lines_digest(["a.png"]), "samples": ["a.png"]}
@@ -91,6 +98,11 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"labels": [0] * 40}, "belong together"),
         ({"labels": [0] * 40, "predicted": [99] * 40}, "name class 99 of 1"),
         ({"labels": [0] * 40, "predicted": [0] * 40}, "labels and predicted contradict per_class"),
+        ({"confidence": pack([0.5])}, "confidence has 1 images, total is 40"),
+        ({"confidence": pack([0.5] * 39 + [1.5])}, "confidence.39 = 1.5"),
+        ({"confidence": pack([float("nan")] * 40)}, "confidence.0 = nan"),
+        ({"confidence": "AAA"}, "confidence = 'AAA': no base64 of float32 values"),
+        ({"confidence": pack([0.5] * 40), "base_confidence": pack([0.6] * 40)}, "base_confidence is higher"),
         ({"calibration": CALIBRATION}, "calibration has 1 of 2 correct images"),
         ({"images_per_second": float("nan")}, "images_per_second = nan"),
         ({"target": "shapes:novel:test"}, "holds 'shapes:novel:test'"),

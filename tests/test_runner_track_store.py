@@ -10,7 +10,6 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from sqlalchemy import make_url
 from tracked_runs import begin, evaluated, go_on
 
 from benchmarks.cli import main
@@ -140,6 +139,8 @@ def test_a_results_folder_that_cannot_be_written_is_reported_and_stops_nothing(s
 
 
 def test_a_database_may_lie_in_a_folder_of_any_name(tmp_path, monkeypatch):
+    from sqlalchemy import make_url
+
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     odd = tmp_path / "100% #1?"
     store = TrackingStore.choose(odd)

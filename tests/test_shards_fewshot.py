@@ -221,8 +221,10 @@ def test_a_test_only_set_has_no_halves_and_nothing_to_train_on(tmp_path):
 def test_the_command_lists_what_a_run_trains_on(tmp_path, capsys):
     pack.pack_source(toy_source(), tmp_path / "data")
     shards = reader.open_dataset(tmp_path / "data", "toy")
-    code, text, _ = run(capsys, "data", "few-shot", "toy", "--data", shards.folder.parent, "--shots", 2, "--json")
-    expected, written = load_few_shot(shards, 2, 1), json.loads(text.splitlines()[-1])
+    code, document, text = run(
+        capsys, "data", "few-shot", "toy", "--data", shards.folder.parent, "--shots", 2, "--json"
+    )
+    expected, written = load_few_shot(shards, 2, 1), json.loads(document)
     assert code == 0 and written["train_digest"] == expected.digest
     assert [image["path"] for image in written["train"]] == expected.train.paths
     assert all(f" {path}\n" in text for path in expected.train.paths)

@@ -375,6 +375,6 @@ def test_images_that_are_replaced_by_others_of_equal_size_are_packed_again(tmp_p
 
 def test_the_data_page_lists_every_key_of_the_yaml_file():
     page = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
-    described = dict(re.findall(r"^\| `([a-z.]+)` +\| (.*?) +\|$", page, re.MULTILINE))
+    described = dict(re.findall(r"^\| `([a-z_.]+)` +\| (.*?) +\|$", page, re.MULTILINE))
     keys = {name: field.description for name, field in Description.model_fields.items()}
     assert {name: text for name, text in described.items() if name in keys} == keys

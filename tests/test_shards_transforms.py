@@ -199,7 +199,7 @@ def test_evaluation_images_of_any_shape_are_resized_as_by_pillow(device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_batches_on_the_device_are_those_of_the_host(train, device, workers):
-    """Also of images that are too large for the device, and on ranks of which one is an image short."""
+    """Also of images that are too large for the device, and on ranks of which one has a batch of padding."""
     transform = EvalTransform(8, MEAN, STD)
     for rank in range(3):
         share = {"rank": rank, "world_size": 3}

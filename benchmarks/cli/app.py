@@ -24,15 +24,19 @@ from runner.stop_signals import sigterm_as_interrupt
 
 DISTRIBUTED = ("train", "eval")
 """Commands that torchrun may start as several processes."""
-ONLINE = ["data"], ["push"]
+ONLINE = "data", "push", "fetch"
 """Commands that use the Hub without an hf:// argument."""
 
 Commands = Mapping[str, tuple[Any, str]]
 """By name: `module:name` of a command or the commands of a group, and a summary."""
 
 
-def lazy_group(commands: Commands) -> type[TyperGroup]:
-    """Make a group of commands, each of which is imported when it is used; its help needs no import."""
+def lazy_group(headings: Mapping[str, Commands]) -> type[TyperGroup]:
+    """Make a group of commands, each of which is imported when it is used; its help needs no import.
+
+    headings: the commands under each heading of the help.
+    """
+    commands = {name: command for section in headings.values() for name, command in section.items()}
 
     class LazyGroup(TyperGroup):
         def list_commands(self, ctx: Any) -> list[str]:
@@ -48,7 +52,7 @@ def lazy_group(commands: Commands) -> type[TyperGroup]:
                 # `flags.command` keeps the typer app of a function in an attribute; `bench` is an app itself.
                 app = getattr(function, "app", function)
             else:
-                app = typer.Typer(help=summary, cls=lazy_group(contents), **PLAIN)
+                app = typer.Typer(help=summary, cls=lazy_group({"Commands": contents}), **PLAIN)
                 # Without a callback typer refuses an app whose commands it does not know.
                 app.callback(context_settings=HELP_NAMES)(lambda: None)
             command = typer.main.get_command(app)
@@ -56,8 +60,9 @@ def lazy_group(commands: Commands) -> type[TyperGroup]:
             return command
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
-            with formatter.section("Commands"):
-                formatter.write_dl([(name, summary) for name, (_, summary) in commands.items()])
+            for heading, section in headings.items():
+                with formatter.section(heading):
+                    formatter.write_dl([(name, summary) for name, (_, summary) in section.items()])
 
     return LazyGroup
 
@@ -73,30 +78,50 @@ CHECK_COMMANDS: Commands = {
     "method": ("benchmarks.cli.check_method:method", "Run contract tests on a method."),
     "device": ("benchmarks.cli.check_device:check", "Compare faster paths with the plain one on this device."),
 }
-COMMANDS: Commands = {
-    "demo": ("benchmarks.cli.demo:demo", "Run a small benchmark end to end, offline, on a CPU."),
-    "ls": ("benchmarks.cli.ls:ls", "List methods, data sets, backbones, suites or runs."),
-    "data": (DATA_COMMANDS, "Fetch data sets, pack them into shards, check and show them."),
-    "train": ("benchmarks.cli.train:train", "Train methods on data sets."),
-    "eval": ("benchmarks.cli.eval:evaluate", "Evaluate trained runs on any target."),
-    "predict": ("benchmarks.cli.predict:predict", "Classify new images with a trained run."),
-    "bench": ("benchmarks.cli.bench:app", "Run the experiments of the paper, by name."),
-    "sweep": ("benchmarks.cli.sweep:sweep", "Search hyperparameters with Ray Tune."),
-    "submit": ("benchmarks.cli.submit:submit", "Run a command on a Ray cluster and follow its log."),
-    "new": ({"method": ("benchmarks.cli.new_method:method", "Write a package with a new method.")}, "Add a method."),
-    "check": (CHECK_COMMANDS, "Check a method, or which accelerations suit this device."),
-    "import": ("benchmarks.cli.import_checkpoint:import_checkpoint", "Import public checkpoints as finished runs."),
-    "export": ("benchmarks.cli.export_run:export", "Export trained runs for public code and ONNX."),
-    "push": ("benchmarks.cli.push:push", "Publish a trained run on the Hugging Face Hub."),
-    "table": ("benchmarks.cli.table:table", "Print results as tables, with the paper's numbers."),
-    "report": ("benchmarks.cli.report:report", "Write one HTML page of runs, suites and sweeps."),
-    "track": ({"sync": ("benchmarks.cli.track:sync", "Upload missing results to MLflow.")}, "Send results to MLflow."),
-    "ui": ("benchmarks.cli.ui:ui", "Serve MLflow on this machine, with a link to the runs."),
+HEADINGS: Mapping[str, Commands] = {
+    "Start": {
+        "demo": ("benchmarks.cli.demo:demo", "Run a small benchmark end to end, offline, on a CPU."),
+        "ls": ("benchmarks.cli.ls:ls", "List methods, data sets, backbones, suites or runs."),
+        "data": (DATA_COMMANDS, "Fetch data sets, pack them into shards, check and show them."),
+        "fetch": (
+            {"backbone": ("benchmarks.cli.fetch_backbone:backbone", "Download the weights of a CLIP.")},
+            "Download weights.",
+        ),
+    },
+    "One run": {
+        "train": ("benchmarks.cli.train:train", "Train methods on data sets."),
+        "eval": ("benchmarks.cli.eval:evaluate", "Evaluate trained runs on any target."),
+        "predict": ("benchmarks.cli.predict:predict", "Classify new images with a trained run."),
+        "import": ("benchmarks.cli.import_checkpoint:import_checkpoint", "Import public checkpoints as finished runs."),
+        "export": ("benchmarks.cli.export_run:export", "Export trained runs for public code and ONNX."),
+        "push": ("benchmarks.cli.push:push", "Publish a trained run on the Hugging Face Hub."),
+    },
+    "Many runs": {
+        "bench": ("benchmarks.cli.bench:app", "Run the experiments of the paper, by name."),
+        "sweep": ("benchmarks.cli.sweep:sweep", "Search hyperparameters with Ray Tune."),
+        "submit": ("benchmarks.cli.submit:submit", "Run a command on a Ray cluster and follow its log."),
+    },
+    "Results": {
+        "table": ("benchmarks.cli.table:table", "Print results as tables, with the paper's numbers."),
+        "report": ("benchmarks.cli.report:report", "Write one HTML page of runs, suites and sweeps."),
+        "track": (
+            {"sync": ("benchmarks.cli.track:sync", "Upload missing results to MLflow.")},
+            "Send results to MLflow.",
+        ),
+        "ui": ("benchmarks.cli.ui:ui", "Serve MLflow on this machine, with a link to the runs."),
+    },
+    "Methods and devices": {
+        "new": (
+            {"method": ("benchmarks.cli.new_method:method", "Write a package with a new method.")},
+            "Add a method.",
+        ),
+        "check": (CHECK_COMMANDS, "Check a method, or which accelerations suit this device."),
+    },
 }
 
 program = typer.Typer(
     help="Adapt CLIP to few images: from raw image folders to the tables of the ProCAP paper.",
-    cls=lazy_group(COMMANDS),
+    cls=lazy_group(HEADINGS),
     **{**PLAIN, "add_completion": True},
 )
 
@@ -157,7 +182,11 @@ def run(argv: list[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     verbose = "-v" in arguments or "--verbose" in arguments
-    set_environment_defaults(online=arguments[:1] in ONLINE or any("hf:/" in word for word in arguments))
+    if "--download" in arguments:
+        # Before huggingface_hub is imported, and for the processes that this one starts.
+        os.environ["HF_HUB_OFFLINE"] = "0"
+    is_online = bool(arguments) and arguments[0] in ONLINE
+    set_environment_defaults(online=is_online or any("hf:/" in word for word in arguments))
     # If this process has run a command before, this one asks servers again. Most commands import no mirror.
     if mirror := sys.modules.get("shards.mirror"):
         mirror.refresh.cache_clear()

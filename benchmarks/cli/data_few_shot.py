@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, command, flag
+from benchmarks.cli.flags import Data, OutputFlags, Sampling, command, flag
 from benchmarks.console.output import columns, note, plural, show, show_json
 from shards.default_paths import data_root
-from shards.image_selection import load_few_shot
+from shards.image_selection import load_few_shot, parse_classes
 from shards.manifest import lines_digest
 from shards.reader import open_dataset
 from shards.resolve import resolve_dataset
+from shards.sampling import BALANCED, parse_sampling
 
 
 @command(
     "procap data few-shot shapes --shots 16 --seed 1",
-    "procap data few-shot caltech101 --json | tail -n 1 > caltech101-16-1.json",
+    "procap data few-shot digits --sampling decay:0.06 --classes base",
+    "procap data few-shot caltech101 --json > caltech101-16-1.json",
 )
 def few_shot(
     output: OutputFlags,
@@ -25,12 +28,15 @@ def few_shot(
     data: Data = "",
     shots: Annotated[int, flag("N", "training images per class", min=1)] = 16,
     seed: Annotated[int, flag("N", "seed of the draw", min=0)] = 1,
+    sampling: Sampling = "",
+    classes: Annotated[str, flag("all|base|...", "an uneven sample is drawn within them")] = "all",
 ) -> int:
-    """List the few-shot images of a data set, drawn by CoOp's rule."""
+    """List the few-shot images of a data set, drawn by CoOp's rule or an uneven one."""
     root = data_root(data)
     shards = open_dataset(root, resolve_dataset(name, root).name)
-    samples = load_few_shot(shards, shots, seed)
-    document: dict[str, Any] = {"dataset": shards.name, "shots": shots, "seed": seed}
+    rule = parse_sampling(sampling or BALANCED)
+    samples = load_few_shot(shards, shots, seed, parse_classes(classes), rule)
+    document: dict[str, Any] = {"dataset": shards.name, "shots": shots, "sampling": rule, "seed": seed}
     rows: list[tuple[object, ...]] = []
     for split, chosen in (("train", samples.train), ("val", samples.val)):
         images = [
@@ -39,7 +45,9 @@ def few_shot(
         ]
         document |= {split: images, f"{split}_digest": lines_digest(chosen.paths)}
         rows += [(split, *image.values()) for image in images]
-        note(f"{split}: {plural(len(images), 'image')}, digest {document[f'{split}_digest']}")
+        sizes = np.bincount(chosen.labels, minlength=len(samples.classnames))
+        spread = f"{sizes.min()} to {sizes.max()} of each class"
+        note(f"{split}: {plural(len(images), 'image')}, {spread}, digest {document[f'{split}_digest']}")
     show(columns(("split", "label", "class", "path"), rows))
     if output.json:
         show_json(document)

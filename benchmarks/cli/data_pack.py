@@ -41,6 +41,9 @@ def pack(
         ),
     ] = None,
     skip_broken: Annotated[bool, switch("--skip-broken", "leave out images of yours that cannot be read")] = False,
+    max_side: Annotated[
+        int | None, flag("PIXELS", "short side of stored images of a folder; 0 keeps all [default: 512]", min=0)
+    ] = None,
     workers: Workers = None,
 ) -> int:
     """Pack data sets into WebDataset shards with a manifest.
@@ -49,7 +52,7 @@ def pack(
     images, the command guesses a YAML file, lists all problems at once, and writes the file next to the folder.
     """
     root = packing_root(data)
-    selected = select_datasets(names, raw, root)
+    selected = select_datasets(names, raw, root, max_side)
     if skip_broken and (of_catalogue := [dataset.name for dataset in selected if not dataset.yaml_file]):
         what = "is of the catalogue and has a fixed list of images"
         raise UsageError(f"--skip-broken is for your images: '{of_catalogue[0]}' {what}")

@@ -40,16 +40,19 @@ class DatasetToPack:
     guessed: str = ""
 
 
-def select_datasets(names: Iterable[str], raw: Path | None, data_root: Path) -> list[DatasetToPack]:
+def select_datasets(
+    names: Iterable[str], raw: Path | None, data_root: Path, max_side: int | None = None
+) -> list[DatasetToPack]:
     """Resolve `names`: each is a data set, a YAML file, a folder of images, or a group (all, world, paper).
 
     raw: the folder of raw data sets. The YAML file of a folder that has none is guessed, and not written here.
+    max_side: for that file, see `find_description`.
     """
     selected: dict[str, DatasetToPack] = {}
     for text in names:
         for name in [text] if is_user_folder(text) else split_names(text):
             group = _resolve_paper(raw) if name.lower() == "paper" else expand_datasets(name)
-            for dataset in (_resolve_name(member, raw, data_root) for member in group):
+            for dataset in (_resolve_name(member, raw, data_root, max_side) for member in group):
                 first = selected.setdefault(dataset.name, dataset)
                 if first.yaml_file != dataset.yaml_file:
                     raise UsageError(f"{first.yaml_file} and {dataset.yaml_file} both describe '{dataset.name}'")
@@ -84,11 +87,11 @@ def report_note(text: str) -> None:
     note(f"procap: {text if text.startswith(('problem: ', 'warning: ')) else f'note: {text}'}")
 
 
-def _resolve_name(name: str, raw: Path | None, data_root: Path) -> DatasetToPack:
+def _resolve_name(name: str, raw: Path | None, data_root: Path, max_side: int | None) -> DatasetToPack:
     path = Path(name).expanduser()
     if is_user_folder(name):
         # By the YAML file next to the folder, which is guessed if there is none.
-        file, text = find_description(path)
+        file, text = find_description(path, max_side)
         note(f"guessed for {file}:\n{indent(text.rstrip(), '  ')}" if text else f"{file} describes {path}")
     elif name.lower().endswith((".yaml", ".yml")):
         file, text = path, ""

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.dry_run import show_plan
@@ -16,6 +14,7 @@ from benchmarks.cli.selection import default_targets, eval_settings, find_run, r
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import split_names
+from benchmarks.results.frame import OF_IMAGES
 from benchmarks.suites.preconditions import check_weights_of
 from procap.errors import UsageError
 from runner.config import RunConfig, Target
@@ -38,7 +37,7 @@ def evaluate(
     runtime_flags: flags.RuntimeFlags,
     mode: flags.ModeFlags,
     output: flags.OutputFlags,
-    folders: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="folders, instead of flags")] = None,
+    folders: Annotated[list[Path] | None, flags.run_argument("folders, instead of flags")] = None,
     targets: Annotated[str, flags.flag("SET[:CLASSES[:SPLIT]]", "comma list [default: base and novel classes]")] = "",
     limit: flags.Limit = None,
     eval_precision: flags.EvalPrecision = "",
@@ -114,7 +113,7 @@ def _show_evaluations(done: Sequence[Evaluated], failures: Failures, output: fla
     if output.json:
         evaluated = [
             {"run": config.path, "accuracy": result.accuracy, "macro_accuracy": result.macro_accuracy}
-            | result.model_dump(exclude={"per_class", "labels", "predicted", "environment"})
+            | result.model_dump(exclude={"per_class", "environment", *OF_IMAGES})
             for config, _, result in done
         ]
         show_json({"evaluated": evaluated, "failed": failures.reasons})

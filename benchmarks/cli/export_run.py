@@ -21,7 +21,10 @@ from runner.session import Session
 )
 def export(
     output: flags.OutputFlags,
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders, see `procap ls runs`")],
+    folders: Annotated[
+        list[Path],
+        flags.run_argument("run folders, see `procap ls runs`"),
+    ],
     format: Annotated[Literal["dassl", "safetensors", "onnx"], typer.Option(help="file format")] = "dassl",
     out: Annotated[Path, flags.flag("FOLDER", "folder of the files, each below the path of its run")] = Path("export"),
     results: flags.Results = "results",

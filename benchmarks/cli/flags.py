@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from benchmarks.console.output import quote
+from benchmarks.cli.completion import complete_datasets, complete_methods, complete_runs
+from benchmarks.console.output import json_alone, quote
 
 if TYPE_CHECKING:
     from cluster.launcher import Launcher
 
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
+Completion = Callable[[str], list[str]]
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
@@ -26,9 +29,14 @@ def examples(*lines: str) -> dict[str, Any]:
     return {"epilog": "\b\nexamples:\n" + "\n".join(f"  {line}" for line in lines), "context_settings": HELP_NAMES}
 
 
-def flag(metavar: str, text: str, *names: str, min: float | None = None) -> Any:
-    """Define a flag that takes a value; `text` is its help."""
-    return typer.Option(*names, metavar=metavar, help=text, min=min)
+def flag(metavar: str, text: str, *names: str, min: float | None = None, complete: Completion | None = None) -> Any:
+    """Define a flag that takes a value; `text` is its help, `complete` what the shell completes it with."""
+    return typer.Option(*names, metavar=metavar, help=text, min=min, autocompletion=complete)
+
+
+def run_argument(text: str, metavar: str = "RUN") -> Any:
+    """Define an argument that names runs; `text` is its help."""
+    return typer.Argument(metavar=metavar, help=text, autocompletion=complete_runs)
 
 
 def switch(name: str, text: str, *short: str) -> Any:
@@ -37,6 +45,9 @@ def switch(name: str, text: str, *short: str) -> Any:
 
 
 # The types of flags that several commands have, alone or in a group below.
+Sampling = Annotated[
+    str, flag("RULE", "images per class: balanced, decay:0.06, natural, natural-any [default: balanced]")
+]
 RecipeChoice = Annotated[
     str, flag("published|procap", "published for each method, or ProCAP's [default: published; profile mini: procap]")
 ]
@@ -71,10 +82,18 @@ class ChoiceFlags:
             "names, or all, table1, adapters, prompts, probabilistic [default for your data with mini: probe]",
             "--methods",
             "--method",
+            complete=complete_methods,
         ),
     ] = ""
     datasets: Annotated[
-        str, flag("A,B", "names, or all (those that need no files), paper (the paper's)", "--datasets", "--dataset")
+        str,
+        flag(
+            "A,B",
+            "names, or all (those that need no files), paper (the paper's)",
+            "--datasets",
+            "--dataset",
+            complete=complete_datasets,
+        ),
     ] = ""
     seeds: Annotated[str, flag("1,2,3", "random seeds, also 1-3 [default: 1; in suites: the suite's]")] = ""
     shots: Annotated[str, flag("N|full", "training images per class [default: 16]")] = ""
@@ -92,6 +111,14 @@ class SelectionFlags(ChoiceFlags):
     """Flags that select runs."""
 
     classes: Annotated[str, flag("base|all|dev-base|dev-novel", "classes to train on [default: base]")] = ""
+    sampling: Sampling = ""
+
+
+@dataclass(frozen=True)
+class FilterFlags(SelectionFlags):
+    """Flags that select among existing runs; without them every run is selected."""
+
+    heading: ClassVar[str] = "Filters (default: every run)"
 
 
 @dataclass(frozen=True)
@@ -118,6 +145,7 @@ class StorageFlags:
     results: Results = "results"
     device: Device = "auto"
     tracking: Tracking = ""
+    download: Annotated[bool, switch("--download", "download weights of CLIP that are not on this machine")] = False
 
 
 @dataclass(frozen=True)
@@ -216,7 +244,7 @@ class OutputFlags:
     """Flags that choose the output format."""
 
     heading: ClassVar[str] = "Output"
-    json: Annotated[bool, switch("--json", "end with one line of JSON on stdout")] = False
+    json: Annotated[bool, switch("--json", "print one line of JSON to stdout, the rest to stderr")] = False
     verbose: Annotated[bool, switch("--verbose", "show the traceback of an error", "-v")] = False
 
 
@@ -231,7 +259,9 @@ class HeadedCommand(TyperCommand):
             is_argument = parameter.param_type_name == "argument"
             heading = "Arguments" if is_argument else self.headings.get(str(parameter.name), "Options")
             if record := parameter.get_help_record(ctx):
-                sections.setdefault(heading, []).append(record)
+                # The defaults are those of a training.
+                text = record[1].partition(" [default")[0] if heading == FilterFlags.heading else record[1]
+                sections.setdefault(heading, []).append((record[0], text))
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
@@ -272,8 +302,9 @@ def flatten_flag_groups(command: Callable[..., int]) -> Callable[..., int]:
             flags[field.name] = inspect.Parameter(
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
             )
-            # The heading of the dataclass that defines the field: subclasses have headings of their own.
-            owner = next(base for base in group.__mro__ if field.name in vars(base).get("__annotations__", ()))
+            # The heading of the dataclass that defines the field: subclasses have different ones.
+            bases = (base for base in group.__mro__ if field.name in vars(base).get("__annotations__", ()))
+            owner = FilterFlags if group is FilterFlags else next(bases)
             headings[field.name] = getattr(owner, "heading", "Options")
 
     @functools.wraps(command)
@@ -287,7 +318,9 @@ def flatten_flag_groups(command: Callable[..., int]) -> Callable[..., int]:
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
         }
-        return command(**built, **values)
+        wants_json = any(isinstance(group, OutputFlags) and group.json for group in built.values())
+        with json_alone() if wants_json else nullcontext():
+            return command(**built, **values)
 
     run.__signature__ = inspect.Signature(list(flags.values()), return_annotation=int)  # type: ignore[attr-defined]
     run.__annotations__ = {name: parameter.annotation for name, parameter in flags.items()} | {"return": int}

@@ -10,15 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, Results, SelectionFlags, command, command_line
+from benchmarks.cli.flags import Data, FilterFlags, OutputFlags, Results, command, command_line
 from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import columns, note, plural, show, show_json
+from benchmarks.console.parse import parse_methods
+from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.titles import title_method
 from benchmarks.results.frame import describe_settings, open_results, run_folders, title_variants
 from benchmarks.suites import SUITES, load_suite
 from procap.errors import UsageError, UserError, unknown_name
-from procap.methods import METHODS, describe_method, method_class, method_paths
+from procap.methods import METHODS, describe_method, method_class
 from procap.methods.plugins import describe_unexpected
+from procap.recipe import format_value
 from runner.config import RunConfig, Target
 from runner.results import harmonic_mean
 from runner.run_folders import RunFolder
@@ -32,17 +35,21 @@ COLUMNS = ("state", "date", "method", "dataset", "classes", "shots", "seed", "ac
 Listing = tuple[str, list[dict[str, Any]]]
 
 
-@command("procap ls methods", "procap ls datasets --json", "procap ls runs --methods procap")
+@command("procap ls methods", "procap ls methods coop", "procap ls datasets --json", "procap ls runs --methods procap")
 def ls(
     output: OutputFlags,
-    selection: SelectionFlags,
+    selection: FilterFlags,
     what: Annotated[str, typer.Argument(metavar="methods|datasets|backbones|words|suites|runs", help="what to list")],
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="methods to show with all options")] = None,
     results: Results = "results",
     data: Data = "",
 ) -> int:
-    """List methods, data sets, backbones, words that `mini` knows, suites or runs; --methods and so on select runs."""
+    """List methods, data sets, backbones, words that `mini` knows, suites or runs; --methods and so on select runs.
+
+    `ls methods NAME` prints the options of a method with their defaults and meaning, and its recipe.
+    """
     listings: dict[str, Callable[[], Listing]] = {
-        "methods": lambda: _methods(output.json),
+        "methods": lambda: _methods(parse_methods(",".join(names or ["all"])), bool(names), output.json),
         "datasets": lambda: _datasets(data_root(data)),
         "backbones": _backbones,
         "words": _words,
@@ -53,6 +60,8 @@ def ls(
         raise unknown_name("list", what, listings)
     if what != "runs" and (chosen := command_line(selection)):
         raise UsageError(f"{chosen.split()[0]} selects runs, not {what}: procap ls runs {chosen}")
+    if names and what != "methods":
+        raise UsageError(f"ls {what} takes no name: '{names[0]}'")
     text, rows = listings[what]()
     if rows:
         show(text)
@@ -61,18 +70,15 @@ def ls(
     return 0
 
 
-def _methods(details: bool) -> Listing:
-    """List the methods. details: also their options and recipes as numbers, which needs torch."""
+def _methods(names: Sequence[str], whole: bool, details: bool) -> Listing:
+    """List methods. whole: with their options and recipes. details: have these in the rows too, which needs torch."""
     rows: list[dict[str, Any]] = []
-    shown = []
-    for name in method_paths():
+    for name in names:
         row: dict[str, Any] = {"name": name, "summary": "", "recipe": None, "options": {}, "selection": "", "uses": ""}
-        recipe = "-"
         try:
             texts = describe_method(name)
-            recipe = texts["recipe"]
             row |= {field: texts[field] for field in ("summary", "selection", "uses")}
-            if details or name not in METHODS:
+            if whole or details or name not in METHODS:
                 method = method_class(name)
                 row["recipe"] = method.recipe().model_dump(mode="json")
                 row["options"] = {
@@ -86,15 +92,41 @@ def _methods(details: bool) -> Listing:
                 raise
             row["summary"] = describe_unexpected(error)
         rows.append(row)
-        shown.append((name, row["selection"], row["uses"], row["summary"], recipe))
-    return columns(("method", "chosen by", "looks at", "what it is", "published recipe, or own"), shown), rows
+    if whole:
+        return "\n\n".join(map(_format_method, rows)), rows
+    uses = [row["uses"].replace("few-shot images", "shots").replace("class names", "names") for row in rows]
+    width = 116 - max(len(row["name"]) for row in rows) - max(map(len, uses))
+    summaries = [textwrap.shorten(row["summary"], width, placeholder=" ...") for row in rows]
+    shown = list(zip([row["name"] for row in rows], uses, summaries, strict=True))
+    return columns(("method", "looks at", "what it is; its options: procap ls methods NAME"), shown), rows
+
+
+def _format_method(row: Mapping[str, Any]) -> str:
+    """Format a method with its options, one per line, and what its recipe sets."""
+    lines = [f"{row['name']}: {row['summary']}", f"chosen by: {row['selection']}; looks at: {row['uses']}"]
+    if row["recipe"]:
+        method = method_class(row["name"])
+        unread = {*method.recipe().unread(), *method.unread_fields(method.Options())}
+        read = {name: value for name, value in row["recipe"].items() if value is not None and name not in unread}
+        recipe = " ".join(f"{name}={format_value(value)}" for name, value in read.items())
+        lines += textwrap.wrap(f"recipe: {recipe}", 118, subsequent_indent="  ")
+    starts = {name: f"  {name}={format_value(option['default'])}  " for name, option in row["options"].items()}
+    width = max(map(len, starts.values()), default=0)
+    for name, start in starts.items():
+        text = row["options"][name]["description"] or "-"
+        lines += textwrap.wrap(text, 118, initial_indent=start.ljust(width), subsequent_indent=" " * width)
+    return "\n".join(lines)
 
 
 def _suites() -> Listing:
-    suites = [load_suite(name) for name in SUITES]
-    rows = [{name: getattr(suite, name) for name in ("name", "title", "methods", "seeds")} for suite in suites]
-    shown = [(suite.name, suite.title, ",".join(suite.methods), ",".join(map(str, suite.seeds))) for suite in suites]
-    return columns(("suite", "what it is", "methods", "seeds"), shown), rows
+    """List the suites with the runs and evaluations that each has alone, with the paper's data sets."""
+    rows: list[dict[str, Any]] = []
+    for suite in map(load_suite, SUITES):
+        targets = {run.path: run.spec.targets for run in suite.plan(suite.options(PAPER))}
+        costs = {"runs": len(targets), "evaluations": sum(map(len, targets.values()))}
+        rows.append({name: getattr(suite, name) for name in ("name", "title", "methods", "seeds")} | costs)
+    shown = [[",".join(map(str, cell)) if isinstance(cell, tuple) else cell for cell in row.values()] for row in rows]
+    return columns(("suite", "what it is", "methods", "seeds", "runs", "evaluations"), shown), rows
 
 
 def _datasets(root: Path) -> Listing:
@@ -115,7 +147,8 @@ def _datasets(root: Path) -> Listing:
         rows.append(row | {"get": dataset.raw.get if dataset.raw else ""})
         state = "no" if name not in packed else "yes" if whole else "in part"
         counts = (f"{count:,}" if (count := dataset.counts.get(split)) else "-" for split in ("train", "val", "test"))
-        shown.append((dataset.name, dataset.classes, "/".join(counts), state, dataset.description))
+        what = textwrap.shorten(dataset.description, 64, placeholder=" ...")
+        shown.append((dataset.name, dataset.classes, "/".join(counts), state, what))
     return columns(("data set", "classes", "train/val/test", "packed", "what it is"), shown), rows
 
 
@@ -149,7 +182,7 @@ def _words() -> Listing:
     return textwrap.fill(" ".join(words), 100), [{"word": word} for word in words]
 
 
-def _runs(results: str, selection: SelectionFlags) -> Listing:
+def _runs(results: str, selection: FilterFlags) -> Listing:
     root = open_results(results)
     folders = run_folders(root)
     is_selected = run_filter(selection)

@@ -32,10 +32,11 @@ DIGITS = 6
     "procap predict 9c6ad2 photos --names 'red rose,white lily'",
 )
 def predict(
-    selection: flags.SelectionFlags,
+    selection: flags.FilterFlags,
     output: flags.OutputFlags,
     run: Annotated[
-        Path, typer.Argument(metavar="RUN|PATH", help="folder of a run, or start of its hash; left out with --methods")
+        Path,
+        flags.run_argument("folder of a run, or start of its hash; left out with --methods", "RUN|PATH"),
     ],
     paths: Annotated[
         list[Path] | None, typer.Argument(metavar="PATH", help="images, folders of images, tar files")

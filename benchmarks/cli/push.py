@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from benchmarks.cli import flags
 from benchmarks.cli.selection import find_run, runtime_config
 from benchmarks.console.output import columns, note, show, show_json
@@ -19,7 +17,7 @@ from runner.session import Session
 )
 def push(
     output: flags.OutputFlags,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, or start of its hash")],
+    run: Annotated[Path, flags.run_argument("folder of a run, or start of its hash")],
     to: Annotated[str, flags.flag("NAMESPACE/NAME", "repository; it is created if needed")],
     private: Annotated[bool, flags.switch("--private", "create a private repository")] = False,
     dry_run: flags.DryRun = False,

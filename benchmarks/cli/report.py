@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, Reference, Results, SelectionFlags, command, command_line, flag
+from benchmarks.cli.flags import Data, FilterFlags, OutputFlags, Reference, Results, command, command_line, flag
 from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import show, show_json
 from benchmarks.report.report import write_report
@@ -26,7 +26,7 @@ from shards.urls import is_url
     "procap report --methods coop,procap --datasets petals --data shards",
 )
 def report(
-    selection: SelectionFlags,
+    selection: FilterFlags,
     output: OutputFlags,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="suites (names or files) and sweeps [default: all]")

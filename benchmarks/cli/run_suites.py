@@ -13,7 +13,7 @@ from benchmarks.console.output import note, note_failures, plural, quote, show, 
 from benchmarks.console.parse import parse_options
 from benchmarks.experiment.profiles import MINI, PAPER, find_profile
 from benchmarks.report.report import write_report
-from benchmarks.suites import ALL, SUITES, load_suite
+from benchmarks.suites import ALL, PAPER_SUITES, load_suite
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
 from benchmarks.suites.plans import SuitePlan, find_obstacle, merge_runs
 from benchmarks.suites.preconditions import note_warmup
@@ -43,7 +43,7 @@ def bench(
     launcher = launch.to_launcher()
     settings = eval_settings(suite_flags.eval_precision, suite_flags.eval_resize, suite_flags.samples)
     runtime = runtime_config(runtime_flags, engine, limit=suite_flags.limit, evaluation=settings)
-    plans = plan_suites(list(SUITES) if name == ALL else [name], suite_flags, runtime)
+    plans = plan_suites(list(PAPER_SUITES) if name == ALL else [name], suite_flags, runtime)
     runs = merge_runs(plans)
     # Raises for runs that cannot be evaluated under these settings.
     for run in runs:

@@ -41,6 +41,7 @@ from shards.default_paths import cache_home, data_root
 from shards.image_selection import parse_classes, select_labels
 from shards.names import join_first
 from shards.resolve import resolve_dataset
+from shards.sampling import BALANCED, parse_sampling
 
 HASH_PREFIX = re.compile("[0-9a-f]{1,8}")
 
@@ -74,6 +75,7 @@ def selected_runs(
             dataset=dataset,
             classes=selection.classes,
             shots=shots,
+            sampling=selection.sampling or BALANCED,
             seed=seed,
             backbone=selection.backbone or "mini",
             pretrained=selection.pretrained or None,
@@ -200,6 +202,7 @@ def run_filter(selection: SelectionFlags) -> Callable[[RunConfig], bool]:
         "seed": parse_integers(selection.seeds, "--seeds"),
         "shots": parse_shot_counts(selection.shots),
         "classes": [parse_classes(name) for name in split_names(selection.classes)],
+        "sampling": [parse_sampling(name) for name in split_names(selection.sampling)],
         "precision": precisions,
     }
 
@@ -208,8 +211,8 @@ def run_filter(selection: SelectionFlags) -> Callable[[RunConfig], bool]:
         named = itertools.starmap(canonical_name, weights)
         if (backbones or tags) and (config.backbone, config.pretrained) not in named:
             return False
-        # A run without training counts for all seeds and shots.
-        fields = [field for field in chosen if config.recipe.epochs or field not in ("seed", "shots")]
+        # A run without training counts for all seeds and samples.
+        fields = [field for field in chosen if config.recipe.epochs or field not in ("seed", "shots", "sampling")]
         return all(not chosen[field] or getattr(config, field) in chosen[field] for field in fields)
 
     return is_selected

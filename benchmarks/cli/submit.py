@@ -8,10 +8,9 @@ import logging
 import re
 import shlex
 import signal
-import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -68,8 +67,7 @@ def submit(
         client = JobSubmissionClient(address or None)
         job = client.submit_job(entrypoint=entrypoint, runtime_env=environment)
         note(f"job {job} runs on {client.get_address()}")
-        # With --json stdout is reserved for the JSON line at the end.
-        code = 0 if no_wait else _follow(client, job, sys.stderr if output.json else sys.stdout, output.verbose)
+        code = 0 if no_wait else _follow(client, job, output.verbose)
     except KeyboardInterrupt:
         raise Interrupted(signal.SIGINT, "the job keeps running: see `ray job list` and `ray job stop ID`") from None
     except (RuntimeError, ValueError) as error:
@@ -81,12 +79,12 @@ def submit(
     return code
 
 
-def _follow(client: JobSubmissionClient, job: str, stream: TextIO, verbose: bool) -> int:
+def _follow(client: JobSubmissionClient, job: str, verbose: bool) -> int:
     """Print the log of a job until it ends; returns its exit code, 128 + N after signal N."""
 
     async def print_log() -> None:
         async for text in client.tail_job_logs(job):
-            print(text if verbose else MANAGER_LINE.sub("", text), end="", file=stream, flush=True)
+            print(text if verbose else MANAGER_LINE.sub("", text), end="", flush=True)
 
     asyncio.run(print_log())
     # The log can end before Ray has recorded the end of the job.

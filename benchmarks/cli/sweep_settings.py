@@ -22,9 +22,10 @@ from cluster.space import Values, parse_param
 from cluster.sweep_record import SweepSettings
 from procap.errors import UsageError, explain_invalid
 from shards.resolve import resolve_dataset
+from shards.sampling import BALANCED
 
 OPTIONAL = ("metric", "search_seed", "scheduler", "grace_period", "reduction_factor", "trials", "hours",
-            "classes", "backbone", "pretrained", "precision", "recipe")  # fmt: skip
+            "classes", "sampling", "backbone", "pretrained", "precision", "recipe")  # fmt: skip
 """Settings that are left to the defaults of `SweepSettings` unless their flag is given."""
 
 
@@ -90,6 +91,7 @@ def make_commands(settings: SweepSettings, values: Values, runtime: RuntimeFlags
         seeds=",".join(map(str, settings.seeds)),
         shots=str(chosen["shots"] or "full"),
         classes=settings.classes,
+        sampling="" if settings.sampling == BALANCED else settings.sampling,
         backbone=chosen["backbone"],
         pretrained=chosen["pretrained"] or "",
         precision=chosen["precision"],

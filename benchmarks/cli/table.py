@@ -53,7 +53,7 @@ class TableFlags:
     "procap table calibration --datasets shapes",
 )
 def table(
-    selection: flags.SelectionFlags,
+    selection: flags.FilterFlags,
     output: flags.OutputFlags,
     suite_flags: TableFlags,
     suite: Annotated[

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
+from benchmarks.cli.completion import complete_runs
 from benchmarks.cli.config_file import ConfigFlags
 from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import runtime_config, selected_runs, start_runs
@@ -37,7 +38,10 @@ def train(
     engine: flags.EngineFlags,
     mode: flags.ModeFlags,
     output: flags.OutputFlags,
-    init: Annotated[str, flags.flag("RUN", "finished run to start from: its folder, or a prefix of its hash")] = "",
+    init: Annotated[
+        str,
+        flags.flag("RUN", "finished run to start from: its folder or hash", complete=complete_runs),
+    ] = "",
 ) -> int:
     """Train methods on data sets. Finished runs are kept, interrupted ones are resumed.
 

@@ -8,7 +8,7 @@ import shlex
 import socket
 import sys
 from typing import Annotated
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import typer
 
@@ -51,11 +51,12 @@ def ui(
     # On this page MLflow shows accuracy, images/s and seconds of the runs in adjacent rows.
     runs = store.client.search_runs([store.experiment_id], search, max_results=COMPARED)
     compared, experiments = json.dumps([run.info.run_id for run in runs]), json.dumps([store.experiment_id])
+    listed = {"searchFilter": search, "orderByKey": "metrics.`accuracy`", "orderByAsc": "false"}
     report = root / "-".join(filter(None, ["report", suite])) / "index.html"
     command = f"procap report {suite} --results {shlex.quote(results)}".replace("  ", " ")
     links = {
         "side by side": f"{address}/#/compare-runs?runs={quote(compared)}&experiments={quote(experiments)}",
-        "all runs": f"{address}/#/experiments/{store.experiment_id}/runs?searchFilter={quote(search)}",
+        "all runs": f"{address}/#/experiments/{store.experiment_id}/runs?{urlencode(listed, quote_via=quote)}",
         "report": report.absolute().as_uri() if report.exists() else command,
     }
     show("\n".join(f"{name}: {link}" for name, link in links.items()))

@@ -1,4 +1,4 @@
-"""Print results to stdout, progress and notes to stderr, and JSON as the last line of stdout with --json."""
+"""Print results to stdout, progress and notes to stderr; with --json, the JSON alone to stdout."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,6 +20,8 @@ from runner.distributed.ranks import is_launched
 from shards.credentials import mask, mask_urls
 from shards.urls import redact
 
+JSON_STREAM: ContextVar[TextIO | None] = ContextVar("JSON_STREAM", default=None)
+"""Where `show_json` prints; None is stdout."""
 SOME_FAILED = 3
 """Exit code of a command in which some runs failed and others succeeded."""
 
@@ -53,6 +56,17 @@ def safe_output() -> Iterator[None]:
         redirect_stderr(OutputStream(sys.stderr or nowhere, mask)),
     ):
         yield
+
+
+@contextmanager
+def json_alone() -> Iterator[None]:
+    """Print to stderr in the block what else goes to stdout, so that a program can read the JSON from there."""
+    token = JSON_STREAM.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        JSON_STREAM.reset(token)
 
 
 def is_first_rank() -> bool:
@@ -108,7 +122,7 @@ def escape_control(text: str) -> str:
 def show_json(document: Any) -> None:
     """Print `document` as one line of strict JSON."""
     if is_first_rank():
-        print(json.dumps(document, ensure_ascii=False, allow_nan=False), flush=True)
+        print(json.dumps(document, ensure_ascii=False, allow_nan=False), file=JSON_STREAM.get(), flush=True)
 
 
 def csv_text(rows: Iterable[Iterable[str]]) -> str:

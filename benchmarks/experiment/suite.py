@@ -23,6 +23,7 @@ from runner.config import EvalSettings, RunConfig, Target
 from runner.planning import can_classify, control_options, plan_run
 from runner.run_state import RunSpec
 from runner.session import Session
+from shards.sampling import BALANCED
 
 SHOTS = 16
 """Training images per class unless a variant or the user says otherwise, as in all published numbers."""
@@ -81,7 +82,9 @@ def _layers(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, d
             "options": options.options.get(method, {}),
         },
         # What a suite compares, whatever the user chooses.
-        "variant": {name: getattr(variant, name) for name in ("precision", "shots", "overrides", "options")},
+        "variant": {
+            name: getattr(variant, name) for name in ("precision", "shots", "sampling", "overrides", "options")
+        },
     }
 
 
@@ -102,8 +105,8 @@ class Variant:
     """A method with changed options or recipe, as a suite compares it.
 
     key: what varies within the suite, by name: {"n_ctx": 8}. options are the method's, overrides the recipe's. recipe:
-    "published" or "procap" if the suite prescribes one. part: share of the epochs to train. shots, precision: as
-    prescribed.
+    "published" or "procap" if the suite prescribes one. part: share of the epochs to train. shots, sampling,
+    precision: as prescribed.
     """
 
     method: str
@@ -114,6 +117,7 @@ class Variant:
     recipe: str = ""
     part: float = 1.0
     shots: int | None = None
+    sampling: str = ""
     precision: str = ""
 
     @property
@@ -125,6 +129,7 @@ class Variant:
         """Whether the variant differs from the method whose numbers the paper's main tables print."""
         control = self.recipe == "procap" and self.method not in ("procap", "zeroshot")
         other = bool(self.options or self.overrides or self.precision) or self.part != 1.0
+        other |= self.sampling not in ("", BALANCED)
         return control or other or self.shots not in (None, SHOTS)
 
 

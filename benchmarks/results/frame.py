@@ -7,10 +7,13 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in, title_method
@@ -43,6 +46,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         options, settings     dicts: the method's options; other settings of the run (recipe fields with dots)
         dataset, classes      what was trained on: data set; all, base or novel classes
         shots, seed           training images per class, 0 for all; seed of the samples and of the training
+        sampling              their rule: balanced, decay:0.06, natural or natural-any
         backbone, pretrained, precision, recipe, epochs
         target                what was evaluated, `dataset:classes:split`
         target_dataset, target_classes, split
@@ -74,6 +78,9 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         written               when the evaluation was written, UTC, as 2026-01-31T12:00:00Z
         correct_images        which images were right [total]; None if not recorded
         wrong_images          true and predicted labels [2, total - correct] of the others, in order
+        labels, predicted     true and predicted label of each image [total]; None if not recorded, as
+        confidence            the probability of the predicted label, six decimals; and
+        base_confidence       where the target has classes beside those trained on: the highest probability of those
 
     Raises UserError if there is no such folder or suite, if a file is broken, if an evaluation used other weights than
     the run has now, or if images of a data set or weights of a backbone differ between results.
@@ -146,7 +153,7 @@ def make_records(
 
     Raises UserError if an evaluation used other weights than the run has now.
     """
-    run_fields: tuple[str, ...] = ("path", "hash", "method", "dataset", "classes", "shots", "seed")
+    run_fields: tuple[str, ...] = ("path", "hash", "method", "dataset", "classes", "shots", "sampling", "seed")
     run_fields += ("backbone", "pretrained", "precision")
     run = {
         **{name: getattr(config, name) for name in run_fields},
@@ -202,18 +209,25 @@ def make_records(
             "written": result.written,
             "correct_images": result.correct_images(),
             "wrong_images": result.wrong_images(),
+            **{name: _to_array(getattr(result, name)) for name in OF_IMAGES},
         }
 
 
+def _to_array(values: Sequence[float] | None) -> NDArray[Any] | None:
+    return None if values is None else np.array(values)
+
+
+OF_IMAGES = ("labels", "predicted", "confidence", "base_confidence")
 COLUMNS = (
     *("path", "hash", "method", "variant", "config", "options", "settings", "dataset", "classes", "shots", "seed"),
-    *("backbone", "pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split"),
+    *("sampling", "backbone", "pretrained", "precision", "recipe", "epochs"),
+    *("target", "target_dataset", "target_classes", "split"),
     *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "calibration", "per_class"),
     *("images", "limited", "evaluation", "fps", "fps_model", "chosen_on_test", "imported", "imported_file"),
     *("labelled", "unlabelled", "names", "models"),
     *("source", "group"),
     *("train_seconds", "steps", "gradient_norms", "losses", "manifest", "contents", "backbone_digest", "written"),
-    *("correct_images", "wrong_images"),
+    *("correct_images", "wrong_images", *OF_IMAGES),
 )
 
 
@@ -268,7 +282,7 @@ def describe_settings(config: RunConfig) -> dict[str, str]:
     }
     settings |= {f"{config.method}.{name}": format_value(value) for name, value in sorted(config.options.items())}
     if config.recipe.epochs:
-        settings |= {"shots": str(config.shots or "full"), "recipe": config.recipe_name}
+        settings |= {"shots": str(config.shots or "full"), "sampling": config.sampling, "recipe": config.recipe_name}
         # The method of the run that the training started from.
         settings["init"] = RunConfig.parse_path(config.init)["method"] if config.init else "none"
         fields = config.identity()["recipe"]
@@ -302,7 +316,7 @@ def find_differences(rows: Iterable[Mapping[str, str]]) -> dict[str, Counter[str
     return {name: values for name, values in counts.items() if len(values) > 1}
 
 
-SHARED = ("backbone", "pretrained", "precision", "shots")
+SHARED = ("backbone", "pretrained", "precision", "shots", "sampling")
 """Settings that are compared between all rows; others are compared between the rows of one method."""
 WITHIN = ("code", "start", "limit", "recipe.colour_jitter", "recipe.rotation")
 """Settings that are, as files, compared within a data set alone; published recipes set the last two by data set."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 BACKBONE = "ViT-B-16"
 """The backbone of every published number, with its default weights, which are OpenAI's."""
+MACRO = "macro_accuracy"
 RUNS = TypeAdapter(tuple[SuiteRun, ...])
 PLAN = "plan.json"
 """The last planned runs of a suite: planning them again imports the methods, and with them torch."""
@@ -204,27 +205,30 @@ class SuiteResults:
         return self.frame[selected & (self.frame.dataset == dataset) if dataset else selected]
 
     @cached_property
-    def _metrics(self) -> dict[tuple[int, str, str], Metric]:
-        """Accuracy over seeds by variant, data set and target. Limited results count only if all are limited."""
+    def _metrics(self) -> dict[tuple[int, str, str, str], Metric]:
+        """Metrics over seeds by variant, data set, target and column. Limited results count only if all are limited."""
         metrics: dict[Any, Metric] = {}
         for key, rows in self.frame.groupby(["number", "dataset", "target"]):
-            metric = metric_over_seeds(rows)
-            # A mean over fewer seeds than were asked for is a missing cell.
-            if metric and set(metric.seeds) == set(self.options.seeds):
-                metrics[key] = metric
+            for column in ("accuracy", MACRO):
+                metric = metric_over_seeds(rows, column)
+                # A mean over fewer seeds than were asked for is a missing cell.
+                if metric and set(metric.seeds) == set(self.options.seeds):
+                    metrics[*key, column] = metric
         return metrics
 
-    def metric(self, variant: Variant, dataset: str, target: Target) -> Metric | None:
-        """Return the accuracy over seeds; None unless every chosen seed has a result, all or none limited."""
-        return self._metrics.get((self.variants.index(variant), dataset, str(target)))
+    def metric(self, variant: Variant, dataset: str, target: Target, column: str = "accuracy") -> Metric | None:
+        """Return a column over seeds; None unless every chosen seed has a result, all or none limited."""
+        return self._metrics.get((self.variants.index(variant), dataset, str(target), column))
 
-    def halves(self, variant: Variant, dataset: str) -> tuple[Metric | None, Metric | None, Metric | None]:
+    def halves(
+        self, variant: Variant, dataset: str, column: str = "accuracy"
+    ) -> tuple[Metric | None, Metric | None, Metric | None]:
         """Return base and novel accuracy, and their harmonic mean; for AVERAGE those of accuracies averaged first."""
         if dataset == AVERAGE:
-            bases, novels, _ = zip(*(self.halves(variant, name) for name in self.options.datasets), strict=True)
+            bases, novels, _ = zip(*(self.halves(variant, name, column) for name in self.options.datasets), strict=True)
             base, novel = average(bases), average(novels)
         else:
-            base, novel = (self.metric(variant, dataset, Target(dataset, half)) for half in ("base", "novel"))
+            base, novel = (self.metric(variant, dataset, Target(dataset, half), column) for half in ("base", "novel"))
         return base, novel, harmonic(base, novel)
 
     def mean_of_hms(self, variant: Variant) -> Metric | None:

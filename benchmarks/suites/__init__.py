@@ -1,4 +1,4 @@
-"""List the experiments of the paper by name, one file each.
+"""List the suites by name, one file each: the experiments of the paper, and further ones.
 
 A user's own suite is a file that defines `SUITE`, given by its path: `procap bench my_suite.py`.
 """
@@ -20,7 +20,7 @@ from procap.errors import UsageError, unknown_name
 if TYPE_CHECKING:
     from benchmarks.experiment.suite import Suite
 
-SUITES: dict[str, str] = {
+PAPER_SUITES: dict[str, str] = {
     "base-to-novel": "benchmarks.suites.base_to_novel",
     "stability": "benchmarks.suites.stability",
     "cross-dataset": "benchmarks.suites.cross_dataset",
@@ -34,6 +34,9 @@ SUITES: dict[str, str] = {
     "qualitative": "benchmarks.qualitative.qualitative_suite",
 }
 """The experiments of the paper in its order, each in its module, which is imported only when it is used."""
+
+SUITES = PAPER_SUITES | {"imbalance": "benchmarks.suites.imbalance"}
+"""Those of the paper, and further ones."""
 
 ALL = "all"
 """The name of all suites of the paper together on the command line."""

@@ -45,13 +45,14 @@ def check_code(paths: Iterable[str], results: Path) -> None:
 
 def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
     """Raise UsageError if a packed data set has too few classes or images for a run."""
-    drawn = {(config.dataset, config.classes, config.shots) for config in configs if config.recipe.epochs}
-    for dataset, classes, shots in sorted(drawn):
+    fields = ("dataset", "classes", "shots", "sampling")
+    drawn = {tuple(getattr(config, name) for name in fields) for config in configs if config.recipe.epochs}
+    for dataset, classes, shots, sampling in sorted(drawn):
         # A generated set may not be packed yet; its training makes the same checks.
         if is_packed(data, dataset):
             shards = open_dataset(data, dataset)
             check_classes(shards, classes)
-            check_shots(shards, shots, classes)
+            check_shots(shards, shots, classes, sampling)
 
 
 def note_warmup(configs: Iterable[RunConfig]) -> None:

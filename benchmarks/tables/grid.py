@@ -6,9 +6,10 @@ from benchmarks.console.output import plural
 from benchmarks.experiment.published import AVERAGE, display_name
 from benchmarks.experiment.suite import Variant
 from benchmarks.results.metrics import Metric, average
-from benchmarks.results.suite_results import SuiteResults
+from benchmarks.results.suite_results import MACRO, SuiteResults
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
+from benchmarks.tables.rows import HALVES, suite_table
 from benchmarks.tables.table import Column, Row, Table
 from runner.config import Target
 
@@ -38,6 +39,43 @@ def few_shot_tables(results: SuiteResults) -> list[Table]:
     labels, reference = ("Data set", "Method"), results.reference("shots")
     main = Table(results.name, title, labels, columns, rows, notes.lines, notes.details, reference=reference)
     return [main, *comparison_tables(results, variants=most)]
+
+
+def imbalance_tables(results: SuiteResults) -> list[Table]:
+    """Make the harmonic means by sampling on each data set, and both halves on average; all by macro accuracy."""
+    methods = results.group_by_title("sampling")
+    samplings = list(dict.fromkeys(variant.key["sampling"] for variant in results.variants if variant.key))
+    rows = []
+    for dataset in results.datasets_and_average:
+        name = display_name(dataset)
+        for title, variants in methods.items():
+            cells = {variant.key.get("sampling"): macro_hm_on(results, variant, dataset) for variant in variants}
+            # A method that trains nothing has one result, without a sampling.
+            hms = tuple(cells.get(sampling, cells.get(None)) for sampling in samplings)
+            rows.append(Row((name, title), hms, group=name, average=dataset == AVERAGE))
+    rule = "HM of base and novel macro accuracy, in which every class counts alike."
+    notes, columns = suite_notes(results, rule), [Column(sampling) for sampling in samplings]
+    labels, reference = ("Data set", "Method"), results.reference("sampling")
+    main = Table(
+        results.name, results.suite.heading, labels, columns, rows, notes.lines, notes.details, reference=reference
+    )
+    over = results.datasets_and_average[-1]
+    halves = suite_table(
+        results,
+        f"{results.name}-halves",
+        f"{results.suite.heading}, {display_name(over)}",
+        ["Method", "Sampling"],
+        HALVES,
+        lambda variant, _: results.halves(variant, over, MACRO),
+        rule,
+        key="sampling",
+    )
+    return [main, halves]
+
+
+def macro_hm_on(results: SuiteResults, variant: Variant, dataset: str) -> Metric | None:
+    """Return the harmonic mean of base and novel macro accuracy, for AVERAGE that of the averages."""
+    return results.halves(variant, dataset, MACRO)[2]
 
 
 def accuracy_on(results: SuiteResults, variant: Variant, dataset: str) -> Metric | None:

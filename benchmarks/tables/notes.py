@@ -14,6 +14,7 @@ from procap.methods import data_use, loading_error, method_source
 from procap.recipe import format_value
 from runner.config import RunConfig
 from shards.names import join_first
+from shards.sampling import BALANCED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,6 +100,8 @@ def describe_shared(runs: Iterable[tuple[str, RunConfig]]) -> str:
         parts.append(f"weights {shared['pretrained']}")
     if "shots" in shared:
         parts.append("all images" if shared["shots"] == "full" else plural(int(shared["shots"]), "shot"))
+    if shared.get("sampling", BALANCED) != BALANCED:
+        parts.append(f"sampling {shared['sampling']}")
     if "precision" in shared:
         parts.append(shared["precision"])
     if shared.get("recipe") == "published":

@@ -48,6 +48,7 @@ class DPC(ContextMethod):
     # A public checkpoint has one of both prompts.
     public_layout = None  # type: ignore[assignment]
     first_stage = "coop"
+    needs_every_class = True
     options: DPCOptions
     tuned: Tensor
 

@@ -81,6 +81,7 @@ class MethodFacts:
     first_stage: a method with a subset of its options, whose trained tensors are its initial ones.
     changes: the towers ("image", "text") that its plans change, or whose weights it reads.
     knows_new_classes: it can classify images of classes that it was not trained on.
+    needs_every_class: a training needs an image of each class, which `--sampling natural-any` may not give.
     """
 
     title: ClassVar[str] = ""
@@ -95,6 +96,7 @@ class MethodFacts:
     first_stage: ClassVar[str] = ""
     changes: ClassVar[tuple[str, ...]] = ("image", "text")
     knows_new_classes: ClassVar[bool] = True
+    needs_every_class: ClassVar[bool] = False
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:

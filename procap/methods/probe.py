@@ -34,6 +34,7 @@ class Baseline(FeatureMethod):
     augments: ClassVar[bool] = False
     uses: ClassVar[DataUse] = DataUse(names="none")
     knows_new_classes: ClassVar[bool] = False
+    needs_every_class: ClassVar[bool] = True
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)

@@ -1,6 +1,6 @@
 """Load a frozen CLIP by its name and weights; open_clip builds every model but `mini`.
 
-Nothing is downloaded unless the user set HF_HUB_OFFLINE=0, and random weights come only by the name "random".
+Nothing is downloaded unless HF_HUB_OFFLINE is 0, which `--download` sets. Random weights come only by that name.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _hub_file(repository: str, *names: str) -> Path:
     try:
         return hub_file(repository, *names, offline=is_offline)
     except UserError as error:
-        allow = "allow the download with HF_HUB_OFFLINE=0, or " * is_offline
+        allow = "allow the download with --download (in Python HF_HUB_OFFLINE=0), or " * is_offline
         page = f"https://huggingface.co/{repository}"
         elsewhere = f"{allow}download the weights from {page} elsewhere: --backbone ARCHITECTURE --pretrained FILE"
         raise UserError(f"{error}; {elsewhere}") from error

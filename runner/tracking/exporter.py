@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import Any
 
 from procap.errors import UserError
-from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
 from runner.run_collection import Collection, Status, write_collection
 from runner.tracking.store import TrackingStore, format_error, sync
@@ -27,9 +26,9 @@ INTERVAL_SECONDS = 30.0
 class Exporter:
     """Export what was posted since the last export, nothing with tracking off; a failure is printed, not raised."""
 
-    def __init__(self, runtime: RuntimeConfig, remote: RemoteResults) -> None:
-        off = runtime.tracking_uri == "off"
-        self.store = None if off else TrackingStore.choose(runtime.results, runtime.tracking_uri)
+    def __init__(self, tracking_uri: str | None, remote: RemoteResults) -> None:
+        """tracking_uri: that of `RuntimeConfig`. remote: the results whose runs are exported."""
+        self.store = None if tracking_uri == "off" else TrackingStore.choose(remote.local, tracking_uri)
         self.remote = remote
         self._posted = set[str]()
         self._due = time.monotonic() + INTERVAL_SECONDS

@@ -65,6 +65,9 @@ class Description(BaseModel):
     split: SplitRule | Literal["test"] | None = Field(
         default=None, description="a random split by fractions and `seed`, or `test`: all images are for testing"
     )
+    max_side: StrictInt | None = Field(
+        default=None, ge=64, description="JPEG and PNG images are stored with at most so many pixels on the short side"
+    )
 
     @model_validator(mode="after")
     def _check_keys(self) -> Description:

@@ -40,6 +40,7 @@ class Listing:
     """The labelled images below one folder, by split: from lists, from class folders, or drawn at random.
 
     root: the folder that paths are relative to. origin: what the lists are. scanned: they come from reading folders.
+    max_side: as in `FolderPart`.
     """
 
     root: Path
@@ -47,6 +48,7 @@ class Listing:
     splits: Mapping[str, Images]
     origin: str
     scanned: bool = False
+    max_side: int | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -70,19 +72,23 @@ class Listing:
 
     def part(self, split: str, start: int, stop: int) -> FolderPart:
         paths, labels = zip(*self.splits[split][start:stop], strict=True)
-        return FolderPart(self.root, paths, labels)
+        return FolderPart(self.root, paths, labels, self.max_side)
 
 
 @dataclass(frozen=True)
 class FolderPart:
-    """Files below `root`, packed under their relative paths as they are."""
+    """Files below `root`, packed under their relative paths as they are, or with at most `max_side` pixels."""
 
     root: Path
     paths: tuple[str, ...]
     labels: tuple[int, ...]
+    max_side: int | None = None
 
     def records(self) -> Iterator[ImageRecord]:
         """Read the files; the record of a file that cannot be read has the reason."""
+        # Imported here, because lists of images are read without Pillow.
+        from shards.images import shrink
+
         for path, label in zip(self.paths, self.labels, strict=True):
             file = self.root / path
             try:
@@ -92,7 +98,7 @@ class FolderPart:
                 reason = f"it is a link to {os.readlink(file)}, which is not there" if is_dangling else error.strerror
                 yield ImageRecord(path, label, b"", str(reason))
             else:
-                yield ImageRecord(path, label, data)
+                yield ImageRecord(path, label, shrink(data, self.max_side) if self.max_side else data)
 
 
 def list_folder(folder: Path) -> dict[str, str]:

@@ -36,17 +36,20 @@ HEADER = """\
 RULES = ({"train": 0.5, "val": 0.2, "test": 0.3}, {"train": 0.5, "test": 0.5})
 """Fractions of a random split; the second is for classes of two or three images."""
 SEED = 1
+MAX_SIDE = 512
+"""Pixels that are kept of the short side: backbones read 224 to 336 of them, cameras write 3,000."""
 CONTENTS = {"image", "images", "img", "imgs", "mask", "masks", "label", "labels", "annotations", "data", "set"}
 """Words that, like those of splits, name folders of files but no class."""
 TABLE = re.compile(r".*\.(csv|tsv|jsonl)|.*(label|annotation).*\.(txt|json|xlsx?|ods|parquet)")
 """Names, in lower case, of files that may label the images next to them."""
 
 
-def find_description(folder: Path) -> tuple[Path, str]:
+def find_description(folder: Path, max_side: int | None = None) -> tuple[Path, str]:
     """Return the YAML file of a folder, and its guessed content, "" if the file exists and describes the folder.
 
     It lies next to the folder, or in the working directory if nothing can be written there.
-    Raises UsageError for a file that describes different images, UserError if no layout fits.
+    max_side: as in the file; 0 keeps images as they are, None is `MAX_SIDE`.
+    Raises UsageError for a file that describes different images or has another `max_side`, UserError if no layout fits.
     """
     folder = folder.resolve()
     file = folder.with_name(f"{folder.name}.yaml")
@@ -58,6 +61,8 @@ def find_description(folder: Path) -> tuple[Path, str]:
         if not any(path.resolve().is_relative_to(folder) for path in images):
             hint = "pack it by its name, or move it away"
             raise UsageError(f"{file} is there already and describes other images than {folder}; {hint}")
+        if max_side is not None and max_side != (written.max_side or 0):
+            raise UsageError(f"{file} is there already: change max_side in it, and pack it again")
         return file, ""
     keys, what, labels = guess_keys(folder)
     if len(labels) < 2:
@@ -73,6 +78,9 @@ def find_description(folder: Path) -> tuple[Path, str]:
     if names := _guess_names(labels):
         keys["classes"] = names
         what += "\n# Note: numbers or WordNet ids of class folders do not go into prompts, see classes"
+    if side := MAX_SIDE if max_side is None else max_side:
+        keys["max_side"] = side
+        what += f"\n# Larger JPEG and PNG images are stored with {side} pixels on the short side, see max_side"
     # With None, PyYAML writes a mapping of texts alone on one line, also the outermost.
     flow = None if any(isinstance(value, dict) for value in keys.values()) else False
     text = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=120)

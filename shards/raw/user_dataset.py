@@ -65,8 +65,9 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
         absent = {*range(len(names))} - {label for _, label in chosen_on}
         unseen = first_few([names[label] for label in sorted(absent)])
         notes += [f"val has no image of {unseen}: settings chosen on it ignore such classes"] if absent else []
-    listing = Listing(root, names, splits, origin, scanned=True)
+    listing = Listing(root, names, splits, origin, scanned=True, max_side=description.max_side)
     sizes = file_sizes(root, listing.paths)
+    shrunk = f"at most {description.max_side} pixels on the short side, " if description.max_side else ""
     # A user's data has no version.
     sizes_digest = hashlib.sha256(" ".join(map(str, sizes)).encode()).hexdigest()[:16]
     return Source(
@@ -74,7 +75,7 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
         classnames=names,
         template=description.template,
         templates=description.prompts,
-        origin=f"{origin}, lists {listing.digest()}, sizes {sizes_digest}, {UPRIGHT}",
+        origin=f"{origin}, lists {listing.digest()}, sizes {sizes_digest}, {shrunk}{UPRIGHT}",
         counts=listing.counts,
         part=listing.part,
         size=sum(sizes),

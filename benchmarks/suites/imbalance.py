@@ -1,0 +1,38 @@
+"""Imbalance: train on uneven samples of the base classes, test on base and on novel classes by macro accuracy.
+
+    procap bench imbalance --data DATA
+    procap bench imbalance --data DATA --methods maple,dpc,procap
+
+Sizes of classes fall exponentially from 16 images, to 0.25 or 0.06 of them, or follow the training split ("natural").
+
+Cost: 11 data sets, three trained methods, four samplings, three seeds, and zero-shot CLIP: 407 runs and 814
+evaluations; 110 runs, those of balanced samples, are runs of base-to-novel.
+"""
+
+from __future__ import annotations
+
+from benchmarks.experiment.suite import Suite, SuiteOptions, Variant, is_trained
+from benchmarks.plots.curves import imbalance_plots
+from benchmarks.tables.grid import imbalance_tables
+from shards.sampling import BALANCED, NATURAL
+
+SAMPLINGS = (BALANCED, "decay:0.25", "decay:0.06", NATURAL)
+
+
+def by_sampling(options: SuiteOptions, method: str) -> list[Variant]:
+    """Return one variant per sampling, one in all for a method that trains nothing."""
+    if not is_trained(method):
+        return [Variant(method)]
+    return [Variant(method, key={"sampling": sampling}, sampling=sampling) for sampling in SAMPLINGS]
+
+
+SUITE = Suite(
+    name="imbalance",
+    title="uneven samples",
+    methods=("zeroshot", "coop", "maple", "procap"),
+    variants=by_sampling,
+    tables=imbalance_tables,
+    plots=imbalance_plots,
+    quick_datasets={"mini": ("tiles",)},
+    quick_seeds=(1,),
+)
