@@ -68,6 +68,7 @@ class GDA(FeatureMethod):
     selection = "validation"
     takes_steps: ClassVar[bool] = False
     varying_rows = ("vectors",)
+    needs_every_class: ClassVar[bool] = True
     published: ClassVar[PublishedOptions] = {"base-to-novel": {"covariance": "class"}}
     options: GDAOptions
     vectors: Tensor
@@ -93,13 +94,13 @@ class GDA(FeatureMethod):
         self.vectors = unit(bank.features).flatten(0, 1)
         labels = bank.labels.repeat_interleave(bank.features.shape[1])
         counts = labels.bincount(minlength=len(self.rows))
-        means = torch.zeros_like(self.rows).index_add_(0, labels, self.vectors) / counts.clamp(min=1)[:, None]
+        means = torch.zeros_like(self.rows).index_add_(0, labels, self.vectors) / counts[:, None]
         deviations = self.vectors - means[labels]
         if self.options.covariance == "shared":
             precision = shrunk_precision(deviations)
         else:
             # The covariance of each class weighs the same, whatever its number of images.
-            weighted = deviations / (len(counts) * (counts - 1).clamp(min=1)).sqrt()[labels, None]
+            weighted = deviations / (len(counts) * (counts - 1)).sqrt()[labels, None]
             precision = torch.linalg.pinv(weighted.t() @ weighted, hermitian=True)
         rows, bias = discriminant(means, precision)
         self.rows.copy_(rows)
