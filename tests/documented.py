@@ -71,6 +71,8 @@ SUBSTITUTIONS = {
     r"--param lr=0.00004,\S+": "--param lr=0.00004",
     r"'(out|weights)/\S+'|model\.pth\.tar-5": "{checkpoint}",
     r"--method (maple|promptsrc)": "--method maple",
+    # Of the one checkpoint that stands in for all public ones.
+    r"--task cross-dataset": "--task cross-dataset --option depth=9",
 }
 """What stands in a command of the pages, and what takes its place here, one after another."""
 
