@@ -1,27 +1,49 @@
-"""The method library: a frozen CLIP that plans change (`procap.plan`), the prompt methods, their losses.
+"""Train, evaluate and use few-shot CLIP methods from Python.
 
-It does not depend on data sets or runs. Heavy modules are imported on use, so that `import procap` costs nothing:
+    import procap
 
-    from procap.weights.loading import load_clip
-    from procap.methods import METHODS, build_method
-    from procap.text import LabelSpace
+    run = procap.train(method="probe", dataset="digits", classes="all", shots=16)
+    print(procap.evaluate(run, "digits").accuracy)
+    frame = procap.load_results("results")
 
-`procap.Session` trains and evaluates runs (`runner.api`).
+Names are imported when they are used, so that `import procap` costs nothing. The methods themselves, a frozen CLIP that
+plans change, their losses and kernels, are in the packages below: `procap.methods`, `procap.weights`, `procap.plan`.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.api import Session as Session
+    from benchmarks.results import load as load_results
+    from runner.api import Run, Session, evaluate, pack, train
+    from runner.image_features import image_features as features
+    from runner.predict import ImageClassifier as Classifier
 
 __version__ = "0.1.0"
+__all__ = ["Classifier", "Run", "Session", "evaluate", "features", "load_results", "pack", "train"]
+
+PLACES = {
+    **dict.fromkeys(("Run", "Session", "evaluate", "pack", "train"), "runner.api"),
+    "Classifier": "runner.predict:ImageClassifier",
+    "features": "runner.image_features:image_features",
+    "load_results": "benchmarks.results:load",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name == "Session":
-        from runner.api import Session
+    if name not in PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = PLACES[name].partition(":")
+    package = module.partition(".")[0]
+    file = Path(getattr(find_spec(package), "origin", None) or package).resolve()
+    if Path(__file__).resolve().parents[1] not in file.parents:
+        raise ImportError(f"{file} hides the package {package!r} of procap.{name}: rename it, or work elsewhere")
+    return getattr(import_module(module), attribute or name)
 
-        return Session
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,30 +1,35 @@
-"""Train, evaluate and use runs from Python: `procap.Session`.
+"""Train, evaluate and use runs from Python: `procap.train`, `procap.evaluate`, `procap.pack`, `procap.Session`.
 
-import procap
+Several runs in one session open the backbone and the data sets once:
 
-session = procap.Session(results="results")
-run = session.run(method="coop", dataset="digits", shots=4, classes="all")
-run.train()                                   # the content of train.json
-print(run.evaluate("digits").accuracy)        # and of eval/digits-all-test.json
-probabilities = run.classifier()(["new.jpg"])
+    session = procap.Session(results="results")
+    run = session.run(method="coop", dataset="digits", shots=4, classes="all")
+    run.train()                                   # the content of train.json
+    print(run.evaluate("digits").accuracy)        # and of eval/digits-all-test.json
+    probabilities = run.classifier()(["new.jpg"])
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import session
 from runner.config import RuntimeConfig, Target
 from runner.evaluate import evaluate_run, load_trained
-from runner.planning import plan_run
+from runner.planning import RunChoices, plan_run
 from runner.remote_results import results_root
 from runner.run_state import RunState, read_state
 from runner.train import TrainingRequest, train_run
 from shards.default_paths import cache_home, data_root
+from shards.files import write_file
+from shards.manifest import Manifest
 from shards.mirror import refresh
-from shards.pack import pack_missing
+from shards.pack import pack_missing, pack_source
+from shards.raw.guess import find_description
+from shards.raw.user_dataset import user_source
 from shards.reader import ShardSet
 
 if TYPE_CHECKING:
@@ -32,6 +37,46 @@ if TYPE_CHECKING:
     from runner.predict import ImageClassifier
     from runner.results import EvalResult, Progress, TrainResult
     from runner.validate import Callbacks
+
+
+def train(*, method: str, dataset: str, data: str | Path = "", results: str | Path = "results", **settings: Any) -> Run:
+    """Train a run, resume it, or read it if it is finished.
+
+    settings: choices of `runner.planning.RunChoices`, such as shots=4, seed=2, classes="all", options={...} or
+    overrides={"epochs": 10}, and fields of `runner.config.RuntimeConfig`, such as device="cpu".
+    """
+    choices = {field.name for field in fields(RunChoices)}
+    runtime = {name: value for name, value in settings.items() if name not in choices}
+    session = Session(data=data, results=results, **runtime)
+    run = session.run(method=method, dataset=dataset, **{name: settings[name] for name in settings.keys() & choices})
+    run.train()
+    return run
+
+
+def evaluate(
+    run: Run | str | Path, target: str | Target, *, data: str | Path = "", force: bool = False, **settings: Any
+) -> EvalResult:
+    """Count the correct images of `target`, `dataset[:classes[:split]]`; an existing result is read.
+
+    run: what `train` returns, or its folder. settings: fields of `runner.config.RuntimeConfig`; they, and `data`, are
+    those of its session for a run that `train` has returned.
+    """
+    if isinstance(run, Run):
+        return run.evaluate(target, force=force)
+    return Session(data=data, **settings).find(run).evaluate(target, force=force)
+
+
+def pack(folder: str | Path, *, data: str | Path = "", max_side: int | None = None) -> Manifest:
+    """Pack a folder of images as `procap data pack` does; its YAML file is guessed and written if there is none.
+
+    max_side: pixels of the shorter side that are kept, see `shards.raw.guess.find_description`.
+    Returns the manifest: name, classes and counts. Raises UserError, with all problems of the images.
+    """
+    file, text = find_description(Path(folder), max_side)
+    source = user_source(file, text)
+    if text:
+        write_file(file, text)
+    return pack_source(source, data_root(str(data)))
 
 
 class Session:

@@ -58,7 +58,7 @@ SUBSTITUTIONS = {
     # Less of the same.
     r"((?:procap|--) bench (?!runtime|examples)[\w-]+)": r"\1 --profile mini --quick --epochs 1",
     r"procap bench runtime": "procap bench runtime --profile mini --quick",
-    r"(procap bench examples\S+)(.*)": r"\1 --profile mini --quick --epochs 1 --seeds 1 --datasets digits\2",
+    r"(procap bench examples\S+)(.*)": r"\1 --profile mini --quick --epochs 1 --seeds 1 --shots 1 --limit 40 --datasets digits\2",
     r"(--profile mini --quick --epochs 1)(?!.*--datasets)": r"\1 --datasets digits",
     r"(--datasets digits)(?=.*--datasets)": "",
     r"(bench (?!runtime|cross|examples).*?--quick --epochs 1)(?!.*--methods)": r"\1 --methods coop --seeds 1",
@@ -71,6 +71,8 @@ SUBSTITUTIONS = {
     r"--param lr=0.00004,\S+": "--param lr=0.00004",
     r"'(out|weights)/\S+'|model\.pth\.tar-5": "{checkpoint}",
     r"--method (maple|promptsrc)": "--method maple",
+    # Of the one checkpoint that stands in for all public ones.
+    r"--task cross-dataset": "--task cross-dataset --option depth=9",
 }
 """What stands in a command of the pages, and what takes its place here, one after another."""
 

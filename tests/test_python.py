@@ -1,0 +1,48 @@
+"""`import procap`: names of the package from Python."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from own_images import CLASSES, put_classes
+
+import procap
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def python(code: str, folder: Path) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_folder_is_packed_trained_on_and_evaluated_in_a_few_lines(tmp_path):
+    put_classes(tmp_path / "birds")
+    manifest = procap.pack("birds", data="shards")
+    assert manifest.classnames == tuple(sorted(CLASSES)) and (tmp_path / "birds.yaml").exists()
+    run = procap.train(method="ncm", dataset="birds", classes="all", shots=2, data="shards", tracking_uri="off")
+    result = procap.evaluate(run, "birds")
+    assert result.total == manifest.counts["test"]
+    again = procap.evaluate(run.folder, "birds", data="shards", tracking_uri="off")
+    assert again == result
+    [row] = procap.load_results("results").to_dict("records")
+    assert (row["method"], row["correct"], row["total"]) == ("ncm", result.correct, result.total)
+    assert procap.Classifier.load(run.folder)([tmp_path / "birds" / CLASSES[0] / "00.png"]).shape == (1, len(CLASSES))
+    assert procap.features("birds", "test", data="shards").features.shape[0] == result.total
+
+
+def test_importing_costs_nothing_and_names_are_listed():
+    code = "import json, sys, procap; print(json.dumps([len(sys.modules), dir(procap)]))"
+    modules, names = json.loads(python(code, ROOT).stdout)
+    assert modules < 150 and {*procap.__all__} <= {*names}
+
+
+def test_a_file_of_the_user_that_hides_a_package_is_named(tmp_path):
+    (tmp_path / "runner.py").touch()
+    assert (
+        f"{tmp_path / 'runner.py'} hides the package 'runner'" in python("import procap; procap.train", tmp_path).stderr
+    )
