@@ -9,7 +9,7 @@ and its public code, both at temperature 1.
 from __future__ import annotations
 
 from runner.config import Target
-from runner.evaluate import find_result, load_trained, predict_images, prepare_inference
+from runner.evaluate import find_result, predict_images
 from runner.inference import Scoring
 from runner.meters import Meter
 from runner.provenance import describe_environment, provenance
@@ -17,6 +17,7 @@ from runner.results import ScoreResult, write_json
 from runner.session import Run
 from runner.setup import make_eval_transform
 from runner.stop_signals import StopRequest
+from runner.trained_runs import load_trained, prepare_inference
 from shards.image_selection import select_target_images
 
 

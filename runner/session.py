@@ -146,7 +146,7 @@ class TrainedRun:
 class Run:
     """A run in a session.
 
-    folder: its files, below the session's results. trained, temperature: what `runner.evaluate.load_trained` and
+    folder: its files, below the session's results. trained, temperature: what `runner.trained_runs.load_trained` and
     `runner.temperature.fit_temperature` keep for many targets.
     """
 

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from runner.devices import num_decoders
 from runner.distributed.ranks import Ranks
-from runner.evaluate import load_trained, prepare_inference
 from runner.meters import Meter
 from runner.session import Run
 from runner.setup import make_eval_transform
 from runner.threads import fitting_threads
 from runner.train import TrainingRequest, train_run
+from runner.trained_runs import load_trained, prepare_inference
 from shards.image_selection import FewShot, load_few_shot, split_fold
 
 FOLDS = 4
