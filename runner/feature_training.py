@@ -26,6 +26,7 @@ from runner.stop_signals import Interrupted, StopRequest
 from shards.image_selection import VAL_SHOTS, draw_positions, select_target_images
 from shards.loader import DecodedImages, StreamOptions, TrainStream, prepare_batches
 from shards.reader import ImageList
+from shards.rng import generator
 from shards.transforms import TrainAugment
 
 Loader = tuple[int, Callable[[], Image]]
@@ -33,19 +34,36 @@ Loader = tuple[int, Callable[[], Image]]
 
 
 class FeatureStream(TrainStream):
-    """The batches of `TrainStream`, of which each process gets all features instead of its share of the images."""
+    """The batches of `TrainStream`, of which each process gets all features instead of its share of the images.
 
-    def __init__(self, bank: FeatureBank, images: ImageList, config: RunConfig, augment: TrainAugment) -> None:
+    pooled: batches are drawn from all views of all images, see `FeatureMethod.pools_views`.
+    """
+
+    def __init__(
+        self, bank: FeatureBank, images: ImageList, config: RunConfig, augment: TrainAugment, *, pooled: bool = False
+    ) -> None:
         recipe = config.recipe
         super().__init__(images, recipe.batch_size, augment, config.seed, StreamOptions(drop_last=recipe.drop_last))
         # On the host, as images are: the training loop moves batches to the device.
-        self._features = bank.features.cpu()
+        self._features, self._pooled = bank.features.cpu(), pooled
+
+    @property
+    def num_samples(self) -> int:
+        return self._features[..., 0].numel() if self._pooled else len(self._features)
+
+    def order(self, epoch: int) -> list[int]:
+        """Return the order of the images for `epoch`; pooled, of the rows of all views, image by image."""
+        if not self._pooled:
+            return super().order(epoch)
+        return torch.randperm(self.num_samples, generator=generator(self.seed, "order", epoch)).tolist()
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield (features [B, E] of the next view, labels [B]) of every step."""
-        view = epoch % self._features.shape[1]
+        views = self._features.shape[1]
         for batch in self.batches(epoch, start_step):
-            yield self._features[batch, view], self.labels[batch]
+            rows = torch.tensor(batch)
+            image, view = (rows // views, rows % views) if self._pooled else (rows, epoch % views)
+            yield self._features[image, view], self.labels[image]
 
 
 def learn_from_features(run: Run, setup: Setup, stop: StopRequest) -> Setup:
@@ -59,7 +77,8 @@ def learn_from_features(run: Run, setup: Setup, stop: StopRequest) -> Setup:
     method.fit(method.bank)
     if not learned_parameters(method):
         return setup
-    stream = FeatureStream(method.bank, setup.fewshot.train, config, train_augment(config.recipe, method.clip))
+    augment = train_augment(config.recipe, method.clip)
+    stream = FeatureStream(method.bank, setup.fewshot.train, config, augment, pooled=method.pools_views)
     method.begin_stage(0)
     return replace(setup, engine=setup.make_engine(), schedule=Schedule(config.recipe, stream, method))
 
@@ -83,12 +102,20 @@ def encode_samples(run: Run, setup: Setup, stop: StopRequest) -> FeatureBank:
 
         return encode(len(train), decoded.loaders, prepare)
 
-    def encode_plain(images: ImageList) -> tuple[Tensor, Tensor]:
-        features = encode(len(images), images.loaders, lambda loader, out: transform(loader[1](), out))
+    def encode_plain(images: ImageList, *, mirrored: bool = False) -> tuple[Tensor, Tensor]:
+        def prepare(loader: Loader, out: Tensor) -> None:
+            transform(loader[1](), out)
+            if mirrored:
+                out.copy_(out.flip(-1))
+
+        features = encode(len(images), images.loaders, prepare)
         return features, torch.from_numpy(images.labels).to(device)
 
     num_views = method.fixed_views(method.options) or config.recipe.epochs
-    views = [encode_view(view) for view in range(num_views)] if method.augments else [encode_plain(train)[0]]
+    if method.augments:
+        views = [encode_view(view) for view in range(num_views)]
+    else:
+        views = [encode_plain(train, mirrored=mirrored)[0] for mirrored in (False, True)[: 1 + method.mirrors]]
     labels = torch.from_numpy(train.labels).to(device)
     return FeatureBank(torch.stack(views, dim=1), labels, *encode_plain(val), *encode_plain(test))
 
@@ -124,10 +151,13 @@ def encode_images(
 
     prepare: writes the pixels of an image to a tensor [3, S, S].
     """
-    clip, config, group = setup.method.clip, run.config, run.session.group
+    method, clip, config, group = setup.method, setup.method.clip, run.config, run.session.group
+    assert isinstance(method, FeatureMethod)
+    plan = method.image_plan()
     workers = num_decoders(run.session.runtime.workers, clip.device)
     size, batch_size = clip.geometry.image_size, config.recipe.test_batch_size
-    features = torch.zeros(count, clip.geometry.embed_dim, device=clip.device)
+    width = plan.weights["proj"].shape[1] if "proj" in plan.weights else clip.geometry.embed_dim
+    features = torch.zeros(count, width, device=clip.device)
     indices = range(group.rank, count, group.size)
     with closing(loaders(indices)) as images:
         # As many batches on all ranks, of which the last can be empty: after each they agree whether to stop.
@@ -135,7 +165,7 @@ def encode_images(
         for batch, pixels in prepare_batches(batches, prepare, (3, size, size), workers):
             if batch:
                 with autocast(config.precision, clip.device):
-                    features[[i for i, _ in batch]] = clip.encode_image(pixels.to(clip.device)).float()
+                    features[[i for i, _ in batch]] = clip.encode_image(pixels.to(clip.device), plan).float()
             if signum := group.exchange_flags(signum=stop.signum).signum:
                 group.barrier()
                 what = f"stopped {config.path} while it encoded images; it starts over when repeated"

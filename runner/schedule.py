@@ -60,7 +60,7 @@ class Schedule:
     def images(self, step: int) -> int:
         """Return the number of images of the global batch of `step`."""
         position = step % self.stream.steps_per_epoch
-        return min(self.recipe.batch_size, len(self.stream.images) - position * self.recipe.batch_size)
+        return min(self.recipe.batch_size, self.stream.num_samples - position * self.recipe.batch_size)
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of `TrainStream.epoch` for the steps of `epoch` from its step `start_step` on."""

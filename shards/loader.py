@@ -115,6 +115,11 @@ class TrainStream:
         self._decoded = DecodedImages(images, options.cache_bytes)
 
     @property
+    def num_samples(self) -> int:
+        """The number of samples that the batches of an epoch are drawn from."""
+        return len(self.images)
+
+    @property
     def steps_per_epoch(self) -> int:
         if self.options.one_class:
             return int((np.bincount(self.images.labels) // self.batch_size).sum())

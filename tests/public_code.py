@@ -29,6 +29,7 @@ LABELS = torch.tensor([0, 3, 8, 3, 6])
 NAMES = {
     "TipAdapter": {"keys": "adapter.weight"},
     "TipAdapterF": {"keys": "adapter.weight"},
+    "GDA": {}, "SSText": {}, "CrossModal": {}, "ProLIP": {},
     "LPPP": {"rows": "classifier.weight", "bias": "classifier.bias", "alpha": "alpha_vec"},
     "DPC": {"context": "tuned_ctx"},
     "AAPL": {"context": "learnable_attr", "meta_net.0": "meta_net.linear1", "meta_net.2": "meta_net.linear2"},

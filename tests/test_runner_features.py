@@ -22,8 +22,8 @@ from benchmarks.experiment.profiles import MINI
 from benchmarks.suites import SUITES, load_suite
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
-from procap.methods import METHODS, method_groups
-from procap.methods.features import FeatureBank
+from procap.methods import METHODS, method_class, method_groups
+from procap.methods.features import FeatureBank, FeatureMethod
 from procap.methods.probe import NearestMean
 from runner.config import RunConfig, Target
 from runner.distributed.process_group import init_process_group
@@ -39,12 +39,13 @@ from shards.files import file_sha256
 from shards.image_selection import load_few_shot
 from shards.reader import open_dataset
 
-ON_FEATURES = ("probe", "ncm", "tipadapter", "tipadapterf", "clipadapter", "taskres", "lppp")
-QUICK = {"tipadapterf": {"epochs": 3}, "clipadapter": {"epochs": 3}, "taskres": {"epochs": 3}}
+ON_FEATURES = tuple(name for name in METHODS if issubclass(method_class(name), FeatureMethod))
+QUICK = {name: {"epochs": 3} for name in ON_FEATURES if method_class(name).takes_steps}
 
 
 def plan(checkpoint, method: str, **more) -> RunConfig:
     fields = {"shots": 2, "backbone": str(checkpoint), "overrides": QUICK.get(method, {}), **more}
+    fields["options"] = SHORT_OPTIONS.get(method, {}) | fields.get("options", {})
     return plan_run(method=method, dataset="digits", **fields)
 
 
@@ -71,7 +72,7 @@ def test_a_training_on_features_is_read_back_and_classifies_what_it_can(method, 
 
 
 @pytest.mark.parametrize(("method", "options"), [
-    ("tipadapterf", {}), ("tipadapterf", {"selection": "test"}), ("taskres", {}),
+    ("tipadapterf", {}), ("tipadapterf", {"selection": "test"}), ("taskres", {}), ("clap", {}), ("prolip", {}),
 ])  # fmt: skip
 def test_a_paused_training_on_features_ends_with_the_bits_of_one_that_was_not(
     method, options, few_digits, short_checkpoint, tmp_path
@@ -211,7 +212,7 @@ def test_epochs_use_the_views_of_a_bank_in_turn(few_digits, short_checkpoint, sh
 
 def test_groups_name_methods_and_suites_leave_out_targets_without_a_rule():
     groups = method_groups()
-    assert groups["probabilistic"] == ["bpl", "rebapl", "procap"] and len(groups["adapters"]) == 10
+    assert groups["probabilistic"] == ["bpl", "rebapl", "procap"] and len(groups["adapters"]) == 15
     assert {*METHODS} - {name for group in groups.values() for name in group} == {"zeroshot", "skipt"}
     suite = load_suite("base-to-novel")
     assert suite.name in SUITES

@@ -1,7 +1,7 @@
 """The base class of methods that learn from image features, which the frozen image tower computes once.
 
-Shapes: N training images, V views of each, M validation images, T test images, B images of a batch, C classes, E joint
-embedding.
+Shapes: N training images, V views of each, M validation images, T test images, B images of a batch, C classes, P
+prompts of a class, E joint embedding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from procap.methods.prompts import ClassPrompts
 from procap.methods.zeroshot import ENSEMBLE
 from procap.plan import NO_CHANGE, Plan
 from procap.recipe import OF_EVALUATION, Recipe
-from procap.teacher import text_bank
+from procap.teacher import text_bank, text_features
 from procap.text import LabelSpace
 
 Head = Callable[[Tensor], Tensor]
@@ -54,14 +54,18 @@ class FeatureMethod(Method):
 
     takes_steps: `fit` leaves a parameter that requires a gradient.
     augments: views are random, as the recipe says, and as many as `fixed_views`, or as epochs. Otherwise there is one
-        view, prepared as test images are.
+        view, prepared as test images are, and with `mirrors` its mirror image as a second one.
+    pools_views: a batch has any views of any images, and an epoch as many of them as there are images. Otherwise all
+        features of an epoch are of one view.
     bank: what a training learns from, from `fit` on.
     """
 
-    changes = ()
+    changes: ClassVar[tuple[str, ...]] = ()
     groups: ClassVar[tuple[str, ...]] = ("adapters",)
     takes_steps: ClassVar[bool] = True
     augments: ClassVar[bool] = True
+    mirrors: ClassVar[bool] = False
+    pools_views: ClassVar[bool] = False
     bank: FeatureBank
 
     @classmethod
@@ -90,6 +94,10 @@ class FeatureMethod(Method):
         """Return the number of random views that epochs use in turn; 0: each epoch has a new one."""
         return options.views if isinstance(options, ViewOptions) else 0
 
+    def image_plan(self) -> Plan:
+        """Return what the image tower computes the features of a training under."""
+        return NO_CHANGE
+
     def fit(self, bank: FeatureBank) -> None:
         """Set what does not need the recipe's steps: a closed form, initial values, or all by a loop over `bank`."""
 
@@ -116,6 +124,28 @@ class FeatureMethod(Method):
         if space == self.space:
             return self.constant("text", lambda: text_bank(self.clip, space, self.templates(space)))
         return text_bank(self.clip, space, self.templates(space))
+
+    def prompt_features(self, space: LabelSpace, *, as_written: bool = False) -> Tensor:
+        """Compute the features [P, C, E] of `templates` for each class, not normalised.
+
+        as_written: names keep their underscores, as in some public code.
+        """
+
+        def encode() -> Tensor:
+            names = space.classnames
+            texts = [
+                [t.format(name) for name in names] if as_written else space.prompts(t) for t in self.templates(space)
+            ]
+            return torch.stack([text_features(self.clip, prompts) for prompts in texts])
+
+        return self.constant("prompts", encode) if space == self.space else encode()
+
+    def rows_of(self, space: LabelSpace, learned: Tensor, new: Callable[[], Tensor]) -> Tensor:
+        """Return the row [C, E] of each class of `space`: among the `learned` ones, for a new class that of `new`."""
+        if space.classnames == self.space.classnames:
+            return learned
+        known = self.known(space)[:, None]
+        return torch.where(known >= 0, learned.detach()[known[:, 0]], new())
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy of a global batch; `images` are its features [B, E]."""

@@ -22,7 +22,6 @@ from procap.methods.method import PublicLayout, PublishedOptions
 from procap.methods.options import ViewOptions
 from procap.methods.zeroshot import ENSEMBLE
 from procap.recipe import Recipe
-from procap.teacher import text_features
 from procap.text import LabelSpace
 
 
@@ -67,12 +66,7 @@ class TaskRes(FeatureMethod):
 
         The public code fills the names as they are written, with underscores.
         """
-
-        def base() -> Tensor:
-            texts = [[template.format(name) for name in space.classnames] for template in self.templates(space)]
-            return torch.stack([text_features(self.clip, prompts) for prompts in texts]).mean(dim=0)
-
-        return self.constant("text", base) if space == self.space else base()
+        return self.prompt_features(space, as_written=True).mean(dim=0)
 
     def head(self, space: LabelSpace) -> Head:
         """Make the head; a class that was not trained has no residual."""

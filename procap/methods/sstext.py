@@ -1,0 +1,71 @@
+"""SS-Text: class means that the class features regularise, in closed form and without any choice.
+
+Source: the public code of SS-Text (Silva-Rodríguez et al. 2025). Stores 512 numbers per class on ViT-B/16.
+
+Shapes: N training images, B images, C classes, E joint embedding.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from procap.classifier import cosine_logits
+from procap.clip import CLIP
+from procap.methods.features import FeatureBank, FeatureMethod, Head
+from procap.methods.method import MethodOptions
+from procap.text import LabelSpace
+
+SMALLEST = 1e-3
+"""The smallest weight of the text."""
+
+
+class SSTextOptions(MethodOptions):
+    """The options of SS-Text; with "equal" and without `repel` it is SS-Text without the plus of the public code."""
+
+    weighting: Literal["class", "equal"] = Field(
+        "class", description="weight of the text: one over the images of the class, or over all images"
+    )
+    repel: bool = Field(True, description="subtract the direction of twice a class's weights minus their mean")
+
+
+class SSText(FeatureMethod):
+    """SS-Text+ (Silva-Rodriguez et al. 2025): class means, regularised by text."""
+
+    Options = SSTextOptions
+    title: ClassVar[str] = "SS-Text+"
+    selection: ClassVar[str] = "-"
+    takes_steps: ClassVar[bool] = False
+    augments: ClassVar[bool] = False
+    options: SSTextOptions
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: SSTextOptions, generator: torch.Generator) -> None:
+        super().__init__(clip, space, options, generator)
+        self.rows = nn.Parameter(torch.zeros(len(space.classnames), clip.geometry.embed_dim), requires_grad=False)
+
+    def text(self, space: LabelSpace) -> Tensor:
+        """Compute class features [C, E]: the mean over `templates`, not normalised."""
+        return self.prompt_features(space).mean(dim=0)
+
+    @torch.no_grad()
+    def fit(self, bank: FeatureBank) -> None:
+        """Add the scaled sum of each class's features, which are not normalised, to its class feature."""
+        text = self.text(self.space)
+        counts = bank.labels.bincount(minlength=len(text)).to(text)
+        sums = torch.zeros_like(text).index_add_(0, bank.labels, bank.features[:, 0]) * self.scale()
+        # A class without images has an infinite weight of the text, and so keeps its class feature.
+        weights = 1 / (counts if self.options.weighting == "class" else counts.sum().expand_as(counts))
+        rows = sums / (counts.sum() * weights.clamp(min=SMALLEST))[:, None] + text
+        if self.options.repel:
+            rows = rows - F.normalize(2 * rows - rows.mean(dim=0), dim=1)
+        self.rows.copy_(rows)
+
+    def head(self, space: LabelSpace) -> Head:
+        """Make the head; a new class has its class feature."""
+        rows = self.rows_of(space, self.rows, lambda: self.text(space))
+        return partial(cosine_logits, text=rows, scale=self.scale())
