@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from runner.devices import num_decoders
@@ -82,5 +83,6 @@ def _predict(run: Run, fewshot: FewShot, fold: str = "") -> tuple[NDArray[np.flo
         inference = prepare_inference(run, images, method.space, Meter(device, warmup=0))
         # They are few: each rank predicts all, so that the number of ranks does not change the size of a batch.
         batches = inference.batches(transform, batch_size, workers, Ranks())
-        logits = [inference(pixels).double().cpu().numpy() for pixels, _ in batches]
-    return np.concatenate(logits), images.labels
+        rows = torch.cat([inference(pixels) for pixels, _ in batches])
+        logits = inference.adapt(rows, run.config.seed) if inference.is_online else rows
+    return logits.double().cpu().numpy(), images.labels

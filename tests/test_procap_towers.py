@@ -166,7 +166,7 @@ def outcome(clip, name, names, precision=torch.float32):
     return [logits, *terms.values(), *torch.autograd.grad(sum(terms.values()), parameters, allow_unused=True)]
 
 
-TRAINED = [name for name in METHODS if name != "zeroshot"]
+TRAINED = [name for name in METHODS if name not in UNTRAINED]
 
 
 def compare(clip, backend, methods=TRAINED, **tolerance):

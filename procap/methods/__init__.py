@@ -66,6 +66,7 @@ METHODS: dict[str, str] = {
     "2sfs": "procap.methods.twosfs:TwoSFS",
     "cliplora": "procap.methods.cliplora:CLIPLoRA",
     "mmlop": "procap.methods.mmlop:MMLoP",
+    "tda": "procap.methods.tda:TDA",
     "procap": "procap.methods.procap:ProCAP",
 }
 """The built-in methods: module and class of each, imported on first use."""
