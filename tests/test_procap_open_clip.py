@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from small_runs import seeded
-from tiny_geometry import SHORT_OPTIONS
+from tiny_geometry import SHORT_OPTIONS, UNTRAINED
 
 from benchmarks.cli import main
 from procap.classifier import Classifier, unit

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from small_runs import seeded
-from tiny_geometry import SHORT_OPTIONS
+from tiny_geometry import SHORT_OPTIONS, UNTRAINED
 from torch import nn
 
 from procap import errors, teacher, text

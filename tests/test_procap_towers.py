@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from small_runs import seeded
-from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS, open_clip_config
+from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS, UNTRAINED, open_clip_config
 
 from benchmarks.qualitative.eigencam import last_tokens
 from procap.clip import CLIP

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from rank_processes import run_ranks
 from safetensors.torch import load_file, save_file
 from small_runs import make_runtime, seeded
-from tiny_geometry import GEOMETRY, SHORT_GEOMETRY, SHORT_OPTIONS, needed_options
+from tiny_geometry import GEOMETRY, SHORT_GEOMETRY, SHORT_OPTIONS, UNTRAINED, needed_options
 
 from benchmarks.cli import main
 from procap.clip import CLIP
