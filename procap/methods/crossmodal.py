@@ -9,7 +9,7 @@ Shapes: N training vectors, B of a batch, G settings of a grid, C classes, P pro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, ClassVar
@@ -109,6 +109,7 @@ class CrossModal(FeatureMethod):
     takes_steps: ClassVar[bool] = False
     augments: ClassVar[bool] = False
     mirrors: ClassVar[bool] = True
+    mini_options: ClassVar[Mapping[str, object]] = {"iterations": 1_280}
     options: CrossModalOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: CrossModalOptions, generator: torch.Generator) -> None:
