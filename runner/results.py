@@ -188,6 +188,7 @@ class EvalResult(FrozenModel):
     num_classes: Count
     precision: str
     settings: EvalSettings = Field(default=EvalSettings(), description="what differs from the default")
+    temperature: Annotated[float, Field(gt=0)] | None = Field(default=None, description="what divided the logits")
     batch_size: Count = Field(gt=0, description="of the evaluation, on which its throughput depends")
     workers: Count = Field(description="threads that decoded images; 0: the one that evaluates")
     seconds: Amount = Field(description="class features, warm-up, and all images")
@@ -230,6 +231,8 @@ class EvalResult(FrozenModel):
             yield f"total = {self.total} images, of dataset_size = {self.dataset_size} with limit = {self.limit}"
         if self.settings.precision not in (None, self.precision):
             yield f"precision = {self.precision}, in settings it is {self.settings.precision}"
+        if (self.settings.temperature is None) != (self.temperature is None):
+            yield f"temperature = {self.temperature}, in settings it is {self.settings.temperature}"
         if self.calibration:
             bins = self.calibration.equal_width
             if (sum(bins.correct), sum(bins.count)) != (self.correct, self.total):

@@ -43,9 +43,10 @@ def evaluate(
     eval_precision: flags.EvalPrecision = "",
     eval_resize: flags.EvalResize = "",
     samples: flags.Samples = 0,
+    temperature: flags.Temperature = "",
 ) -> int:
     """Evaluate trained runs on any target. Results under different evaluation flags are kept in different files."""
-    settings = eval_settings(eval_precision, eval_resize, samples)
+    settings = eval_settings(eval_precision, eval_resize, samples, temperature)
     runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)
     planning = Session(runtime)
     if folders and (selection != flags.SelectionFlags() or recipe_flags != flags.RecipeFlags()):
@@ -101,6 +102,7 @@ def _show_evaluations(done: Sequence[Evaluated], failures: Failures, output: fla
         probabilities = (f"{fit.nll:.3f}", f"{fit.equal_width.ece:.2f}") if fit else ("-", "-")
         rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
         name = result.settings.label or "default"
+        name += f" ({result.temperature:g})" if result.temperature else ""
         rows.append((config.path, str(target), name, result.correct, result.total, accuracy, *probabilities, rate))
     if rows:
         names = ("run", "target", "settings", "correct", "total", "accuracy", "NLL", "ECE", "images/s")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in, title_method
 from benchmarks.results.metrics import Metric, make_metric
+from benchmarks.results.open_world import MEASURES, measure_open_world
 from procap.errors import UserError
 from procap.methods import METHODS, data_use
 from procap.recipe import format_value
@@ -60,6 +61,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         per_class             the `runner.results.PerClass`: counts by class, and the classes' names
         images, limited       size of the test set, and whether only its first `total` images were evaluated
         evaluation            settings of the evaluation that differ from the default, as `fp32, squash, 8 samples`
+        temperature           what divided the logits, fitted on few-shot images; 1 without `--temperature`
         fps, fps_model        evaluated images per second with and without decoding
         labelled, unlabelled, names, models
                               what the method looks at, as `procap.methods.data_use.DataUse` defines it
@@ -81,6 +83,10 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         labels, predicted     true and predicted label of each image [total]; None if not recorded, as
         confidence            the probability of the predicted label, six decimals; and
         base_confidence       where the target has classes beside those trained on: the highest probability of those
+        base_among_all, novel_among_all
+                              of a run trained on base classes and evaluated on all: accuracy of base and novel images,
+        auroc, fpr95          of base against novel images, and
+        openworld_auc         as `benchmarks.results.open_world` defines them, in percent; NaN for other rows
 
     Raises UserError if there is no such folder or suite, if a file is broken, if an evaluation used other weights than
     the run has now, or if images of a data set or weights of a backbone differ between results.
@@ -200,6 +206,7 @@ def make_records(
             "calibration": calibration,
             "images": result.dataset_size,
             "evaluation": result.settings.label,
+            "temperature": result.temperature or 1.0,
             "fps": result.images_per_second or math.nan,
             "fps_model": result.images_per_second_model or math.nan,
             "manifest": result.manifest_digest,
@@ -223,11 +230,21 @@ COLUMNS = (
     *("sampling", "backbone", "pretrained", "precision", "recipe", "epochs"),
     *("target", "target_dataset", "target_classes", "split"),
     *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "calibration", "per_class"),
-    *("images", "limited", "evaluation", "fps", "fps_model", "chosen_on_test", "imported", "imported_file"),
+    *(
+        "images",
+        "limited",
+        "evaluation",
+        "temperature",
+        "fps",
+        "fps_model",
+        "chosen_on_test",
+        "imported",
+        "imported_file",
+    ),
     *("labelled", "unlabelled", "names", "models"),
     *("source", "group"),
     *("train_seconds", "steps", "gradient_norms", "losses", "manifest", "contents", "backbone_digest", "written"),
-    *("correct_images", "wrong_images", *OF_IMAGES),
+    *("correct_images", "wrong_images", *OF_IMAGES, *MEASURES),
 )
 
 
@@ -240,6 +257,7 @@ def make_frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     types: dict[str, type] = dict.fromkeys(("limited", "chosen_on_test", "imported"), bool)
     frame = frame.astype(types | {"correct": int, "total": int, "accuracy": float, "fps": float})
     frame.insert(COLUMNS.index("variant"), "variant", title_variants(frame))
+    frame[[*MEASURES]] = measure_open_world(frame)
     return frame
 
 
