@@ -186,9 +186,9 @@ class MoCoOp(Method):
         Rows without one have -1. The vectors replace as many rows before and behind those of the name. end: of a text.
         """
         names = space.names()
-        lengths = [len(phrase_ids(self.clip, name)) for name in names]
         texts = [f"{before} {name}{after}{end}" for before, after in self.parts for name in names]
         ids = tokenize_classes(self.clip, names * len(self.parts), texts)
+        lengths = [len(phrase_ids(self.clip, name)) for name in names]
         counts = [(count_vectors(before), count_vectors(after)) for before, after in self.parts]
         rows = max(before + after for before, after in counts) + max(lengths)
         sources, vector = [], 0
