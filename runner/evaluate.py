@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from procap.errors import UserError
-from runner.calibration import DECIMALS, measure_calibration
-from runner.config import RunConfig, RuntimeConfig, Target
+from runner.calibration import DECIMALS, ImagePredictions, measure_calibration
+from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.devices import num_decoders
 from runner.distributed.collectives import ProcessGroup
-from runner.inference import Scoring, count_by_class
+from runner.inference import Inference, Scoring, count_by_class
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import EvalResult, write_json
+from runner.run_folders import AnyResult
 from runner.session import Run, Session
 from runner.setup import label_space, make_eval_transform
 from runner.stop_signals import Interrupted, StopRequest
@@ -24,6 +26,7 @@ from runner.temperature import fit_temperature
 from runner.threads import fitting_threads
 from runner.trained_runs import collect_predictions, load_trained, prepare_inference, read_current_training
 from shards.image_selection import TargetImages, select_class_labels, select_target_images
+from shards.transforms import EvalTransform
 
 
 def evaluate(
@@ -51,7 +54,7 @@ def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult
     session = run.session
     # A result that exists needs no weights; `load_trained` downloads them for a new one.
     session.remote.pull(run.path)
-    if existing := find_result(run, target, force=force):
+    if existing := find_result(run, target, run.folder.read_evaluation, force=force):
         session.remote.push(run.path)
         return existing
     is_fitted = session.runtime.evaluation.for_run(run.config).temperature
@@ -69,8 +72,13 @@ def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult
     return result
 
 
-def find_result(run: Run, target: Target, *, force: bool) -> EvalResult | None:
-    """Find the existing result that `evaluate` returns; None if it evaluates. Raises what `evaluate` raises before."""
+def find_result(
+    run: Run, target: Target, read: Callable[[Target, EvalSettings], AnyResult | None], *, force: bool
+) -> AnyResult | None:
+    """Find the existing result that a new one would repeat. Raises what `evaluate_run` raises before it evaluates.
+
+    read: a method of the run's folder.
+    """
     session, settings = run.session, run.session.runtime.evaluation.for_run(run.config)
     training, limit = read_current_training(run), run.session.runtime.limit
     if target.dataset == run.config.dataset:
@@ -79,14 +87,14 @@ def find_result(run: Run, target: Target, *, force: bool) -> EvalResult | None:
     if session.is_first:
         # `force` replaces a broken file.
         with suppress(UserError) if force else nullcontext():
-            existing = run.folder.read_evaluation(target, settings)
+            existing = read(target, settings)
         # A result of earlier weights is no result of this run; one of fewer images can still be too short, see below.
         if existing and not existing.is_current(training, existing.limit):
             existing = None
     existing = session.group.broadcast_object(existing)
     if existing and force and not existing.limited and limit and limit < existing.total:
         raise UserError(
-            f"{run.folder.eval_file(target, settings)} counts all {existing.total} images and --limit {limit} fewer: "
+            f"{run.path} has a result of all {existing.total} images of {target}, and --limit {limit} counts fewer: "
             "leave out --limit, or name another --results"
         )
     if not existing or force or not existing.is_current(training, limit):
@@ -105,24 +113,12 @@ def _evaluate(run: Run, target: Target, temperature: float | None, stop: StopReq
     count = min(len(selection.images), runtime.limit or len(selection.images))
     transform = make_eval_transform(clip, settings.resize)
     images = session.crops.wrap(selection.images.subset(range(count)), transform)
-    batch_size, workers = config.recipe.test_batch_size, num_decoders(runtime.workers, device)
     start_memory_peak(device)
     # No batch is left out of the rates: `prepare_inference` warms up.
     meter = Meter(device, warmup=0)
     scoring = Scoring(_find_base_classes(run, target, selection), temperature or 1.0)
     inference = prepare_inference(run, images, label_space(manifest, selection.classnames), meter, scoring)
-    what = f"{config.path} on {target}"
-    with (
-        fitting_threads(clip, min(batch_size, count), "eval"),
-        ProgressDisplay(what, count, unit="images", quiet=runtime.quiet or not session.is_first) as display,
-    ):
-        batches = inference.batches(transform, batch_size, workers, group.ranks)
-        signum, predictions = collect_predictions(run, inference, batches, meter, stop, display)
-    # No rank leaves while another may still exchange the flags.
-    if predictions is None:
-        group.barrier()
-        raise Interrupted(signum, f"stopped the evaluation of {what}; it starts over when repeated")
-    meter.settle()
+    predictions = predict_images(run, inference, transform, target, meter, stop)
     per_class = count_by_class(images.labels, predictions.is_correct, selection.classnames)
     return EvalResult(
         config_hash=config.hash,
@@ -137,8 +133,8 @@ def _evaluate(run: Run, target: Target, temperature: float | None, stop: StopReq
         precision=inference.precision,
         settings=settings,
         temperature=temperature,
-        batch_size=batch_size,
-        workers=workers,
+        batch_size=config.recipe.test_batch_size,
+        workers=num_decoders(runtime.workers, device),
         seconds=meter.seconds,
         images_per_second=meter.images_per_second(),
         images_per_second_model=meter.images_per_second("model"),
@@ -153,6 +149,27 @@ def _evaluate(run: Run, target: Target, temperature: float | None, stop: StopReq
         confidence=_round(predictions.confidence),
         base_confidence=None if predictions.base_confidence is None else _round(predictions.base_confidence),
     )
+
+
+def predict_images(
+    run: Run, inference: Inference, transform: EvalTransform, target: Target, meter: Meter, stop: StopRequest
+) -> ImagePredictions:
+    """Predict the images of `inference`, those of a target, and show the progress; `Interrupted` on a signal."""
+    config, session, count = run.config, run.session, len(inference.images)
+    what, quiet = f"{config.path} on {target}", session.runtime.quiet or not session.is_first
+    batch_size, workers = config.recipe.test_batch_size, num_decoders(session.runtime.workers, session.device)
+    with (
+        fitting_threads(inference.clip, min(batch_size, count), "eval"),
+        ProgressDisplay(what, count, unit="images", quiet=quiet) as display,
+    ):
+        batches = inference.batches(transform, batch_size, workers, session.group.ranks)
+        signum, predictions = collect_predictions(run, inference, batches, meter, stop, display)
+    # No rank leaves while another may still exchange the flags.
+    if predictions is None:
+        session.group.barrier()
+        raise Interrupted(signum, f"stopped the evaluation of {what}; it starts over when repeated")
+    meter.settle()
+    return predictions
 
 
 def _round(probabilities: NDArray[np.float64]) -> list[float]:
