@@ -42,7 +42,7 @@ COMMON: Groups = (
 FIRST: Mapping[str, Groups] = {
     "caltech101": (("{} texture.",),), "dtd": (("{} texture.",),),
     "fgvc-aircraft": (("a photo of a {}, a type of aircraft.",),),
-    "oxford-flowers": (("a photo of a {}, a type of flower.",),), "sun397": (),
+    "oxford-flowers": (("a photo of a {}, a type of flower.",),),
     "ucf101": (("a photo of a person doing {}.",), ("a {} in a video game.",)),
 }  # fmt: skip
 """Further groups of a data set, before the common ones; of others the template of the data set."""
