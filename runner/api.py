@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from runner import session
 from runner.config import RuntimeConfig, Target
-from runner.evaluate import evaluate_run, load_trained
+from runner.evaluate import evaluate_run
 from runner.planning import RunChoices, plan_run
 from runner.remote_results import results_root
 from runner.run_state import RunState, read_state
 from runner.train import TrainingRequest, train_run
+from runner.trained_runs import load_trained
 from shards.default_paths import cache_home, data_root
 from shards.files import write_file
 from shards.manifest import Manifest

@@ -71,6 +71,9 @@ class RunConfig(FrozenModel):
     sampling: str = Field(default=BALANCED, pattern=CANONICAL, description="see `shards.sampling.parse_sampling`")
     seed: int = Field(default=1, ge=0, lt=2**32)
     precision: Precision = "fp32"
+    held_out: str = Field(
+        default="", pattern="^([1-9]/[1-9])?$", description="fold of the training images that is left out, as 1/4"
+    )
     init: str = Field(default="", description="folder of the run that the training starts from, in these results")
     init_digest: str = Field(default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of its checkpoint")
 
@@ -90,9 +93,10 @@ class RunConfig(FrozenModel):
         A file that an option names counts by its name; `TrainResult.files` has its digest.
         """
         plain = self.portable().model_dump(mode="json", exclude={"recipe_name", "init"})
-        # Left out instead of empty, so that runs without a start keep the hash they had before this field existed.
-        if not self.init_digest:
-            del plain["init_digest"]
+        # Left out instead of empty, so that runs without them keep the hash they had before these fields existed.
+        for name in ("init_digest", "held_out"):
+            if not plain[name]:
+                del plain[name]
         # Likewise; and a method without training has no samples.
         if self.sampling == BALANCED or not self.recipe.epochs:
             del plain["sampling"]
@@ -172,25 +176,52 @@ class EvalSettings(FrozenModel):
         default=0, ge=0, description="draws of Gaussian tokens, whose probabilities are averaged; 0: their means alone"
     )
 
+    temperature: Literal["shots"] | None = Field(
+        default=None, description="shots: divide logits by a number that is fitted on held-out few-shot images"
+    )
+
     def for_run(self, config: RunConfig) -> EvalSettings:
         """Return these settings for a run, with its own precision as None.
 
-        Raises UsageError for samples of a method without Gaussian tokens.
+        Raises UsageError for samples of a method without Gaussian tokens, and for a temperature of a run whose few-shot
+        images cannot be held out.
         """
         if self.samples:
             _check_samples(self.samples, config)
+        if self.temperature and (why := _describe_leak(config)):
+            raise UsageError(f"--temperature {self.temperature}: {why}")
         return self.model_copy(update={"precision": None}) if self.precision == config.precision else self
 
     @property
     def label(self) -> str:
         """What differs from the default, as `fp32, squash, 8 samples`; empty if nothing does."""
         samples = f"{self.samples} sample{'s' * (self.samples > 1)}" if self.samples else ""
-        return ", ".join(filter(None, (self.precision, self.resize * (self.resize != "crop"), samples)))
+        temperature = f"temperature {self.temperature}" if self.temperature else ""
+        return ", ".join(filter(None, (self.precision, self.resize * (self.resize != "crop"), samples, temperature)))
 
     @property
     def changes(self) -> dict[str, Any]:
         """The fields that differ from the default, in a fixed order: the canonical JSON of the settings."""
         return self.model_dump(mode="json", exclude_defaults=True)
+
+
+def _describe_leak(config: RunConfig) -> str:
+    """Explain why no fold of the few-shot images is new to trainings on the others; empty if each is."""
+    from procap.methods import method_class
+    from procap.methods.hooks import TaughtMethod
+
+    if not config.shots:
+        return f"{config.path} was trained on all images, not on shots"
+    if not config.recipe.epochs:
+        return ""
+    cls = method_class(config.method)
+    if config.shots == 1:
+        return f"{config.path} has one image of each class, which cannot be held out: train with 2 shots or more"
+    if config.chosen_on_test:
+        return f"{config.path} is chosen by test images: train with --option selection=validation"
+    if config.init or (issubclass(cls, TaughtMethod) and cls.teacher_run(cls.Options(**config.options))):
+        return f"{config.path} learns from a finished run, which may have seen the images to hold out"
+    return ""
 
 
 def _check_samples(samples: int, config: RunConfig) -> None:

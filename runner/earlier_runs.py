@@ -11,9 +11,9 @@ from procap.methods.hooks import TaughtMethod
 from procap.methods.method import Method
 from runner.checkpoint import InitialRun, decode_checkpoint, read_checkpoint_bytes
 from runner.config import RunConfig
-from runner.evaluate import load_trained
 from runner.run_folders import RunFolder, locate_run
 from runner.session import Run
+from runner.trained_runs import load_trained
 
 
 def start_from(config: RunConfig, earlier: Run, results: Path) -> RunConfig:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from procap.classifier import Classifier
 from procap.errors import UserError
-from runner.evaluate import load_trained
 from runner.session import Run, TrainedRun
+from runner.trained_runs import load_trained
 
 
 class _Logits(nn.Module):

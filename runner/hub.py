@@ -158,7 +158,7 @@ def load_run(source: str | Path, runtime: RuntimeConfig | None = None) -> Traine
 
     Raises UserError as `load_trained`, also if the weights of the backbone here are not those of the training.
     """
-    from runner.evaluate import load_trained
+    from runner.trained_runs import load_trained
 
     session = Session(runtime)
     is_shared = str(source).startswith(HUB)

@@ -42,10 +42,11 @@ class Scoring:
     """How logits [B, C] are scored.
 
     base_classes: the classes [K] that the run was trained on, where there are others as well; their highest probability
-        is recorded.
+        is recorded. temperature: divides the logits before their softmax.
     """
 
     base_classes: NDArray[np.int64] | None = None
+    temperature: float = 1.0
 
 
 class Inference:
@@ -143,7 +144,7 @@ def _score_images(logits: torch.Tensor, labels: torch.Tensor, scoring: Scoring) 
     """
     true = labels[:, None]
     # In float32: a softmax in bf16 would keep three digits.
-    log_probabilities = logits.float().log_softmax(dim=1)
+    log_probabilities = (logits.float() / scoring.temperature).log_softmax(dim=1)
     probabilities = log_probabilities.exp()
     # Subtracting from 0 gives no -0.0, where a target has a single class.
     nll = 0 - log_probabilities.gather(1, true)[:, 0]

@@ -10,12 +10,12 @@ from procap.methods.method import Method
 from procap.methods.public import PublicFile, layout_of, load_public_state, pack_public, public_state, read_public
 from runner.acceleration import Acceleration
 from runner.checkpoint import check_finite, save_checkpoint
-from runner.evaluate import load_trained
 from runner.meters import peak_memory, start_memory_peak
 from runner.provenance import describe_environment, provenance
 from runner.results import CheckpointCard, ImportedFile, TrainResult, write_bytes, write_json
 from runner.session import Run
 from runner.setup import build_method_and_card
+from runner.trained_runs import load_trained
 from shards.files import file_sha256
 from shards.image_selection import select_class_labels
 

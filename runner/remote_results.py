@@ -102,7 +102,8 @@ class RemoteResults:
             # In this order: a kill in between leaves an unfinished run, not a result with other weights.
             for name in (TRAIN, CHECKPOINT):
                 (folder / name).unlink(missing_ok=True)
-            shutil.rmtree(folder / "eval", ignore_errors=True)
+            for name in ("eval", "scores"):
+                shutil.rmtree(folder / name, ignore_errors=True)
         if train is not None and weights:
             # An existing checkpoint belongs to `train.json`.
             download(self._address(f"{run}/{CHECKPOINT}"), folder / CHECKPOINT)

@@ -173,21 +173,68 @@ def harmonic_mean(base: float, novel: float) -> float:
     return 2 * base * novel / (base + novel) if base + novel else 0.0
 
 
-class EvalResult(FrozenModel):
-    """A file in `eval`: integer counts on one target, from which every table is computed."""
+class TargetResult(FrozenModel):
+    """What a run computed of the images of a target, in a file that its target and settings name."""
 
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
     config_hash: str
     target: TargetName
-    correct: Count
     total: Count = Field(gt=0)
-    per_class: PerClass
-    calibration: Calibration | None = None
     limit: Count | None = Field(gt=0, description="number of images, the first of the list; None: all")
     dataset_size: Count = Field(description="images of the target without a limit")
-    num_classes: Count
     precision: str
     settings: EvalSettings = Field(default=EvalSettings(), description="what differs from the default")
+    manifest_digest: str
+    backbone_digest: str
+    checkpoint_sha256: str
+    written: str = Field(pattern=WRITTEN, description="when, in UTC")
+    program: str = Field(description="version of this program, and its commit if known")
+    environment: dict[str, Any]
+
+    @property
+    def file(self) -> str:
+        """The name of the file that holds the result; empty if the target is none."""
+        with suppress(UsageError):
+            return Target.parse_unchecked(self.target).file(self.settings)
+        return ""
+
+    def has_weights(self, training: TrainResult) -> bool:
+        """Whether the result belongs to the weights of `training`."""
+        weights = self.checkpoint_sha256, self.backbone_digest
+        return weights == (training.checkpoint_sha256, training.backbone_digest)
+
+    def is_current(self, training: TrainResult, limit: int | None) -> bool:
+        """Whether the result belongs to the weights of `training`, and counts all images or the first `limit`."""
+        return self.has_weights(training) and self.limit in (None, limit)
+
+    @property
+    def limited(self) -> bool:
+        """Whether images of the target were left out because of a limit."""
+        return self.total < self.dataset_size
+
+
+class ScoreResult(TargetResult):
+    """A file in `scores`: how well each image of a target fits the classes that the run was trained on."""
+
+    scores: list[Annotated[float, Field(ge=0, le=1)]] = Field(
+        repr=False, description="by `runner.concept_scores`, in the order of the images, six significant digits"
+    )
+
+    @model_validator(mode="after")
+    def _has_all_images(self) -> ScoreResult:
+        if len(self.scores) != self.total:
+            raise ValueError(f"there are {len(self.scores)} scores, total is {self.total}")
+        return self
+
+
+class EvalResult(TargetResult):
+    """A file in `eval`: integer counts on one target, from which every table is computed."""
+
+    correct: Count
+    per_class: PerClass
+    calibration: Calibration | None = None
+    num_classes: Count
+    temperature: Annotated[float, Field(gt=0)] | None = Field(default=None, description="what divided the logits")
     batch_size: Count = Field(gt=0, description="of the evaluation, on which its throughput depends")
     workers: Count = Field(description="threads that decoded images; 0: the one that evaluates")
     seconds: Amount = Field(description="class features, warm-up, and all images")
@@ -195,12 +242,6 @@ class EvalResult(FrozenModel):
     images_per_second_model: Rate | None = Field(description="decoding excluded")
     phases: dict[str, Amount] = Field(default_factory=dict)
     peak_memory_bytes: Bytes | None = Field(default=None, description="allocated by tensors on a GPU")
-    manifest_digest: str
-    backbone_digest: str
-    checkpoint_sha256: str
-    written: str = Field(pattern=WRITTEN, description="when, in UTC")
-    program: str = Field(description="version of this program, and its commit if known")
-    environment: dict[str, Any]
     labels: list[Count] | None = Field(default=None, repr=False, description="true label of each image, in order")
     predicted: list[Count] | None = Field(default=None, repr=False, description="predicted label of each image")
     confidence: Probabilities | None = Field(default=None, repr=False, description="of the predicted label")
@@ -230,6 +271,8 @@ class EvalResult(FrozenModel):
             yield f"total = {self.total} images, of dataset_size = {self.dataset_size} with limit = {self.limit}"
         if self.settings.precision not in (None, self.precision):
             yield f"precision = {self.precision}, in settings it is {self.settings.precision}"
+        if (self.settings.temperature is None) != (self.temperature is None):
+            yield f"temperature = {self.temperature}, in settings it is {self.settings.temperature}"
         if self.calibration:
             bins = self.calibration.equal_width
             if (sum(bins.correct), sum(bins.count)) != (self.correct, self.total):
@@ -250,19 +293,6 @@ class EvalResult(FrozenModel):
         if self.base_confidence and (not self.confidence or np.greater(self.base_confidence, self.confidence).any()):
             yield "base_confidence is higher than confidence, the highest probability"
 
-    @property
-    def file(self) -> str:
-        """The name of the file that holds the result; empty if the target is none."""
-        with suppress(UsageError):
-            return Target.parse_unchecked(self.target).file(self.settings)
-        return ""
-
-    def is_current(self, training: TrainResult, limit: int | None) -> bool:
-        """Whether the result belongs to the weights of `training`, and counts all images or the first `limit`."""
-        weights = self.checkpoint_sha256, self.backbone_digest
-        expected = training.checkpoint_sha256, training.backbone_digest
-        return weights == expected and self.limit in (None, limit)
-
     def correct_images(self) -> NDArray[np.bool_] | None:
         """Return whether each image of the target was right [total]; None if not recorded."""
         return None if self.predicted is None else np.equal(np.array(self.labels), np.array(self.predicted))
@@ -282,11 +312,6 @@ class EvalResult(FrozenModel):
         """Mean of the classes' accuracies in percent, over classes with test images."""
         counts = zip(self.per_class.correct, self.per_class.total, strict=True)
         return 100.0 * fmean(correct / total for correct, total in counts if total)
-
-    @property
-    def limited(self) -> bool:
-        """Whether images of the target were left out because of a limit."""
-        return self.total < self.dataset_size
 
 
 def write_bytes(path: Path, data: bytes) -> str:
@@ -319,7 +344,7 @@ def read_document(path: Path, model: type[Document], repair: str = "") -> Docume
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except ValidationError as error:
-        command = "eval" if path.parent.name == "eval" else "train"
+        command = "eval" if path.parent.name in ("eval", "scores") else "train"
         repair = repair or f"move it away, or repeat that run with procap {command} --force"
         raise UserError(f"{path} cannot be read ({describe_invalid(error)}); {repair}") from error
 

@@ -1,7 +1,8 @@
 """Read and write the folder of a run, and find the runs of a results folder.
 
 <results>/<config.path>/config.json  progress.json (while running)  train.json  checkpoint.safetensors
-                        eval/<target>[.<settings>].json  validation.json  state/ (while running)
+                        eval/<target>[.<settings>].json  scores/<target>[.<settings>].json
+                        validation.json  state/ (while running)
 """
 
 from __future__ import annotations
@@ -17,12 +18,21 @@ from typing import TypeVar
 
 from procap.errors import UsageError, UserError
 from runner.config import EvalSettings, RunConfig, Target
-from runner.results import EvalResult, Progress, TrainResult, ValidationCount, ValidationHistory, read_document
+from runner.results import (
+    EvalResult,
+    Progress,
+    ScoreResult,
+    TrainResult,
+    ValidationCount,
+    ValidationHistory,
+    read_document,
+)
 from shards.files import LockHeld, file_lock
 
 TRACKING_FILE = "tracking.json"
 DEFAULT_SETTINGS = EvalSettings()
-RunDocument = TypeVar("RunDocument", TrainResult, Progress, EvalResult, ValidationHistory)
+RunDocument = TypeVar("RunDocument", TrainResult, Progress, EvalResult, ScoreResult, ValidationHistory)
+AnyResult = TypeVar("AnyResult", EvalResult, ScoreResult)
 RUNS = "*/*/*/*/*/seed*-*"
 """Paths of runs below the results: classes, data set, method, backbone, shots, and seed with hash."""
 
@@ -50,6 +60,9 @@ class RunFolder:
 
     def eval_file(self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS) -> Path:
         return self.path / "eval" / target.file(settings)
+
+    def score_file(self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS) -> Path:
+        return self.path / "scores" / target.file(settings)
 
     def read_config(self) -> RunConfig | None:
         return read_document(self.config_file, RunConfig)
@@ -93,6 +106,15 @@ class RunFolder:
         """Read the result on a target under `settings`, which `EvalSettings.for_run` has fitted to the run."""
         return self.read_evaluation_file(self.eval_file(target, settings))
 
+    def read_scores(self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS) -> ScoreResult | None:
+        """Read the scores of the images of a target, as `read_evaluation` does."""
+        return self._read_result(self.score_file(target, settings), ScoreResult)
+
+    def read_all_scores(self) -> list[ScoreResult]:
+        """Read the scores of all targets under any settings, in the order of their file names."""
+        files = sorted((self.path / "scores").glob("*.json"))
+        return [result for file in files if (result := self._read_result(file, ScoreResult))]
+
     def eval_files(self) -> list[Path]:
         folder = self.path / "eval"
         names = os.listdir(folder) if folder.is_dir() else []
@@ -104,7 +126,10 @@ class RunFolder:
 
     def read_evaluation_file(self, path: Path) -> EvalResult | None:
         """Read one of `eval_files`. Raises UserError if its target is not in its name."""
-        result = self._read(path, EvalResult)
+        return self._read_result(path, EvalResult)
+
+    def _read_result(self, path: Path, model: type[AnyResult]) -> AnyResult | None:
+        result = self._read(path, model)
         if result and result.file != path.name:
             under = f" under {result.settings.label}" if result.settings.label else ""
             raise UserError(f"{path} holds {result.target!r}{under}: delete it, or restore its name")

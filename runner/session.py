@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.config import RunConfig, RuntimeConfig
 from runner.remote_results import RemoteResults
@@ -122,9 +122,12 @@ class Session:
         is_here = results == self.runtime.results.resolve()
         return (self if is_here else self.elsewhere(results)).run(config)
 
-    def elsewhere(self, results: Path, *, shares_backbone: bool = True) -> Session:
-        """Return a session on other, local results, with the data sets and the group of this one."""
-        runtime = replace(self.runtime, results=results, results_url=None)
+    def elsewhere(self, results: Path, *, shares_backbone: bool = True, **changes: Any) -> Session:
+        """Return a session on other, local results, with the data sets and the group of this one.
+
+        changes: of its runtime.
+        """
+        runtime = replace(self.runtime, results=results, results_url=None, **changes)
         other = Session(runtime, self.group, self.workbench if shares_backbone else None)
         other._datasets = self._datasets
         return other
@@ -143,13 +146,15 @@ class TrainedRun:
 class Run:
     """A run in a session.
 
-    folder: its files, below the session's results. trained: what `runner.evaluate.load_trained` keeps for many targets.
+    folder: its files, below the session's results. trained, temperature: what `runner.trained_runs.load_trained` and
+    `runner.temperature.fit_temperature` keep for many targets.
     """
 
     def __init__(self, session: Session, config: RunConfig) -> None:
         self.session, self.config = session, config
         self.folder = RunFolder(session.runtime.results / config.path)
         self.trained: TrainedRun | None = None
+        self.temperature: float | None = None
 
     @property
     def path(self) -> str:

@@ -31,9 +31,9 @@ from runner.schedule import Schedule
 from runner.session import Run
 from shards.device.crops import augments_on_device
 from shards.device.stream import DeviceTrainStream
-from shards.image_selection import FewShot, check_classes, load_few_shot, select_class_labels
+from shards.image_selection import FewShot, check_classes, load_few_shot, select_class_labels, split_fold
 from shards.loader import WINDOW_BYTES, StreamOptions, TrainStream
-from shards.manifest import Manifest
+from shards.manifest import Manifest, lines_digest
 from shards.names import first_few, join_first
 from shards.reader import ImageList, ShardSet
 from shards.rng import generator
@@ -129,6 +129,9 @@ def load_training_images(config: RunConfig, shards: ShardSet, processes: int) ->
         return None
     check_classes(shards, config.classes)
     fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, config.sampling)
+    if config.held_out:
+        train = split_fold(fewshot.train, config.held_out)[0]
+        fewshot = replace(fewshot, train=train, digest=lines_digest(train.paths))
     if method_class(config.method).needs_every_class:
         check_class_sizes(fewshot, 1, f"{config.method} learns from images of each class: give --sampling natural")
     batch, images = config.recipe.batch_size, len(fewshot.train)

@@ -10,13 +10,13 @@ from procap.text import LabelSpace
 from runner.config import Target
 from runner.devices import num_decoders
 from runner.engine import autocast
-from runner.evaluate import collect_predictions
 from runner.inference import Inference
 from runner.meters import Meter
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
 from runner.resumable_training import ResumableTraining
 from runner.setup import label_space, make_eval_transform
 from runner.stop_signals import StopRequest
+from runner.trained_runs import collect_predictions
 from shards.image_selection import select_target_images
 from shards.reader import ImageList
 

@@ -14,7 +14,7 @@ from procap.errors import unknown_name
 from shards.world.distortions import tuples_for_lists
 from shards.world.generate import CLASSNAMES
 
-FolderLayout = Literal["split-file", "imagenet", "wnid-folders", "numbered-folders", "variant-lists"]
+FolderLayout = Literal["split-file", "imagenet", "wnid-folders", "numbered-folders", "variant-lists", "unlabelled"]
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,18 @@ def _load_catalogue() -> dict[str, Dataset]:
 
 
 CATALOGUE: Mapping[str, Dataset] = MappingProxyType(_load_catalogue())
-PUBLISHED = tuple(dataset for dataset in CATALOGUE.values() if dataset.images_from == "folder")
+UNLABELLED = tuple(dataset for dataset in CATALOGUE.values() if dataset.raw and dataset.raw.layout == "unlabelled")
+"""Images that show none of ImageNet's classes, as the sets say that list them; they have one class, `UNKNOWN`."""
+UNKNOWN = "unknown"
+PUBLISHED = tuple(
+    dataset for dataset in CATALOGUE.values() if dataset.images_from == "folder" and dataset not in UNLABELLED
+)
 
 GROUPS: Mapping[str, tuple[Dataset, ...]] = {
     "all": (generated := tuple(dataset for dataset in CATALOGUE.values() if dataset.images_from != "folder")),
     "world": generated,
     "paper": PUBLISHED,
+    "unlabelled": UNLABELLED,
 }
 """Words for several data sets on the command line, where all are those that need no files.
 

@@ -157,6 +157,18 @@ def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all",
     )
 
 
+def split_fold(images: ImageList, fold: str) -> tuple[ImageList, ImageList]:
+    """Split images into those to train on and those of fold K of F, given as "K/F": every F-th of each class from K on.
+
+    The only image of a class is trained on.
+    """
+    number, folds = map(int, fold.split("/"))
+    places = [np.flatnonzero(images.labels == label) for label in np.unique(images.labels)]
+    held_out = sorted(int(i) for of_class in places if len(of_class) > 1 for i in of_class[number - 1 :: folds])
+    trained = np.setdiff1d(np.arange(len(images)), held_out)
+    return images.subset(trained.tolist()), images.subset(held_out)
+
+
 def select_target_images(shards: ShardSet, classes: str = "all", split: str = "test") -> TargetImages:
     """Select all images of a target, the chosen classes of a split, in list order.
 

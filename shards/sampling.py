@@ -1,7 +1,6 @@
 """Draw uneven few-shot samples: fewer and fewer images from class to class, or images in their natural frequencies.
 
-Source: the ratios of "decay" are those of CPT (CVPR 2026), as far as its tables say. SS-Text (MICCAI 2025) has the two
-natural samples, with rounded expected sizes in place of drawn ones.
+Source: CPT (CVPR 2026) for the decays; SS-Text (MICCAI 2025) for natural samples, whose sizes are rounded, not drawn.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from procap.errors import UsageError
 from shards.rng import stream_seed
 
 BALANCED, NATURAL, NATURAL_ANY = "balanced", "natural", "natural-any"
-SAMPLINGS = "balanced, decay:RATIO with 0.0001 <= RATIO <= 1, natural, natural-any"
 CANONICAL = r"^(balanced|natural|natural-any|decay:0\.\d+)$"
 """What `parse_sampling` returns, as a pattern."""
 
@@ -38,7 +36,8 @@ def parse_sampling(text: str) -> str:
     with suppress(ValueError):
         if name == "decay" and 1e-4 <= (value := float(ratio)) <= 1:
             return f"decay:{value:g}" if value < 1 else BALANCED
-    raise UsageError(f"--sampling {text}: known are {SAMPLINGS}")
+    known = "balanced, decay:RATIO with 0.0001 <= RATIO <= 1, natural, natural-any"
+    raise UsageError(f"--sampling {text}: known are {known}")
 
 
 def draw_uneven(

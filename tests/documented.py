@@ -58,7 +58,8 @@ SUBSTITUTIONS = {
     # Less of the same.
     r"((?:procap|--) bench (?!runtime|examples)[\w-]+)": r"\1 --profile mini --quick --epochs 1",
     r"procap bench runtime": "procap bench runtime --profile mini --quick",
-    r"(procap bench examples\S+)(.*)": r"\1 --profile mini --quick --epochs 1 --seeds 1 --shots 1 --limit 40 --datasets digits\2",
+    r"(procap bench examples\S+)(.*)": r"\1 --profile mini --quick --epochs 1 --seeds 1 --shots 1 --limit 40"
+    r" --datasets digits\2",
     r"(--profile mini --quick --epochs 1)(?!.*--datasets)": r"\1 --datasets digits",
     r"(--datasets digits)(?=.*--datasets)": "",
     r"(bench (?!runtime|cross|examples).*?--quick --epochs 1)(?!.*--methods)": r"\1 --methods coop --seeds 1",

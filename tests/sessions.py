@@ -6,6 +6,7 @@ from typing import Any
 
 from runner import evaluate as evaluation
 from runner import train as training
+from runner import trained_runs
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.results import EvalResult
@@ -28,7 +29,7 @@ def train(config: RunConfig, runtime: RuntimeConfig, *, group: ProcessGroup | No
 def load_trained(
     config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup | None = None, workbench: Workbench | None = None
 ) -> TrainedRun:
-    return evaluation.load_trained(make_run(config, runtime, group, workbench))
+    return trained_runs.load_trained(make_run(config, runtime, group, workbench))
 
 
 def evaluate(

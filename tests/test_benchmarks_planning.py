@@ -60,7 +60,7 @@ COUNTS = {
     "base-to-novel": (143, 286, 0), "stability": (33, 66, 33), "cross-dataset": (13, 143, 0),
     "domain-generalization": (13, 65, 13), "few-shot": (836, 836, 4), "ablation": (44, 88, 8),
     "prompt-length": (16, 32, 4), "sensitivity": (145, 290, 5), "duration": (99, 198, 33), "runtime": (0, 0, 0),
-    "qualitative": (4, 4, 2), "imbalance": (407, 814, 110),
+    "qualitative": (4, 4, 2), "open-world": (143, 429, 143), "imbalance": (407, 814, 110),
 }  # fmt: skip
 
 

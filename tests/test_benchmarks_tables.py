@@ -373,7 +373,7 @@ def test_the_one_evaluation_of_zero_shot_clip_counts_for_every_seed(tmp_path):
 def test_the_frame_has_the_documented_columns_and_the_runs_of_a_suite(tmp_path):
     write_results(tmp_path)
     every, suite = load(tmp_path), load(tmp_path, "ablation")
-    assert set(every.columns) <= set(re.findall(r"[a-z_]+", load.__doc__ or ""))
+    assert set(every.columns) <= set(re.findall(r"[a-z_\d]+", load.__doc__ or ""))
     assert (every.accuracy == 100 * every.correct / every.total).all()
     assert set(suite.path) < set(every.path) and set(suite.method) == {"maple", "procap"}
     with pytest.raises(UserError, match="no suite nothing"):

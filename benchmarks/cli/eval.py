@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
@@ -15,15 +15,18 @@ from benchmarks.console.output import columns, is_first_rank, note, note_failure
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import split_names
 from benchmarks.results.frame import OF_IMAGES
+from benchmarks.results.unknown_images import detect_unknown
 from benchmarks.suites.preconditions import check_weights_of
 from procap.errors import UsageError
 from runner.config import RunConfig, Target
 from runner.distributed.ranks import ranks_from_environment
-from runner.results import EvalResult
+from runner.planning import check_unknown, known_target
+from runner.results import EvalResult, ScoreResult
 from runner.run_state import RunSpec, RunState, read_states
 from runner.session import Run, Session
 
 Evaluated = tuple[RunConfig, Target, EvalResult]
+Scored = tuple[RunConfig, list[ScoreResult]]
 
 
 @flags.command(
@@ -43,11 +46,13 @@ def evaluate(
     eval_precision: flags.EvalPrecision = "",
     eval_resize: flags.EvalResize = "",
     samples: flags.Samples = 0,
+    unknown: Annotated[str, flags.flag("SET[,SET]", "tell images of the run's classes from those of other sets")] = "",
+    temperature: flags.Temperature = "",
 ) -> int:
     """Evaluate trained runs on any target. Results under different evaluation flags are kept in different files."""
-    settings = eval_settings(eval_precision, eval_resize, samples)
+    settings = eval_settings(eval_precision, eval_resize, samples, temperature)
     runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)
-    planning = Session(runtime)
+    planning, unknown_sets = Session(runtime), [Target.parse(part, runtime.data) for part in split_names(unknown)]
     if folders and (selection != flags.SelectionFlags() or recipe_flags != flags.RecipeFlags()):
         reason = "give run folders, or flags such as --methods and --datasets that name runs, not both"
         raise UsageError(f"{reason}; lists have commas, as in --methods coop,maple")
@@ -69,6 +74,9 @@ def evaluate(
             # Refuse impossible settings before any run is evaluated.
             settings.for_run(config)
             tests = named or default_targets(config, runtime.data)
+            for target in unknown_sets:
+                check_unknown(config, target)
+                tests = [*dict.fromkeys([*named, known_target(config)])]
             specs.append(RunSpec(config=config, targets=tuple(map(str, tests))))
         return specs, found_in.results, found_in.results_url
 
@@ -89,11 +97,14 @@ def evaluate(
         session = Session(replace(session.runtime, results=results, results_url=url), session.group)
         failures = Failures(len(runs), verbose=output.verbose, group=session.group)
         done = _evaluate_all(runs, session, failures, force=mode.force)
+        scored = _score_all(runs, unknown_sets, session, failures, force=mode.force)
         session.exporter.flush(create=False)
-    return _show_evaluations(done, failures, output)
+    return _show_evaluations(done, scored, failures, output)
 
 
-def _show_evaluations(done: Sequence[Evaluated], failures: Failures, output: flags.OutputFlags) -> int:
+def _show_evaluations(
+    done: Sequence[Evaluated], scored: Sequence[Scored], failures: Failures, output: flags.OutputFlags
+) -> int:
     rows: list[tuple[object, ...]] = []
     for config, target, result in done:
         accuracy, fit = f"{result.accuracy:.2f}", result.calibration
@@ -101,6 +112,7 @@ def _show_evaluations(done: Sequence[Evaluated], failures: Failures, output: fla
         probabilities = (f"{fit.nll:.3f}", f"{fit.equal_width.ece:.2f}") if fit else ("-", "-")
         rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
         name = result.settings.label or "default"
+        name += f" ({result.temperature:g})" if result.temperature else ""
         rows.append((config.path, str(target), name, result.correct, result.total, accuracy, *probabilities, rate))
     if rows:
         names = ("run", "target", "settings", "correct", "total", "accuracy", "NLL", "ECE", "images/s")
@@ -109,6 +121,17 @@ def _show_evaluations(done: Sequence[Evaluated], failures: Failures, output: fla
         note("† limited: only the first images of the target were evaluated")
     for target in dict.fromkeys(target for _, target, result in done if result.num_classes == 1):
         note(f"{target} has one class, so that every image counts as right")
+    detections: list[dict[str, Any]] = []
+    for config, results in scored:
+        known = known_target(config)
+        detected = detect_unknown(known, results).get(results[0].settings.label, {})
+        detections += [
+            {"run": config.path, "known": str(known), "unknown": target, "auroc": each.auroc, "fpr95": each.fpr95}
+            for target, each in detected.items()
+        ]
+    if detections:
+        cells = [(*[*row.values()][:3], f"{row['auroc']:.2f}", f"{row['fpr95']:.2f}") for row in detections]
+        show("\n" + columns(("run", "known", "unknown", "AUROC", "FPR95"), cells))
     code = note_failures(len(done), failures.reasons)
     if output.json:
         evaluated = [
@@ -116,7 +139,7 @@ def _show_evaluations(done: Sequence[Evaluated], failures: Failures, output: fla
             | result.model_dump(exclude={"per_class", "environment", *OF_IMAGES})
             for config, _, result in done
         ]
-        show_json({"evaluated": evaluated, "failed": failures.reasons})
+        show_json({"evaluated": evaluated, "unknown": detections, "failed": failures.reasons})
     return code
 
 
@@ -139,6 +162,22 @@ def _evaluate_all(runs: Iterable[RunSpec], session: Session, failures: Failures,
                 note(f"  {target}: {result.accuracy:.2f} % ({result.correct}/{result.total}) {name}")
                 done.append((config, target, result))
     return done
+
+
+def _score_all(
+    runs: Iterable[RunSpec], unknown: Sequence[Target], session: Session, failures: Failures, *, force: bool
+) -> list[Scored]:
+    """Score the images of each run's classes, and those of all sets of unknown images, if there are any."""
+    from runner.concept_scores import score_run
+
+    scored: list[Scored] = []
+    for spec in runs if unknown else ():
+        run = session.run(spec.config)
+        with failures.collect(f"{run.path} on unknown images"):
+            pack_missing_with_progress([target.dataset for target in unknown], session.runtime.data)
+            targets = (known_target(run.config), *unknown)
+            scored.append((run.config, [score_run(run, target, force=force) for target in targets]))
+    return scored
 
 
 def prepare_untrained(run: Run, *, force: bool) -> None:

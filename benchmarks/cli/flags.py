@@ -63,6 +63,7 @@ Limit = Annotated[int | None, flag("N", "evaluate on the first N images; results
 EvalPrecision = Annotated[str, flag("fp32|bf16|fp16", "precision of the evaluation [default: that of the training]")]
 EvalResize = Annotated[str, flag("crop|squash", "crop of the centre, or all of it squashed [default: the backbone's]")]
 Samples = Annotated[int, flag("N", "average N samples of Gaussian tokens; 0 takes their means")]
+Temperature = Annotated[str, flag("shots", "divide logits by a number fitted on held-out few-shot images")]
 Workers = Annotated[int | None, flag("N", "processes [default: one per core]", min=1)]
 Reference = Annotated[
     str, flag("METHOD", "last row, with which suites compare the others [default: the only plug-in, else procap]")
@@ -187,6 +188,7 @@ class SuiteFlags(ChoiceFlags):
     eval_precision: EvalPrecision = ""
     eval_resize: EvalResize = ""
     samples: Samples = 0
+    temperature: Temperature = ""
     reference: Reference = ""
 
 

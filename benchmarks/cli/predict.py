@@ -69,8 +69,8 @@ def predict(
     else:
         raise UsageError("name a run and images, or select a run with flags such as --methods and --datasets")
     # These import torch, which a wrong flag need not wait for.
-    from runner.evaluate import load_trained
     from runner.predict import ImageClassifier
+    from runner.trained_runs import load_trained
     from shards.image_files import find_images
 
     failed: dict[str, str] = {}

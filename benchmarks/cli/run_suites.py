@@ -41,7 +41,8 @@ def bench(
 ) -> int:
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
     launcher = launch.to_launcher()
-    settings = eval_settings(suite_flags.eval_precision, suite_flags.eval_resize, suite_flags.samples)
+    names = ("eval_precision", "eval_resize", "samples", "temperature")
+    settings = eval_settings(*(getattr(suite_flags, name) for name in names))
     runtime = runtime_config(runtime_flags, engine, limit=suite_flags.limit, evaluation=settings)
     plans = plan_suites(list(PAPER_SUITES) if name == ALL else [name], suite_flags, runtime)
     runs = merge_runs(plans)

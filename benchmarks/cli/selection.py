@@ -154,11 +154,11 @@ def default_targets(config: RunConfig, data: Path | None) -> list[Target]:
     return [target for target in targets if can_classify(config, target, data)]
 
 
-def eval_settings(precision: str, resize: str, samples: int) -> EvalSettings:
+def eval_settings(precision: str, resize: str, samples: int, temperature: str) -> EvalSettings:
     """Make the settings of an evaluation from flags; empty ones are the default. Raises UsageError for a wrong one."""
     from pydantic import ValidationError
 
-    values = {"precision": precision, "resize": resize, "samples": samples}
+    values = {"precision": precision, "resize": resize, "samples": samples, "temperature": temperature}
     try:
         return EvalSettings.model_validate({name: value for name, value in values.items() if value})
     except ValidationError as error:

@@ -19,7 +19,7 @@ from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.plans import last_options
 from benchmarks.tables.agreement import check_table
 from benchmarks.tables.render import arrange_notes, render, to_dict
-from benchmarks.tables.runs import calibration_of_runs, run_tables
+from benchmarks.tables.runs import calibration_of_runs, run_tables, unknown_of_runs
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError, check_names
 from procap.methods import method_paths
@@ -96,7 +96,8 @@ def _tables_of_runs(
     if frame.empty:
         listing = f"procap ls runs --results {quote(results)}"
         raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
-    tables = calibration_of_runs(frame, reference) if calibration else run_tables(frame, reference)
+    of_runs = [*run_tables(frame, reference), *unknown_of_runs(frame, reference)] if not calibration else []
+    tables = of_runs or calibration_of_runs(frame, reference)
     if not tables:
         raise UserError(f"no evaluation below {results} has its calibration: procap eval RUN --force repeats it")
     return tables

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import product
 from statistics import fmean
@@ -13,10 +13,8 @@ from benchmarks.experiment.published import AVERAGE, display_name
 from benchmarks.experiment.suite import Variant
 from benchmarks.plots import style
 from benchmarks.plots.style import Look, Plots
-from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.tables.grid import accuracy_on, macro_hm_on, paper_weights, sensitivity_variants
-from shards.sampling import BALANCED, NATURAL
+from benchmarks.tables.grid import accuracy_on, paper_weights, sensitivity_variants
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,67 +22,43 @@ if TYPE_CHECKING:
 
 def shots_plots(suite: SuiteResults) -> Plots:
     """Return the curves of the suite few-shot."""
+    return {"few-shot": partial(few_shot_curves, suite)}
+
+
+def few_shot_curves(suite: SuiteResults) -> Figure | None:
+    """Plot a line per method, a panel for the average and one per data set; untrained methods are horizontal."""
     # By title, then by number of shots, 0 for a method that trains nothing.
     lines = {
         title: {float(variant.key.get("shots", 0)): variant for variant in variants}
         for title, variants in suite.group_by_title("shots").items()
     }
-    labels = ("shots per class", "accuracy, %", "Accuracy on all classes by number of shots")
-    return {"few-shot": partial(method_curves, suite, "shots", lines, accuracy_on, labels)}
-
-
-def imbalance_plots(suite: SuiteResults) -> Plots:
-    """Return the curves of the suite imbalance over the ratio of its decays, of which a balanced sample has 1."""
-    lines = {}
-    for title, variants in suite.group_by_title("sampling").items():
-        by_sampling = {variant.key.get("sampling", ""): variant for variant in variants}
-        # It has no ratio.
-        by_sampling.pop(NATURAL, None)
-        # Of "decay:0.25" 0.25, of "balanced" 1, and 0 without a sampling.
-        lines[title] = {float(name.partition(":")[2] or name == BALANCED): by_sampling[name] for name in by_sampling}
-    labels = ("smallest class / largest", "harmonic mean, %", "HM of macro accuracies by the sizes of classes")
-    return {"imbalance": partial(method_curves, suite, "sampling", lines, macro_hm_on, labels)}
-
-
-def method_curves(
-    suite: SuiteResults,
-    key: str,
-    lines: Mapping[str, Mapping[float, Variant]],
-    metric_on: Callable[[SuiteResults, Variant, str], Metric | None],
-    labels: tuple[str, str, str],
-) -> Figure | None:
-    """Plot a line per method, a panel for the average and one per data set; untrained methods are horizontal.
-
-    key: what varies between the variants of a method. lines: variants by title and position, which is 0 for a method
-    that trains nothing. labels: of both axes, and the heading.
-    """
-    ticks = sorted({position for variants in lines.values() for position in variants if position})
+    ticks = sorted({shots for variants in lines.values() for shots in variants if shots})
     names = [*([AVERAGE] if len(suite.options.datasets) > 1 else []), *suite.options.datasets]
     cells = {
-        (name, title, position): metric_on(suite, variant, name)
+        (name, title, shots): accuracy_on(suite, variant, name)
         for name in names
         for title, variants in lines.items()
-        for position, variant in variants.items()
+        for shots, variant in variants.items()
     }
-    if not any(cell for (_, _, position), cell in cells.items() if position):
+    if not any(cell for (_, _, shots), cell in cells.items() if shots):
         return None
     looks = style.assign_looks({title: next(iter(variants.values())).method for title, variants in lines.items()})
     drawn = {title: [cell.mean for key, cell in cells.items() if key[1] == title and cell] for title in lines}
     heights = {title: fmean(means) for title, means in drawn.items() if means}
-    looks = style.highlight(looks, heights, suite.reference(key))
-    figure, axes = style.panels(len(names), 1.6 if len(names) > 1 else 2.1, *labels[:2])
+    looks = style.highlight(looks, heights, suite.reference("shots"))
+    figure, axes = style.panels(len(names), 1.6 if len(names) > 1 else 2.1, "shots per class", "accuracy, %")
     for panel, name in zip(axes, names, strict=True):
         for title, variants in lines.items():
-            # 0 has no place on the axis, which is logarithmic.
+            # 0 shots have no place on the axis, which is logarithmic.
             if level := cells.get((name, title, 0)):
                 panel.axhline(level.mean, **looks[title].line(label=title, marker="", linewidth=1.2))
-            if points := {position: cells[name, title, position] for position in sorted(variants) if position}:
+            if points := {shots: cells[name, title, shots] for shots in sorted(variants) if shots}:
                 style.draw_curve(panel, points, looks[title], title, markersize=4)
         style.set_ticks(panel, ticks, base=2)
         panel.set_title(display_name(name), fontweight="bold" if name == AVERAGE else "normal")
         style.grid(panel, "y")
     seeds = style.describe_seeds(cells.values())
-    style.heading(figure, f"{labels[2]} ({seeds})", cells.values())
+    style.heading(figure, f"Accuracy on all classes by number of shots ({seeds})", cells.values())
     style.legend(figure)
     return figure
 

@@ -22,7 +22,7 @@ from procap.initialisation import normal
 from procap.methods.method import Method
 from procap.plan import INPUT
 from procap.tokenizer import simple_tokenizer
-from runner.evaluate import TrainedRun
+from runner.session import TrainedRun
 from runner.setup import build_initial_method
 from shards.rng import generator
 

@@ -20,10 +20,11 @@ from benchmarks.qualitative.plots import draw_eigencam, draw_predictions, draw_p
 from benchmarks.results.suite_results import PICTURES, SuiteResults
 from runner.config import Target
 from runner.engine import autocast
-from runner.evaluate import evaluate_run, load_trained
+from runner.evaluate import evaluate_run
 from runner.results import write_json
 from runner.session import Run, Session
 from runner.setup import label_space, make_eval_transform
+from runner.trained_runs import load_trained
 from shards.image_selection import select_target_images
 
 if TYPE_CHECKING:

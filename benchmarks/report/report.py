@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.console.output import note
 from benchmarks.plots.style import Plots
+from benchmarks.plots.unknown_images import unknown_plots
 from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, Picture, draw_picture, load_picture, write_page
 from benchmarks.report.sections import Problem, Section, read_runs, read_sections
@@ -134,11 +135,11 @@ def _make_part(
 
 def _make_pictures(section: Section, attempt: Callable[..., Any]) -> list[Picture]:
     results = section.suite_results
-    if results is None:
-        return []
-    draw_all = results.suite.plots if len(results.frame) else None
+    draw_all = results.suite.plots if results and len(results.frame) else None
     plots: Plots = attempt("its plots", partial(draw_all, results), {}) if draw_all else {}
+    plots = {**plots, **unknown_plots(section.frame)}
     pictures = [attempt(f"the plot {name}", partial(draw_picture, name, draw), None) for name, draw in plots.items()]
-    for name in results.pictures.get("pictures", {}):
-        pictures.append(attempt(f"the picture {name}.png", partial(load_picture, results, name), None))
+    if results:
+        for name in results.pictures.get("pictures", {}):
+            pictures.append(attempt(f"the picture {name}.png", partial(load_picture, results, name), None))
     return [picture for picture in pictures if picture]

@@ -15,7 +15,7 @@ from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.plans import last_options
 from benchmarks.sweeps.outcome import sweep_table
-from benchmarks.tables.runs import calibration_of_runs, run_tables, title_runs
+from benchmarks.tables.runs import calibration_of_runs, run_tables, title_runs, unknown_of_runs
 from benchmarks.tables.table import Table
 from cluster.sweep_record import SWEEPS, SweepFolder, read_scores
 from procap.errors import UserError, check_names
@@ -112,7 +112,7 @@ def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None
         suite.heading,
         done.frame.assign(title=done.frame.number.map(titles)),
         done.paths,
-        lambda: suite.tables(done),
+        lambda: [*suite.tables(done), *unknown_of_runs(done.frame, reference)],
         _sort(unfinished),
         done,
     )
@@ -144,7 +144,8 @@ def read_runs(
     frame, unfinished = _read_results(folders, results)
 
     def make_tables() -> list[Table]:
-        return [*run_tables(frame, reference), *calibration_of_runs(frame, reference)] if len(frame) else []
+        kinds = (run_tables, calibration_of_runs, unknown_of_runs)
+        return [table for make in kinds for table in make(frame, reference)] if len(frame) else []
 
     titled = title_runs(frame, reference) if len(frame) else frame
     return Section("runs", heading, titled, [config.path for _, config in folders], make_tables, unfinished)

@@ -18,10 +18,13 @@ from numpy.typing import NDArray
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in, title_method
 from benchmarks.results.metrics import Metric, make_metric
+from benchmarks.results.open_world import MEASURES, measure_open_world
+from benchmarks.results.unknown_images import detect_unknown
 from procap.errors import UserError
 from procap.methods import METHODS, data_use
 from procap.recipe import format_value
 from runner.config import RunConfig, Target
+from runner.planning import known_target
 from runner.results import EvalResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
 from runner.run_folders import RUNS, RunFolder, find_runs, locate_run
@@ -60,6 +63,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         per_class             the `runner.results.PerClass`: counts by class, and the classes' names
         images, limited       size of the test set, and whether only its first `total` images were evaluated
         evaluation            settings of the evaluation that differ from the default, as `fp32, squash, 8 samples`
+        temperature           what divided the logits, fitted on few-shot images; 1 without `--temperature`
         fps, fps_model        evaluated images per second with and without decoding
         labelled, unlabelled, names, models
                               what the method looks at, as `procap.methods.data_use.DataUse` defines it
@@ -81,6 +85,12 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         labels, predicted     true and predicted label of each image [total]; None if not recorded, as
         confidence            the probability of the predicted label, six decimals; and
         base_confidence       where the target has classes beside those trained on: the highest probability of those
+        base_among_all, novel_among_all
+                              of a run trained on base classes and evaluated on all: accuracy of base and novel images,
+        auroc, fpr95          of base against novel images, and
+        openworld_auc         as `benchmarks.results.open_world` defines them, in percent; NaN for other rows
+        unknown               of the classes trained on: a `benchmarks.results.unknown_images.Detection`, with `auroc`
+                              and `fpr95`, by each target of `eval --unknown`; {} for none, and for other rows
 
     Raises UserError if there is no such folder or suite, if a file is broken, if an evaluation used other weights than
     the run has now, or if images of a data set or weights of a backbone differ between results.
@@ -173,9 +183,10 @@ def make_records(
         "losses": [next(iter(epoch.terms.values())) for epoch in training.epochs],
     }
     settings = describe_settings(config) | _describe_training(folder, config, training)
-    weights = training.backbone_digest, training.checkpoint_sha256
+    known, scores = known_target(config), [each for each in folder.read_all_scores() if each.has_weights(training)]
+    detections = detect_unknown(known, scores)
     for result in results:
-        if (result.backbone_digest, result.checkpoint_sha256) != weights:
+        if not result.has_weights(training):
             under = f" under {result.settings.label}" if result.settings.label else ""
             raise UserError(
                 f"{folder.path} was evaluated on {result.target}{under} with other weights than it holds now; "
@@ -183,6 +194,8 @@ def make_records(
             )
         target, calibration = Target.parse_unchecked(result.target), result.calibration
         limit = {"limit": str(result.limit)} if result.limited else {}
+        unknown = detections.get(result.settings.label, {}) if target == known else {}
+        digests = {Target.parse_unchecked(name).dataset: each.manifest for name, each in unknown.items()}
         result_fields = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "limited")
         yield {
             **run,
@@ -200,16 +213,18 @@ def make_records(
             "calibration": calibration,
             "images": result.dataset_size,
             "evaluation": result.settings.label,
+            "temperature": result.temperature or 1.0,
             "fps": result.images_per_second or math.nan,
             "fps_model": result.images_per_second_model or math.nan,
             "manifest": result.manifest_digest,
             # One entry if both are the same data set, with the digest of what was evaluated.
-            "contents": {config.dataset: training.manifest_digest, target.dataset: result.manifest_digest},
+            "contents": digests | {config.dataset: training.manifest_digest, target.dataset: result.manifest_digest},
             "backbone_digest": result.backbone_digest,
             "written": result.written,
             "correct_images": result.correct_images(),
             "wrong_images": result.wrong_images(),
             **{name: _to_array(getattr(result, name)) for name in OF_IMAGES},
+            "unknown": unknown,
         }
 
 
@@ -223,11 +238,21 @@ COLUMNS = (
     *("sampling", "backbone", "pretrained", "precision", "recipe", "epochs"),
     *("target", "target_dataset", "target_classes", "split"),
     *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "calibration", "per_class"),
-    *("images", "limited", "evaluation", "fps", "fps_model", "chosen_on_test", "imported", "imported_file"),
+    *(
+        "images",
+        "limited",
+        "evaluation",
+        "temperature",
+        "fps",
+        "fps_model",
+        "chosen_on_test",
+        "imported",
+        "imported_file",
+    ),
     *("labelled", "unlabelled", "names", "models"),
     *("source", "group"),
     *("train_seconds", "steps", "gradient_norms", "losses", "manifest", "contents", "backbone_digest", "written"),
-    *("correct_images", "wrong_images", *OF_IMAGES),
+    *("correct_images", "wrong_images", *OF_IMAGES, *MEASURES, "unknown"),
 )
 
 
@@ -240,6 +265,7 @@ def make_frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     types: dict[str, type] = dict.fromkeys(("limited", "chosen_on_test", "imported"), bool)
     frame = frame.astype(types | {"correct": int, "total": int, "accuracy": float, "fps": float})
     frame.insert(COLUMNS.index("variant"), "variant", title_variants(frame))
+    frame[[*MEASURES]] = measure_open_world(frame)
     return frame
 
 

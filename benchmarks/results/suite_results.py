@@ -18,6 +18,7 @@ from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun, Va
 from benchmarks.experiment.titles import choose_reference
 from benchmarks.results.frame import check_contents, find_differences, make_frame, make_records, metric_over_seeds
 from benchmarks.results.metrics import Metric, average, harmonic
+from benchmarks.results.open_world import MEASURES
 from procap.errors import UserError
 from runner.config import Target
 from runner.results import write_json
@@ -209,7 +210,7 @@ class SuiteResults:
         """Metrics over seeds by variant, data set, target and column. Limited results count only if all are limited."""
         metrics: dict[Any, Metric] = {}
         for key, rows in self.frame.groupby(["number", "dataset", "target"]):
-            for column in ("accuracy", MACRO):
+            for column in ("accuracy", MACRO, *MEASURES):
                 metric = metric_over_seeds(rows, column)
                 # A mean over fewer seeds than were asked for is a missing cell.
                 if metric and set(metric.seeds) == set(self.options.seeds):

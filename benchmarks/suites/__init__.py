@@ -35,7 +35,10 @@ PAPER_SUITES: dict[str, str] = {
 }
 """The experiments of the paper in its order, each in its module, which is imported only when it is used."""
 
-SUITES = PAPER_SUITES | {"imbalance": "benchmarks.suites.imbalance"}
+SUITES = PAPER_SUITES | {
+    "open-world": "benchmarks.suites.open_world",
+    "imbalance": "benchmarks.suites.imbalance",
+}
 """Those of the paper, and further ones."""
 
 ALL = "all"

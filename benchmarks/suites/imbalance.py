@@ -12,7 +12,6 @@ evaluations; 110 runs, those of balanced samples, are runs of base-to-novel.
 from __future__ import annotations
 
 from benchmarks.experiment.suite import Suite, SuiteOptions, Variant, is_trained
-from benchmarks.plots.curves import imbalance_plots
 from benchmarks.tables.grid import imbalance_tables
 from shards.sampling import BALANCED, NATURAL
 
@@ -32,7 +31,6 @@ SUITE = Suite(
     methods=("zeroshot", "coop", "maple", "procap"),
     variants=by_sampling,
     tables=imbalance_tables,
-    plots=imbalance_plots,
     quick_datasets={"mini": ("tiles",)},
     quick_seeds=(1,),
 )

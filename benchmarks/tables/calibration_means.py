@@ -23,6 +23,8 @@ MEASURES: Mapping[str, Column] = {
     "brier": Column("Brier", "low", digits=3),
 }
 """The columns of the table, by the column of the frame that they average."""
+FITTED: Mapping[str, Column] = {"temperature": Column("T", "", digits=3)}
+"""Further ones where logits were divided by a fitted temperature."""
 IMAGES = ("base classes", "novel classes", "all classes", "other data sets")
 """What was tested, in the order of the table."""
 RULE = "Means over data sets. Macro accuracy: mean over classes. NLL in nats. ECE: 15 equal bins. Brier: 0 to 2."
@@ -33,6 +35,8 @@ def calibration_tables(variants: Mapping[str, pd.DataFrame], notes: Notes, suite
 
     variants: parts of the frame by title. Rows of the same data sets and targets are compared. suite: its name, if any.
     """
+    is_fitted = any((frame.temperature != 1).any() for frame in variants.values())
+    measures = {**MEASURES, **(FITTED if is_fitted else {})}
     groups: dict[tuple[bool, int, str, tuple[str, ...]], list[Row]] = {}
     for title, frame in variants.items():
         if frame.nll.isna().all():
@@ -42,7 +46,7 @@ def calibration_tables(variants: Mapping[str, pd.DataFrame], notes: Notes, suite
             tests = tuple(sorted({*(results.dataset + " " + results.target)}))
             count = plural(len(tests), "data set") if tested != IMAGES[-1] else str(len(tests))
             words = f"{tested}, {count} (trained on {classes}{', ' + split if split != 'test' else ''})"
-            cells = tuple(average_over_tests(results, column) for column in MEASURES)
+            cells = tuple(average_over_tests(results, column) for column in measures)
             group = (classes != "base", order_in(tested, IMAGES)[0], words, tests)
             # Only rows whose means are over the same tests are ranked.
             groups.setdefault(group, []).append(Row((words, title), cells, group=repr(tests)))
@@ -51,7 +55,7 @@ def calibration_tables(variants: Mapping[str, pd.DataFrame], notes: Notes, suite
     name, labels, lines = f"{suite}-calibration".strip("-"), ("Test images", "Method"), list(notes.lines)
     # In the first note, because a table has at most four.
     lines[:1] = [" ".join([RULE, *lines[:1]])]
-    return [Table(name, "Calibration", labels, [*MEASURES.values()], rows, lines, notes.details)] if rows else []
+    return [Table(name, "Calibration", labels, [*measures.values()], rows, lines, notes.details)] if rows else []
 
 
 def average_over_tests(frame: pd.DataFrame, column: str) -> Metric | None:

@@ -42,40 +42,16 @@ def few_shot_tables(results: SuiteResults) -> list[Table]:
 
 
 def imbalance_tables(results: SuiteResults) -> list[Table]:
-    """Make the harmonic means by sampling on each data set, and both halves on average; all by macro accuracy."""
-    methods = results.group_by_title("sampling")
-    samplings = list(dict.fromkeys(variant.key["sampling"] for variant in results.variants if variant.key))
-    rows = []
-    for dataset in results.datasets_and_average:
-        name = display_name(dataset)
-        for title, variants in methods.items():
-            cells = {variant.key.get("sampling"): macro_hm_on(results, variant, dataset) for variant in variants}
-            # A method that trains nothing has one result, without a sampling.
-            hms = tuple(cells.get(sampling, cells.get(None)) for sampling in samplings)
-            rows.append(Row((name, title), hms, group=name, average=dataset == AVERAGE))
-    rule = "HM of base and novel macro accuracy, in which every class counts alike."
-    notes, columns = suite_notes(results, rule), [Column(sampling) for sampling in samplings]
-    labels, reference = ("Data set", "Method"), results.reference("sampling")
-    main = Table(
-        results.name, results.suite.heading, labels, columns, rows, notes.lines, notes.details, reference=reference
-    )
-    over = results.datasets_and_average[-1]
-    halves = suite_table(
-        results,
-        f"{results.name}-halves",
-        f"{results.suite.heading}, {display_name(over)}",
-        ["Method", "Sampling"],
-        HALVES,
-        lambda variant, _: results.halves(variant, over, MACRO),
-        rule,
-        key="sampling",
-    )
-    return [main, halves]
+    """Make a row for each method and sampling on each data set and on average, by macro accuracy."""
+    # Without marks: samplings do not compete.
+    columns, labels = [Column(half.title, "") for half in HALVES], ["Data set", "Method", "Sampling"]
+    rule = "Macro accuracies, in which every class counts alike, and their harmonic mean."
 
+    def cells(variant: Variant, dataset: str) -> tuple[Metric | None, ...]:
+        return results.halves(variant, dataset, MACRO)
 
-def macro_hm_on(results: SuiteResults, variant: Variant, dataset: str) -> Metric | None:
-    """Return the harmonic mean of base and novel macro accuracy, for AVERAGE that of the averages."""
-    return results.halves(variant, dataset, MACRO)[2]
+    sets, title = results.datasets_and_average, results.suite.heading
+    return [suite_table(results, results.name, title, labels, columns, cells, rule, datasets=sets, key="sampling")]
 
 
 def accuracy_on(results: SuiteResults, variant: Variant, dataset: str) -> Metric | None:

@@ -23,6 +23,7 @@ from benchmarks.tables.calibration_means import calibration_tables
 from benchmarks.tables.notes import Notes, run_notes
 from benchmarks.tables.rows import HALVES, NOTE_ON_SPEED, SPEEDS, average_speeds
 from benchmarks.tables.table import Column, Row, Table
+from benchmarks.tables.unknown_images import unknown_tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +45,15 @@ def calibration_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]
     frame = title_runs(frame, reference).sort_values("order", kind="stable")
     variants = {str(title): rows for title, rows in frame.groupby("title", sort=False)}
     return calibration_tables(variants, _note_runs(frame))
+
+
+def unknown_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]:
+    """Make the table of known against unknown images of all runs; see `unknown_tables`."""
+    if not frame.unknown.any():
+        return []
+    frame = title_runs(frame, reference).sort_values("order", kind="stable")
+    variants = {str(title): rows for title, rows in frame.groupby("title", sort=False)}
+    return unknown_tables(variants, _note_runs(frame))
 
 
 def title_runs(frame: pd.DataFrame, reference: str = "") -> pd.DataFrame:

@@ -39,7 +39,8 @@ def make_film(width: int) -> nn.ParameterDict:
 class Decoupled(Method):
     """What DePT adds to a prompt method, as a base class before that of the method.
 
-    For training classes inference adds both heads' logits; other classes have those of the similarities alone.
+    Where all names are of training classes, inference adds both heads' logits. With a new class among them, all have
+    the logits of the similarities alone, because those of the linear head are on a scale of their own.
     """
 
     # In place of MaPLe's options for transfer: DePT's scripts have depth 9 for every task.

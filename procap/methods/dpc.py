@@ -40,7 +40,11 @@ class DPCOptions(ContextOptions):
 
 
 class DPC(ContextMethod):
-    """DPC (Li et al. 2025) on CoOp: a second prompt learned against hard negatives."""
+    """DPC (Li et al. 2025) on CoOp: a second prompt learned against hard negatives.
+
+    Where all names are of training classes, inference uses the second prompt. With a new class among them, all have the
+    mix for new classes.
+    """
 
     Options = DPCOptions
     title: ClassVar[str] = "DPC (CoOp)"

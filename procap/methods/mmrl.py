@@ -48,7 +48,11 @@ class TokenProjections(nn.ModuleList):
 
 
 class MMRL(Method):
-    """MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers."""
+    """MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers.
+
+    Inference fuses both branches for exactly the classes trained on; with a new one among them, all have the class
+    branch alone.
+    """
 
     Options: ClassVar[type[MethodOptions]] = MMRLOptions
     title: ClassVar[str] = "MMRL"

@@ -28,7 +28,10 @@ ITERATIONS = 1000
 
 
 class Baseline(FeatureMethod):
-    """What both baselines share: one view of each image, prepared as test images are, and no rule for new classes."""
+    """What both baselines share: one view of each image, prepared as test images are, and no rule for new classes.
+
+    Names with a new class among them are refused.
+    """
 
     takes_steps: ClassVar[bool] = False
     augments: ClassVar[bool] = False

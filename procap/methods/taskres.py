@@ -32,7 +32,10 @@ class TaskResOptions(ViewOptions):
 
 
 class TaskRes(FeatureMethod):
-    """TaskRes (Yu et al. 2023): a learned residual of every class feature."""
+    """TaskRes (Yu et al. 2023): a learned residual of every class feature.
+
+    Training classes have their residuals, new ones among them none.
+    """
 
     Options = TaskResOptions
     title: ClassVar[str] = "TaskRes"

@@ -42,7 +42,10 @@ class TwoSFSOptions(TemplateOptions):
 
 
 class TwoSFS(Method):
-    """2SFS (Farina et al. 2025): tuned LayerNorms, then a linear classifier."""
+    """2SFS (Farina et al. 2025): tuned LayerNorms, then a linear classifier.
+
+    Training classes have their trained rows, new ones their class features, in one softmax.
+    """
 
     Options = TwoSFSOptions
     vision_weights: ClassVar[str] = "vision"

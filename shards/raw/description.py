@@ -54,8 +54,9 @@ class Description(BaseModel):
     templates: tuple[StrictStr, ...] = Field(
         default=(), description="initialise ProCAP's tokens; the first is ProCAP's class prompt [default: the template]"
     )
-    classes: tuple[StrictStr, ...] | dict[StrictStr | StrictInt, StrictStr] | None = Field(
-        default=None, description="an ordered list of text labels, or of names for 0, 1, ...; or a mapping, label: name"
+    classes: tuple[StrictStr, ...] | dict[StrictStr | StrictInt, StrictStr] | Literal["none"] | None = Field(
+        default=None,
+        description="an ordered list of text labels, or of names for 0, 1, ...; or a mapping, label: name; or `none`",
     )
     folder: StrictStr | None = Field(default=None, description="the folder of the class folders")
     table: StrictStr | None = Field(
@@ -73,6 +74,8 @@ class Description(BaseModel):
     def _check_keys(self) -> Description:
         if (self.folder is None) == (self.table is None):
             raise ValueError("give one of folder and table")
+        if self.classes == "none" and (self.table is not None or self.split is not None):
+            raise ValueError("classes: none takes a folder, and no table or split")
         return self
 
     @field_validator("name")

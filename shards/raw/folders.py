@@ -17,7 +17,7 @@ from pathlib import Path
 
 from procap.errors import UserError
 from shards.files import read_regular
-from shards.names import first_few, has_control
+from shards.names import first_few, has_control, unsafe_path
 from shards.records import JPEG_ENDINGS, ImageRecord
 from shards.tar import IMAGES
 
@@ -142,6 +142,14 @@ def walk_files(root: Path, folder: str = "") -> Iterator[tuple[str, str]]:
                 waiting.insert(0 if os.path.islink(root / inner) else len(waiting), inner)
             else:
                 yield inner, entry
+
+
+def list_images(root: Path) -> tuple[list[str], list[str]]:
+    """List all images below `root`, sorted by code point, and notes of files that are no images by name."""
+    files = sorted(path for path, entry in walk_files(root) if entry != "leavings")
+    paths = [path for path in files if is_image_name(path) and not unsafe_path(path)]
+    unread = sorted({*files} - {*paths})
+    return paths, [describe_left_out(unread, len(paths))] if unread else []
 
 
 def describe_left_out(files: Sequence[str], packed: int) -> str:

@@ -106,7 +106,8 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
     root = find_class_root(folder)
     names = list_class_folders(folder / root)
     if not names:
-        needed = "it needs a folder of images per class, or a table labels.csv of path,label (docs/data.md)"
+        needed = "it needs a folder of images per class, or a table labels.csv of path,label"
+        needed += ", or a YAML file with classes: none (docs/data.md)"
         raise UserError(f"{folder} holds no class folders with images{_describe_files(folder / root)}: {needed}")
     keys = {"folder": posixpath.join(folder.name, root).rstrip("/")}
     splits = find_split_folders(folder / root)

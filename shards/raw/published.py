@@ -18,11 +18,11 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from procap.errors import UserError, describe_invalid
-from shards.catalogue import Dataset, RawLayout
+from shards.catalogue import UNKNOWN, Dataset, RawLayout
 from shards.files import read_regular
 from shards.manifest import lines_digest
 from shards.names import first_few, unsafe_path
-from shards.raw.folders import Images, Listing, file_sizes, is_image_name, list_folder, missing_files
+from shards.raw.folders import Images, Listing, file_sizes, is_image_name, list_folder, list_images, missing_files
 from shards.records import Source
 
 FOLDER = Path(__file__).parent
@@ -118,6 +118,9 @@ def read_published(location: RawLocation) -> Listing:
         return _read_split_file(location)
     if layout == "variant-lists":
         return _read_variant_lists(location)
+    if layout == "unlabelled":
+        images = {"test": [(path, 0) for path in list_images(location.images)[0]]}
+        return Listing(location.images, (UNKNOWN,), images, "images sorted by name", scanned=True)
     # Labels of ImageNet's test images are not public, so everybody tests on its validation images.
     prefixes = {"train": "train/", "test": "val/"} if layout == "imagenet" else {"test": ""}
     origin = {"imagenet": "ImageNet", "wnid-folders": "class", "numbered-folders": "numbered"}[layout]
@@ -220,7 +223,7 @@ def check_published(dataset: Dataset, listing: Listing) -> None:
     get_the_rest = f"get the rest ({raw.get})"
     if listing.scanned:
         for split, count in wrong.items():
-            what = f"{split}: {counts[split]:,} images in the class folders of {listing.root}, published {count:,}"
+            what = f"{split}: {counts[split]:,} images in the folders of {listing.root}, published {count:,}"
             raise UserError(f"{what}; {'take out what was added' if counts[split] > count else get_the_rest}")
         return
     same_names = lines_digest(listing.classnames) == raw.classnames_digest

@@ -15,13 +15,23 @@ from pathlib import Path
 from unicodedata import normalize
 
 from procap.errors import UserError
+from shards.catalogue import UNKNOWN
 from shards.check import IMAGES_PER_TASK, check_part
 from shards.manifest import UPRIGHT
 from shards.names import first_few, join_first
 from shards.pools import map_in_order
 from shards.raw.class_folders import ListedImage, scan_folders
 from shards.raw.description import Description, parse_description, read_description
-from shards.raw.folders import FolderPart, Images, Listing, file_sizes, missing_files, small_classes, split_classes
+from shards.raw.folders import (
+    FolderPart,
+    Images,
+    Listing,
+    file_sizes,
+    list_images,
+    missing_files,
+    small_classes,
+    split_classes,
+)
 from shards.raw.published import SPLITS
 from shards.raw.tables import read_table
 from shards.records import Source
@@ -47,6 +57,10 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
         root, origin = _resolve(file, description.images or "."), "own table"
         table = _resolve(file, description.table)
         images, folder_problems, notes = _list_table(table, root, skip_broken), list[str](), list[str]()
+    elif description.classes == "none":
+        root, origin, folder_problems = _resolve(file, description.folder or ""), "own images of no class", []
+        paths, notes = list_images(root)
+        images = [ListedImage(path=path, label=UNKNOWN, split="test") for path in paths]
     else:
         root, origin = _resolve(file, description.folder or ""), "own folders"
         images, folder_problems, notes = scan_folders(root)
@@ -119,7 +133,7 @@ def _number_classes(
     names: dict[Label, str]
     if isinstance(classes, dict):
         names = {normalize("NFC", str(key)) if texts else key: name for key, name in classes.items()}
-    elif classes is not None:
+    elif classes not in (None, "none"):
         names = {normalize("NFC", name) if texts else number: name for number, name in enumerate(classes)}
     elif texts:
         names = {text: text for text in texts}

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from procap.methods import METHODS, title_and_colour
+from runner.config import Target
 from shards.catalogue import PUBLISHED as PUBLISHED_SETS
 
 PUBLISHED = Path(__file__).parent
@@ -45,6 +46,12 @@ COMPONENTS = ("cross_attention", "gaussian", "kl", "l2", "infonce")
 def display_name(dataset: str) -> str:
     """Return the paper's name of a data set; AVERAGE and other data sets keep their name."""
     return DATASETS.get(dataset, dataset)
+
+
+def title_target(name: str) -> str:
+    """Return a target as tables name it: the data set, and its classes if they are not all."""
+    target = Target.parse_unchecked(name)
+    return display_name(target.dataset) + f" {target.classes}" * (target.classes != "all")
 
 
 def base_to_novel(folder: Path = PUBLISHED) -> list[Any]:

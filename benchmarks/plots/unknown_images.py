@@ -1,0 +1,47 @@
+"""Plot the scores of known and unknown images, by which a threshold tells them apart."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks.experiment.published import title_target
+from benchmarks.plots import style
+from benchmarks.plots.style import Plots
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+MAX_PANELS, BINS = 8, 40
+
+
+def unknown_plots(frame: pd.DataFrame) -> Plots:
+    """Return the histograms of the results with scores. frame: with titles in `title`."""
+    scored = frame[frame.unknown.astype(bool)]
+    return {"unknown-scores": partial(score_histograms, scored)} if len(scored) else {}
+
+
+def score_histograms(frame: pd.DataFrame) -> Figure:
+    """Draw a panel for each of the first MAX_PANELS methods and known sets, a line for each set; seeds are pooled."""
+    groups = [*frame.groupby(["target", "title"], sort=False)][:MAX_PANELS]
+    figure, axes = style.panels(len(groups), 1.6, "score", "share of images")
+    for panel, ((known, title), rows) in zip(axes, groups, strict=True):
+        detections = [found for unknown in rows.unknown for found in unknown.items()]
+        scores = {"known": [detections[0][1].known]}
+        for target, detection in detections:
+            scores.setdefault(title_target(target), []).append(detection.unknown)
+        pooled = {name: np.concatenate(parts) for name, parts in scores.items()}
+        edges = np.histogram_bin_edges(np.concatenate([*pooled.values()]), BINS)
+        for number, (name, values) in enumerate(pooled.items()):
+            shares = np.histogram(values, edges)[0] / len(values)
+            # The known images are a grey area behind the lines of the others.
+            look = {"color": style.make_look(number - 1).colour} if number else {"color": style.GREY, "fill": True}
+            panel.stairs(shares, edges, label=name, **look)
+        panel.set_title(f"{title}, {known.removesuffix(':test')}")
+        style.grid(panel, "y")
+    style.heading(figure, "Maximum concept matching of known and unknown images")
+    style.legend(figure)
+    return figure

@@ -1,0 +1,79 @@
+"""Measure runs trained on base classes where base and novel images meet the names of all classes.
+
+An image is detected as one of base classes by the highest probability of a base class among all (`base_confidence`).
+Shapes: N images of a test set, of which P show base classes, and Q = N - P novel ones.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.image_selection import select_labels
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Bools = NDArray[np.bool_]
+MEASURES = ("base_among_all", "novel_among_all", "auroc", "fpr95", "openworld_auc")
+
+
+def measure_open_world(frame: pd.DataFrame) -> pd.DataFrame:
+    """Compute MEASURES in percent for the rows with all classes of runs trained on base ones; NaN for other rows.
+
+    OpenworldAUC needs the results on base and on novel classes of the same run, under the same settings.
+    """
+    import pandas as pd
+
+    measures = pd.DataFrame(math.nan, frame.index, MEASURES)
+    keys = zip(frame.path, frame.evaluation, frame.target, strict=True)
+    right = dict(zip(keys, frame.correct_images, strict=True))
+    joint = frame[frame.base_confidence.notna() & (frame.classes == "base") & (frame.target_classes == "all")]
+    for row in joint.itertuples():
+        halves = (f"{row.target_dataset}:{half}:{row.split}" for half in ("base", "novel"))
+        measures.loc[row.Index] = _measure_row(row, [right.get((row.path, row.evaluation, half)) for half in halves])
+    return measures
+
+
+def _measure_row(row: Any, closed: list[Bools | None]) -> list[float]:
+    """Compute MEASURES of a row. closed: which images [P] and [Q] are right among the names of their half."""
+    is_base = row.labels < len(select_labels(range(len(row.per_class.total)), "base"))
+    score = row.base_confidence
+    base, novel = (100 * row.correct_images[part].mean() if part.any() else math.nan for part in (is_base, ~is_base))
+    if is_base.all() or not is_base.any():
+        # The first images of a limited evaluation can all be of one half.
+        return [base, novel, math.nan, math.nan, math.nan]
+    openworld = math.nan
+    # Limited halves have other images than the first of all classes.
+    if [half is not None and len(half) for half in closed] == [is_base.sum(), (~is_base).sum()]:
+        openworld = openworld_auc(score[is_base], score[~is_base], *map(np.asarray, closed))
+    return [base, novel, *detect(is_base, score), openworld]
+
+
+def detect(is_positive: Bools, score: NDArray[np.float64]) -> tuple[float, float]:
+    """Compute AUROC and FPR95 in percent of images [N] by their scores [N], which are higher for positive ones.
+
+    Of two images with equal scores AUROC counts one half. FPR95: the share of negative images at or above the highest
+    score that at least 95 % of the positive ones reach.
+    """
+    from sklearn.metrics import roc_auc_score, roc_curve
+
+    false_positive, true_positive, _ = roc_curve(is_positive, score, drop_intermediate=False)
+    return 100 * float(roc_auc_score(is_positive, score)), 100 * float(false_positive[np.argmax(true_positive >= 0.95)])
+
+
+def openworld_auc(
+    base: NDArray[np.float64], novel: NDArray[np.float64], base_right: Bools, novel_right: Bools
+) -> float:
+    """Compute OpenworldAUC in percent from the scores of base [P] and novel images [Q], and which are right.
+
+    The share of pairs of a base and a novel image of which both are classified right among the names of their half, and
+    the base image has the higher score; equal scores count one half. Source: Hua et al. 2025, "OpenworldAUC", and its
+    public code.
+    """
+    # Scores are probabilities: a wrong base image comes below, and a wrong novel image above all others.
+    scores = np.concatenate([np.where(base_right, base, -1.0), np.where(novel_right, novel, 2.0)])
+    return detect(np.arange(len(scores)) < len(base), scores)[0]

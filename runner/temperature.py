@@ -1,0 +1,86 @@
+"""Fit the temperature of a run on its few-shot images: one number that divides its logits.
+
+A trained method is confident on the images that it has learned. Therefore each image is predicted by a training on the
+other folds: with F folds, fold k has the images k, k + F, ... of each class, in drawn order. The trainings of the folds
+have the run's configuration apart from that, and lie in the hidden folder `.folds` of the run.
+
+Shapes: N few-shot images, C classes trained on.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runner.devices import num_decoders
+from runner.distributed.ranks import Ranks
+from runner.meters import Meter
+from runner.session import Run
+from runner.setup import make_eval_transform
+from runner.threads import fitting_threads
+from runner.train import TrainingRequest, train_run
+from runner.trained_runs import load_trained, prepare_inference
+from shards.image_selection import FewShot, load_few_shot, split_fold
+
+FOLDS = 4
+LOWEST, HIGHEST = 0.05, 20.0
+"""Bounds: if all held-out images are right, a temperature of zero fits them best."""
+DECIMALS = 4
+"""A temperature is rounded to these decimals, of which the last bits of logits change none."""
+
+
+def fit_temperature(run: Run, *, force: bool = False) -> float:
+    """Fit a run's temperature by cross-validation over shots, and keep it for its further targets; all ranks call this.
+
+    Every image is held out once, unless it is the only one of its class. A method without training has one prediction
+    of all of them. force: train the folds again.
+    """
+    if run.temperature is None:
+        config, session = run.config, run.session
+        shards = session.dataset(config.dataset)
+        fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, config.sampling)
+        folds = min(FOLDS, config.shots) if config.recipe.epochs else 0
+        parts = [_predict_fold(run, fewshot, f"{number}/{folds}", force) for number in range(1, folds + 1)]
+        logits, labels = zip(*(parts or [_predict(run, fewshot)]), strict=True)
+        temperature = minimize_nll(np.concatenate(logits), np.concatenate(labels))
+        # All ranks have computed the same, but for their hardware.
+        run.temperature = session.group.broadcast_object(temperature)
+    return run.temperature
+
+
+def minimize_nll(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    """Find the temperature T that minimises the mean NLL of logits [N, C] / T and labels [N]; one minimum exists."""
+    from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
+
+    def nll(log_temperature: float) -> float:
+        return -log_softmax(logits / math.exp(log_temperature), axis=1)[np.arange(len(labels)), labels].mean()
+
+    bounds = math.log(LOWEST), math.log(HIGHEST)
+    best = minimize_scalar(nll, bounds=bounds, method="bounded", options={"xatol": 1e-8}).x
+    return round(math.exp(best), DECIMALS)
+
+
+def _predict_fold(run: Run, fewshot: FewShot, fold: str, force: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Train without a fold, and compute logits [N / F, C] and labels of its images."""
+    session = run.session.elsewhere(run.folder.path / ".folds", tracking_uri="off")
+    fold_run = session.run(run.config.model_copy(update={"held_out": fold}))
+    train_run(fold_run, TrainingRequest(force=force))
+    return _predict(fold_run, fewshot, fold)
+
+
+def _predict(run: Run, fewshot: FewShot, fold: str = "") -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Compute logits and labels of the images of a fold, or of all, under the settings of the evaluation."""
+    session, method, device = run.session, load_trained(run).method, run.session.device
+    images = split_fold(fewshot.train, fold)[1] if fold else fewshot.train
+    runtime, batch_size = session.runtime, run.config.recipe.test_batch_size
+    transform = make_eval_transform(method.clip, runtime.evaluation.resize)
+    workers = num_decoders(runtime.workers, device)
+    with fitting_threads(method.clip, min(batch_size, len(images)), "eval"):
+        inference = prepare_inference(run, images, method.space, Meter(device, warmup=0))
+        # They are few: each rank predicts all, so that the number of ranks does not change the size of a batch.
+        batches = inference.batches(transform, batch_size, workers, Ranks())
+        logits = [inference(pixels).double().cpu().numpy() for pixels, _ in batches]
+    return np.concatenate(logits), images.labels

@@ -1,0 +1,140 @@
+"""Load finished runs, and predict images with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from procap.classifier import Classifier
+from procap.errors import UserError
+from procap.methods import method_source
+from procap.methods.method import Method
+from procap.text import LabelSpace
+from runner.calibration import ImagePredictions
+from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
+from runner.config import RunConfig
+from runner.devices import set_deterministic
+from runner.engine import autocast
+from runner.inference import Inference, PredictionCollector, Scoring
+from runner.meters import Meter
+from runner.progress_bar import ProgressDisplay
+from runner.results import TrainResult
+from runner.session import Run, TrainedRun
+from runner.setup import build_initial_method, warn_of_names
+from runner.stop_signals import StopRequest
+from shards.reader import ImageList
+from shards.rng import generator
+from shards.transfer import upload
+
+
+def load_trained(run: Run) -> TrainedRun:
+    """Load a finished run, once. Raises UserError if it is not finished, was altered, or the backbone is another."""
+    if run.trained is None:
+        run.trained = _load(run)
+    return run.trained
+
+
+def _load(run: Run) -> TrainedRun:
+    config, session = run.config, run.session
+    session.remote.pull(run.path, weights=True)
+    training = read_current_training(run)
+    if training.method_source and not method_source(config.method):
+        raise UserError(f"{run.path} was trained by {training.method_source}, which is not installed here")
+    file = run.folder.checkpoint_file
+    # The bytes are sent, not the path, because other machines may not have rank 0's folder.
+    data = session.group.call_on_first(lambda: read_checkpoint_bytes(file, training.checkpoint_sha256))
+    tensors, card = decode_checkpoint(data, file)
+    if session.runtime.deterministic:
+        set_deterministic()
+    clip = session.workbench.load_backbone(config, session.device, session.acceleration)
+    # Only the first rank has compared its weights with those of the training.
+    session.group.check_same(f"the digest of the weights of {config.backbone}", clip.digest())
+    method = build_initial_method(config, clip, card.space)
+    load_into(method, tensors, file)
+    return TrainedRun(config, training, clip, method)
+
+
+def read_current_training(run: Run) -> TrainResult:
+    """Read `train.json`, on all ranks. Raises UserError if it is missing, or code or backbone have changed since."""
+    session = run.session
+    training = session.group.call_on_first(run.read_training)
+    if training is None:
+        raise UserError(
+            f"{run.folder.path} holds no finished training: run procap train first, or name another --results"
+        )
+    if why := training.changed_code(run.config):
+        raise UserError(why)
+    session.group.call_on_first(lambda: session.workbench.check_backbone(run.config, training))
+    return training
+
+
+def trained_classifier(method: Method, config: RunConfig, space: LabelSpace, samples: int) -> Classifier:
+    """Make the classifier of a trained method, with the means of its Gaussian tokens or with `samples` draws of them.
+
+    The first draws are the same for any number of samples, and on every process and device.
+    """
+    if not samples:
+        return method.classifier(space)
+    draws = (method.draw(generator(config.seed, "samples", number)) for number in range(samples))
+    return method.sampled_classifier(
+        [tuple(upload(each, method.clip.device) for each in noise) for noise in draws], space
+    )
+
+
+def prepare_inference(
+    run: Run, images: ImageList, space: LabelSpace, meter: Meter, scoring: Scoring | None = None
+) -> Inference:
+    """Make the classifier of the classes of `space`, and warm up."""
+    config, session, trained = run.config, run.session, load_trained(run)
+    settings, device = session.runtime.evaluation.for_run(config), session.device
+    precision = settings.precision or config.precision
+    with meter.phase("classes", rated=False), autocast(precision, device):
+        warn_of_names(trained.method, space)
+        classifier = trained_classifier(trained.method, config, space, settings.samples)
+    inference = Inference(trained.clip, classifier, images, precision, session.acceleration, scoring)
+    with meter.phase("warm-up", rated=False):
+        # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
+        # is enough: two full batches could cost as much as the evaluation.
+        full_batch = min(config.recipe.test_batch_size, len(images))
+        inference.warm_up(full_batch if device.type == "cuda" else 1)
+    meter.settle()
+    return inference
+
+
+def collect_predictions(
+    run: Run,
+    inference: Inference,
+    batches: Iterator[tuple[torch.Tensor, NDArray[np.int64]]],
+    meter: Meter,
+    stop: StopRequest,
+    display: ProgressDisplay | None = None,
+) -> tuple[int, ImagePredictions | None]:
+    """Predict this rank's `batches` and gather the predictions of all ranks.
+
+    Returns 0 and the predictions, or on all ranks a stop signal that one of them has got, and None.
+    Raises UserError if a logit is not finite.
+    """
+    config, group = run.config, run.session.group
+    collector = PredictionCollector(inference.images.labels, inference.scoring)
+    remaining = len(inference.images)
+    for images, indices in meter.iterate("data", batches):
+        # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
+        with meter.phase("model"):
+            # Rank 0, which reports, has a batch in every step.
+            evaluated = min(group.size * collector.add(inference(images), indices), remaining)
+        remaining -= evaluated
+        meter.step(evaluated)
+        if display:
+            display.update(display.done + evaluated)
+        if signum := group.exchange_flags(signum=stop.signum).signum:
+            return signum, None
+    meter.settle()
+    if not collector.are_finite(group):
+        lower = f"evaluate in {config.precision}" if inference.precision != config.precision else ""
+        hint = lower or f"train with {config.stability_hint}"
+        name = inference.images.dataset
+        raise UserError(f"{config.path} gives logits on {name} that are not finite: {hint}")
+    return 0, collector.gather(group)

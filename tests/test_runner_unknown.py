@@ -1,0 +1,170 @@
+"""Unknown images: scores by maximum concept matching, their files, and what tables, pages and frames say of them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from command_line import run
+from made_results import put_run, put_score
+from PIL import Image
+from rank_processes import run_ranks
+from sessions import evaluate, load_trained, make_run, train
+from small_runs import make_runtime, only_run
+
+from benchmarks.results import load
+from procap.classifier import unit
+from procap.text import LabelSpace
+from runner.concept_scores import score_run
+from runner.config import RunConfig, Target
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ranks_from_environment
+from runner.planning import plan_run
+from runner.provenance import provenance
+from runner.results import ScoreResult, write_json
+from runner.run_folders import RunFolder
+from shards.catalogue import UNLABELLED
+from shards.reader import open_dataset
+from shards.transforms import EvalTransform
+
+KNOWN, NOVEL = Target("digits", "base"), Target("digits", "novel")
+
+
+def plan(checkpoint: str) -> RunConfig:
+    return plan_run(method="zeroshot", dataset="digits", backbone=checkpoint)
+
+
+def put_scores(results: Path, config: RunConfig, target: str, scores: list[float], of: int | None = None) -> None:
+    at = Target.parse_unchecked(target)
+    file = RunFolder(results / config.path).score_file(at)
+    result = ScoreResult(
+        config_hash=config.hash, target=str(at), total=len(scores), limit=len(scores) if of else None,
+        dataset_size=of or len(scores), precision="fp32", manifest_digest="e" * 16, backbone_digest="b" * 16,
+        checkpoint_sha256=f"{config.hash:0<64}", **provenance({}), scores=scores,
+    )  # fmt: skip
+    write_json(file, result)
+
+
+@pytest.fixture
+def made(tmp_path) -> Path:
+    """A run with three known images, and four of a set whose two last have the score of a known one."""
+    config = put_run(tmp_path, "maple", "digits")
+    put_score(tmp_path, config, "digits:base", 2, 3)
+    put_scores(tmp_path, config, "digits:base", [0.5, 0.4, 0.3])
+    put_scores(tmp_path, config, "tiles", [0.45, 0.1, 0.3, 0.3])
+    put_scores(tmp_path, config, "shapes", [0.1, 0.2], of=9)
+    return tmp_path
+
+
+def test_auroc_counts_ties_by_half_and_fpr95_keeps_all_known_images(made):
+    """Of 12 pairs, 0.5 wins four, 0.4 three, and 0.3 one and two halves: 9 / 12. At 0.3 three of four are let in."""
+    [unknown] = load(made).unknown
+    assert (unknown["tiles:all:test"].auroc, unknown["tiles:all:test"].fpr95) == (pytest.approx(75.0), 75.0)
+    assert (unknown["shapes:all:test"].auroc, unknown["shapes:all:test"].fpr95) == (100.0, 0.0)
+    assert [unknown[f"{name}:all:test"].limited for name in ("tiles", "shapes")] == [False, True]
+
+
+def test_the_table_and_the_page_show_them(made, capsys):
+    code, text, _ = run(capsys, "table", "--results", made)
+    assert code == 0 and "**Unknown images**" in text
+    [row] = [line for line in text.splitlines() if line.startswith("| digits:base:test")]
+    assert [cell.strip() for cell in row.split("|")[3:7]] == ["100.00 †", "0.00 †", "75.00", "75.00"]
+    code, _, _ = run(capsys, "report", "--results", made)
+    assert code == 0 and (made / "report/figures/unknown-scores.svg").stat().st_size > 1000
+
+
+def test_scores_are_the_highest_softmax_of_plain_cosines(few_digits, short_checkpoint, tmp_path):
+    runtime, config = make_runtime(few_digits, tmp_path), plan(str(short_checkpoint))
+    train(config, runtime)
+    # Novel images, among the names of the base classes.
+    scored = score_run(make_run(config, runtime), NOVEL)
+    loaded, shards = load_trained(config, runtime), open_dataset(few_digits, "digits")
+    clip, space = loaded.clip, loaded.method.space
+    assert isinstance(space, LabelSpace) and space.classnames == shards.classnames[:5]
+    transform = EvalTransform(32, clip.image_mean, clip.image_std)
+    test = shards.open_images("test")
+    images = torch.stack([transform(test.image(i)) for i in range(len(test)) if test.labels[i] >= 5])
+    text = unit(clip.encode_text(clip.tokenize(space.prompts())))
+    cosines = unit(clip.encode_image(images)) @ text.t()
+    assert scored.scores == pytest.approx(cosines.softmax(dim=1).amax(dim=1).tolist(), rel=1e-5)
+    # A file that is there is read, one of other weights is replaced.
+    assert score_run(make_run(config, runtime), NOVEL) == scored
+    file = only_run(tmp_path).score_file(NOVEL)
+    write_json(file, json.loads(file.read_text()) | {"checkpoint_sha256": "0" * 64})
+    again = score_run(make_run(config, runtime), NOVEL)
+    assert (again.scores, again.checkpoint_sha256) == (scored.scores, scored.checkpoint_sha256)
+
+
+def scores_of_a_rank(data: str, results: str, checkpoint: str) -> None:
+    runtime = make_runtime(data, results)
+    with init_process_group(ranks_from_environment(), torch.device("cpu")) as group:
+        train(plan(checkpoint), runtime, group=group)
+        score_run(make_run(plan(checkpoint), runtime, group), NOVEL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_several_processes_write_the_scores_of_one(few_digits, short_checkpoint, tmp_path, size):
+    alone = make_runtime(few_digits, tmp_path / "one")
+    train(plan(str(short_checkpoint)), alone)
+    expected = score_run(make_run(plan(str(short_checkpoint)), alone), NOVEL)
+    run_ranks(size, scores_of_a_rank, str(few_digits), str(tmp_path / "several"), str(short_checkpoint))
+    document = json.loads(only_run(tmp_path / "several").score_file(NOVEL).read_text())
+    assert document["scores"] == expected.scores
+
+
+def test_the_command_takes_a_folder_of_images_of_no_class(few_digits, short_checkpoint, tmp_path, capsys):
+    (tmp_path / "photos" / "deeper").mkdir(parents=True)
+    for number in range(3):
+        pixels = np.full((40, 50, 3), 80 * number, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / ("deeper" if number else "") / f"{number}.png")
+    text = {"name": "holiday", "template": "a photo of a {}.", "folder": "photos", "classes": "none"}
+    (tmp_path / "holiday.yaml").write_text(yaml.safe_dump(text))
+    data = tmp_path / "data"
+    assert run(capsys, "data", "pack", tmp_path / "holiday.yaml", "--data", data)[0] == 0
+    assert open_dataset(data, "holiday").open_images("test").paths == ["0.png", "deeper/1.png", "deeper/2.png"]
+    (data / "digits").symlink_to(few_digits / "digits")
+    chosen = ("--methods", "zeroshot", "--datasets", "digits", "--backbone", short_checkpoint)
+    place = ("--data", data, "--results", tmp_path / "results", "--tracking", "off")
+    code, text, _ = run(capsys, "eval", *chosen, *place, "--unknown", "holiday,digits:novel", "--json")
+    [first, second] = json.loads(text.splitlines()[-1])["unknown"]
+    assert code == 0 and [first["unknown"], second["unknown"]] == ["holiday:all:test", "digits:novel:test"]
+    # The run's own images are evaluated as well, so that the scores have a row.
+    [row] = load(tmp_path / "results").itertuples()
+    detection = row.unknown["holiday:all:test"]
+    assert detection.auroc == first["auroc"] and len(detection.unknown) == 3
+    refused = run(capsys, "eval", *chosen, *place, "--unknown", "digits")
+    assert refused[0] == 2 and "was trained on classes of it" in refused[2]
+
+
+def test_the_sets_of_mos_say_where_they_come_from_and_have_one_class():
+    sizes = {"ood-inaturalist": 10_000, "ood-sun": 10_000, "ood-places": 10_000, "ood-textures": 5640}
+    assert {dataset.name: dataset.counts["test"] for dataset in UNLABELLED} == sizes
+    for dataset in UNLABELLED:
+        assert dataset.classes == 1 and dataset.test_only and dataset.raw.archives[0].md5
+        assert "no label here" in dataset.description and "http" in dataset.raw.get and "http" in dataset.licence
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"split": "test"}, "classes: none takes a folder, and no table or split"),
+    ({"folder": None, "table": "labels.csv"}, "classes: none takes a folder, and no table or split"),
+])  # fmt: skip
+def test_images_of_no_class_have_no_table_and_no_split(change, message, tmp_path, capsys):
+    keys = {"name": "holiday", "template": "a photo of a {}.", "folder": "photos", "classes": "none"} | change
+    (tmp_path / "holiday.yaml").write_text(yaml.safe_dump({key: value for key, value in keys.items() if value}))
+    code, _, said = run(capsys, "data", "pack", tmp_path / "holiday.yaml", "--data", tmp_path)
+    assert code == 1 and message in said
+
+
+def test_a_limit_marks_scores_and_never_replaces_those_of_all_images(few_digits, short_checkpoint, tmp_path):
+    config = plan(str(short_checkpoint))
+    train(config, make_runtime(few_digits, tmp_path))
+    limited = make_run(config, make_runtime(few_digits, tmp_path, limit=3))
+    assert score_run(limited, NOVEL).limited and len(score_run(limited, NOVEL).scores) == 3
+    whole = score_run(make_run(config, make_runtime(few_digits, tmp_path)), NOVEL)
+    assert not whole.limited and score_run(limited, NOVEL) == whole
+    with pytest.raises(Exception, match="counts fewer: leave out --limit"):
+        score_run(limited, NOVEL, force=True)
+    assert evaluate(config, KNOWN, make_runtime(few_digits, tmp_path)).total > 0
