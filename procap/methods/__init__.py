@@ -58,7 +58,6 @@ METHODS: dict[str, str] = {
     "kdpl": "procap.methods.kdpl:KDPL",
     "kdpl-maple": "procap.methods.kdpl:KDPLMaPLe",
     "dpc": "procap.methods.dpc:DPC",
-    "mocoop": "procap.methods.mocoop:MoCoOp",
     "aapl": "procap.methods.aapl:AAPL",
     "rebapl": "procap.methods.rebapl:ReBaPL",
     "mma": "procap.methods.mma:MMA",
@@ -67,6 +66,7 @@ METHODS: dict[str, str] = {
     "skipt": "procap.methods.skipt:SkipT",
     "2sfs": "procap.methods.twosfs:TwoSFS",
     "cliplora": "procap.methods.cliplora:CLIPLoRA",
+    "mocoop": "procap.methods.mocoop:MoCoOp",
     "mmlop": "procap.methods.mmlop:MMLoP",
     "procap": "procap.methods.procap:ProCAP",
 }
