@@ -10,7 +10,7 @@ T token ids per prompt, D text width, E joint embedding.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from procap.clip import CLIP
 from procap.errors import UserError
 from procap.initialisation import linear
 from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
-from procap.methods.prompts import ClassPrompts, tokenize_classes
+from procap.methods.prompts import ClassPrompts, phrase_tokens, tokenize_classes
 from procap.methods.twosfs import tuned_norms
 from procap.plan import INPUT, Plan, TokenOp
 from procap.recipe import Recipe
@@ -115,18 +115,10 @@ class MoCoOp(Method):
     mini_lr: ClassVar[float | None] = 4e-2
     public_layout = PublicLayout(
         "prompt_learner",
-        {
-            "before": "prompt_learner.ctx_before_{}",
-            "after": "prompt_learner.ctx_after_{}",
-            "gate": "prompt_learner.gate.{}",
-            "text_adapter": "prompt_learner.w",
-            "vision": "image_encoder.{}",
-        },
-        unused=(
-            "text_encoder.",
-            *(f"prompt_learner.{name}" for name in ("token_", "text_encoder.", "class_text_", "grouped_prototypes")),
-        ),
-    )
+        {"before": "prompt_learner.ctx_before_{}", "after": "prompt_learner.ctx_after_{}", "vision": "image_encoder.{}",
+         "gate": "prompt_learner.gate.{}", "text_adapter": "prompt_learner.w"},
+        unused=("text_encoder.", *(f"prompt_learner.{name}" for name in ("token_", "text_", "class_", "grouped_"))),
+    )  # fmt: skip
     options: MoCoOpOptions
     _all_prompts: ClassPrompts | None
 
@@ -188,7 +180,7 @@ class MoCoOp(Method):
         names = space.names()
         texts = [f"{before} {name}{after}{end}" for before, after in self.parts for name in names]
         ids = tokenize_classes(self.clip, names * len(self.parts), texts)
-        lengths = [len(phrase_ids(self.clip, name)) for name in names]
+        lengths = [len(phrase_tokens(self.clip, name)) for name in names]
         counts = [(count_vectors(before), count_vectors(after)) for before, after in self.parts]
         rows = max(before + after for before, after in counts) + max(lengths)
         sources, vector = [], 0
@@ -259,16 +251,9 @@ class MoCoOp(Method):
         return unit(text).unflatten(0, (len(self.parts), -1))
 
     def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
-        parts = {"weight": self.gate.weight, "bias": self.gate.bias, "scale": self.scale()}
-        head = partial(mixed_logits, text=self._by_prompt(text), **parts)
-        detached = partial(mixed_logits, **{name: tensor.detach() for name, tensor in head.keywords.items()})
-        return HeadClassifier(self.clip, detached, len(space.classnames), image_plan)
-
-
-def phrase_ids(clip: CLIP, phrase: str) -> Sequence[int]:
-    """Return the token ids of `phrase`, without start and end."""
-    ids = clip.tokenize([phrase])[0]
-    return ids[1 : int(ids.argmax())].tolist()
+        gate = {"weight": self.gate.weight, "bias": self.gate.bias}
+        head = partial(mixed_logits, text=self._by_prompt(text), scale=self.scale(), **gate)
+        return HeadClassifier(self.clip, head, len(space.classnames), image_plan)
 
 
 def first_tokens(clip: CLIP, part: str, count: int) -> Tensor:
