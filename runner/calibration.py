@@ -82,11 +82,10 @@ class ImagePredictions:
 
 def measure_calibration(images: ImagePredictions) -> Calibration:
     """Measure N >= 1 images, with float64 sums in their order: the processes that predicted them do not matter."""
-    confidence = images.confidence.round(DECIMALS)
     return Calibration(
         nll=float(images.nll.mean()),
         brier=float(images.brier.mean()),
-        equal_width=_fill_bins(confidence, images.is_correct),
+        equal_width=_fill_bins(images.confidence, images.is_correct),
     )
 
 
