@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from procap.classifier import Classifier
 from procap.clip import CLIP
 from runner.acceleration import Acceleration
-from runner.calibration import ImagePredictions
+from runner.calibration import DECIMALS, ImagePredictions
 from runner.config import Precision
 from runner.cuda_graphs import GraphedFunction
 from runner.distributed.collectives import ProcessGroup
@@ -127,8 +127,9 @@ class PredictionCollector:
         if not np.array_equal(indices[real][order], np.arange(len(self._labels))):
             raise RuntimeError("not every image was evaluated exactly once")
         # [N, 4] or [N, 5] to columns [N], in the order of the target.
-        predicted, *scores = rows[real][order].astype(np.float64).T
-        return ImagePredictions(self._labels, predicted.astype(np.int64), *scores)
+        predicted, confidence, nll, brier, *base = rows[real][order].astype(np.float64).T
+        base = [probability.round(DECIMALS) for probability in base]
+        return ImagePredictions(self._labels, predicted.astype(np.int64), confidence.round(DECIMALS), nll, brier, *base)
 
 
 def count_by_class(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], names: Sequence[str]) -> PerClass:
