@@ -212,22 +212,19 @@ class EvalSettings(FrozenModel):
 
 
 def _describe_leak(config: RunConfig) -> str:
-    """Explain why no fold of the few-shot images is new to trainings on the others; empty if each is."""
+    """Explain why no few-shot image of a run is new to a training on the others; empty if each is."""
     from procap.methods import method_class
     from procap.methods.hooks import TaughtMethod
 
-    if not config.shots:
-        return f"{config.path} was trained on all images, not on shots"
-    if not config.recipe.epochs:
-        return ""
-    cls = method_class(config.method)
-    if config.shots == 1:
-        return f"{config.path} has one image of each class, which cannot be held out: train with 2 shots or more"
-    if config.chosen_on_test:
-        return f"{config.path} is chosen by test images: train with --option selection=validation"
-    if config.init or (issubclass(cls, TaughtMethod) and cls.teacher_run(cls.Options(**config.options))):
-        return f"{config.path} learns from a finished run, which may have seen the images to hold out"
-    return ""
+    cls, is_trained = method_class(config.method), config.recipe.epochs > 0
+    has_teacher = issubclass(cls, TaughtMethod) and cls.teacher_run(cls.Options(**config.options)) is not None
+    reasons = {
+        "was trained on all images, not on shots": not config.shots,
+        "has one image of each class, which cannot be held out: train with 2 shots or more": config.shots == 1,
+        "is chosen by test images: train with --option selection=validation": config.chosen_on_test,
+        "learns from a finished run, which may have seen the images to hold out": config.init or has_teacher,
+    }
+    return next((f"{config.path} {why}" for why, applies in reasons.items() if applies and is_trained), "")
 
 
 def _check_samples(samples: int, config: RunConfig) -> None:

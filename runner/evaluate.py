@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procap.errors import UserError
-from runner.calibration import DECIMALS, ImagePredictions, measure_calibration
+from runner.calibration import ImagePredictions, measure_calibration
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.devices import num_decoders
 from runner.distributed.collectives import ProcessGroup
@@ -146,8 +146,8 @@ def _evaluate(run: Run, target: Target, temperature: float | None, stop: StopReq
         **provenance(describe_environment(device)),
         labels=predictions.labels.tolist(),
         predicted=predictions.predicted.tolist(),
-        confidence=_round(predictions.confidence),
-        base_confidence=None if predictions.base_confidence is None else _round(predictions.base_confidence),
+        confidence=predictions.confidence.tolist(),
+        base_confidence=None if predictions.base_confidence is None else predictions.base_confidence.tolist(),
     )
 
 
@@ -170,10 +170,6 @@ def predict_images(
         raise Interrupted(signum, f"stopped the evaluation of {what}; it starts over when repeated")
     meter.settle()
     return predictions
-
-
-def _round(probabilities: NDArray[np.float64]) -> list[float]:
-    return probabilities.round(DECIMALS).tolist()
 
 
 def _find_base_classes(run: Run, target: Target, selection: TargetImages) -> NDArray[np.int64] | None:

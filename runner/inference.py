@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from procap.classifier import Classifier, OnlineClassifier
 from procap.clip import CLIP
 from runner.acceleration import Acceleration
-from runner.calibration import ImagePredictions
+from runner.calibration import DECIMALS, ImagePredictions
 from runner.config import Precision
 from runner.cuda_graphs import GraphedFunction
 from runner.distributed.collectives import ProcessGroup
@@ -160,8 +160,9 @@ class PredictionCollector:
     def gather(self, group: ProcessGroup) -> ImagePredictions:
         """Return the predictions of all N images on every rank; exactly one rank must have added each image."""
         # [N, 4] or [N, 5] to columns [N], in the order of the target.
-        predicted, *scores = self._rows.gather(group).numpy().astype(np.float64).T
-        return ImagePredictions(self._labels, predicted.astype(np.int64), *scores)
+        predicted, confidence, nll, brier, *base = self._rows.gather(group).numpy().astype(np.float64).T
+        base = [probability.round(DECIMALS) for probability in base]
+        return ImagePredictions(self._labels, predicted.astype(np.int64), confidence.round(DECIMALS), nll, brier, *base)
 
 
 def count_by_class(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], names: Sequence[str]) -> PerClass:

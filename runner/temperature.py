@@ -23,13 +23,14 @@ from runner.setup import make_eval_transform
 from runner.threads import fitting_threads
 from runner.train import TrainingRequest, train_run
 from runner.trained_runs import load_trained, prepare_inference
-from shards.image_selection import FewShot, load_few_shot, split_fold
+from shards.image_selection import load_few_shot, split_fold
+from shards.reader import ImageList
 
 FOLDS = 4
 LOWEST, HIGHEST = 0.05, 20.0
 """Bounds: if all held-out images are right, a temperature of zero fits them best."""
 DECIMALS = 4
-"""A temperature is rounded to these decimals, of which the last bits of logits change none."""
+"""A temperature is rounded to these decimals, which the last bits of logits hardly ever change."""
 
 
 def fit_temperature(run: Run, *, force: bool = False) -> float:
@@ -41,13 +42,14 @@ def fit_temperature(run: Run, *, force: bool = False) -> float:
     if run.temperature is None:
         config, session = run.config, run.session
         shards = session.dataset(config.dataset)
-        fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, config.sampling)
-        folds = min(FOLDS, config.shots) if config.recipe.epochs else 0
-        parts = [_predict_fold(run, fewshot, f"{number}/{folds}", force) for number in range(1, folds + 1)]
-        logits, labels = zip(*(parts or [_predict(run, fewshot)]), strict=True)
-        temperature = minimize_nll(np.concatenate(logits), np.concatenate(labels))
+        images = load_few_shot(shards, config.shots, config.seed, config.classes, config.sampling).train
+        count = min(FOLDS, config.shots)
+        folds = [f"{number}/{count}" for number in range(1, count + 1)] if config.recipe.epochs else []
+        parts = [(_train_fold(run, fold, force), split_fold(images, fold)[1]) for fold in folds] or [(run, images)]
+        logits = np.concatenate([_compute_logits(*part) for part in parts])
+        labels = np.concatenate([held_out.labels for _, held_out in parts])
         # All ranks have computed the same, but for their hardware.
-        run.temperature = session.group.broadcast_object(temperature)
+        run.temperature = session.group.broadcast_object(minimize_nll(logits, labels))
     return run.temperature
 
 
@@ -64,25 +66,23 @@ def minimize_nll(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> floa
     return round(math.exp(best), DECIMALS)
 
 
-def _predict_fold(run: Run, fewshot: FewShot, fold: str, force: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Train without a fold, and compute logits [N / F, C] and labels of its images."""
+def _train_fold(run: Run, fold: str, force: bool) -> Run:
+    """Train the run without a fold of its few-shot images."""
     session = run.session.elsewhere(run.folder.path / ".folds", tracking_uri="off")
     fold_run = session.run(run.config.model_copy(update={"held_out": fold}))
     train_run(fold_run, TrainingRequest(force=force))
-    return _predict(fold_run, fewshot, fold)
+    return fold_run
 
 
-def _predict(run: Run, fewshot: FewShot, fold: str = "") -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Compute logits and labels of the images of a fold, or of all, under the settings of the evaluation."""
-    session, method, device = run.session, load_trained(run).method, run.session.device
-    images = split_fold(fewshot.train, fold)[1] if fold else fewshot.train
-    runtime, batch_size = session.runtime, run.config.recipe.test_batch_size
+def _compute_logits(run: Run, images: ImageList) -> NDArray[np.float64]:
+    """Compute logits [N, C] of images under the settings of the evaluation."""
+    runtime, method, device = run.session.runtime, load_trained(run).method, run.session.device
     transform = make_eval_transform(method.clip, runtime.evaluation.resize)
-    workers = num_decoders(runtime.workers, device)
+    batch_size, workers = run.config.recipe.test_batch_size, num_decoders(runtime.workers, device)
     with fitting_threads(method.clip, min(batch_size, len(images)), "eval"):
         inference = prepare_inference(run, images, method.space, Meter(device, warmup=0))
         # They are few: each rank predicts all, so that the number of ranks does not change the size of a batch.
         batches = inference.batches(transform, batch_size, workers, Ranks())
         rows = torch.cat([inference(pixels) for pixels, _ in batches])
         logits = inference.adapt(rows, run.config.seed) if inference.is_online else rows
-    return logits.double().cpu().numpy(), images.labels
+    return logits.double().cpu().numpy()

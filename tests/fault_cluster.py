@@ -25,19 +25,20 @@ from shards.builtin_sources import builtin_source
 from shards.catalogue import find
 from shards.pack import pack_source
 
-INSTALLED = Path(sys.executable).parent / "procap"
-PROCAP = (
-    [str(INSTALLED)]
-    if INSTALLED.exists()
-    else [sys.executable, "-c", "import sys; from benchmarks.cli import main; sys.exit(main(sys.argv[1:]))"]
-)
 COMMAND_SECONDS = 1800.0
-PROCAP_ON_HOST = """
+PROCAP = """
+import functools, sys
+from benchmarks.cli import main
+from runner.config import RuntimeConfig
+RuntimeConfig.__init__ = functools.partialmethod(RuntimeConfig.__init__, checkpoint_seconds=1.0)
+sys.exit(main(sys.argv[1:]))
+"""
+"""`procap` whose runs save a state every second: by default they would end before the first."""
+PROCAP_ON_HOST = f"""
 import functools, signal, sys, ray
 signal.signal(signal.SIGINT, signal.default_int_handler)
 ray.init = functools.partial(ray.init, _node_ip_address=sys.argv.pop(1))
-from benchmarks.cli import main
-sys.exit(main(sys.argv[1:]))
+{PROCAP}
 """
 """`procap` in a network namespace, whose address is the first argument. Ray searches the processes of the machine for
 the node of a driver; as all namespaces share them, it would find the head instead of the driver's own node. The SIGINT
@@ -84,7 +85,7 @@ class FaultCluster:
 
     def procap(self, *words: str | Path, on: int = 1, **environment: str) -> Command:
         """Start a command on the host number `on`, with additions to the environment."""
-        command = [*PROCAP, *map(str, words)]
+        command = [sys.executable, "-c", PROCAP, *map(str, words)]
         if self.nodes.hosts:
             host = self.nodes.hosts[on]
             command = host.command([sys.executable, "-c", PROCAP_ON_HOST, host.address, *words])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from math import isnan
 
 import numpy as np
 import pytest
@@ -97,11 +96,12 @@ def test_a_result_without_probabilities_is_named_and_has_no_detection(done, tmp_
 
 def test_the_first_images_of_all_are_not_compared_with_those_of_a_half(done, tmp_path):
     [file] = tmp_path.rglob("*-all-test.json")
-    changes = {"limit": 3, "total": 3, "correct": 2, "confidence": [0.95] * 3, "base_confidence": [0.9, 0.6, 0.8]}
-    change(file, [0, 1, 1], [0, 2, 1], 4, **changes)
-    frame = load(tmp_path).set_index("target_classes")
-    assert frame.loc["all", "base_among_all"] == pytest.approx(200 / 3)
-    assert all(isnan(value) for value in frame.loc["all", [*MEASURES[1:]]])
+    for count, has_both in ((4, True), (3, False)):
+        changes = {"limit": count, "total": count, "correct": count - 1, "confidence": [0.95] * count}
+        changes |= {"base_confidence": SCORES[:count].tolist()}
+        change(file, [0, 1, 1, 2][:count], [0, 2, 1, 2][:count], 4, **changes)
+        measures = load(tmp_path).set_index("target_classes").loc["all", [*MEASURES]]
+        assert measures.notna().tolist() == [has_both] * 4 + [False]
 
 
 ALIKE, AS_NEW, BY_CLASS = "one rule", "training classes are treated as new ones", "training classes keep theirs"

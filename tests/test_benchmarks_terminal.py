@@ -100,9 +100,11 @@ def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_for
     links, text = capsys.readouterr()
     lines = [f"{name}: {link}" for name, link in json.loads(links).items()]
     assert "\n".join(lines) in text
-    compared, listed, report = map(unquote, lines)
+    table, compared, listed, report = map(unquote, lines)
     [exported] = store.client.search_runs([store.experiment_id], "params.method = 'maple'")
     page, number = "http://127.0.0.1:5001/#", store.experiment_id
+    [suite] = store.client.search_runs([number], "tags.suite = 'base-to-novel'")
+    assert table == f"table: {page}/experiments/{number}/runs/{suite.info.run_id}"
     assert compared == f'side by side: {page}/compare-runs?runs=["{exported.info.run_id}"]&experiments=["{number}"]'
     search = "tags.`suite.base-to-novel` = 'yes' AND params.method LIKE '%'"
     order = "orderByKey=metrics.`accuracy`&orderByAsc=false"

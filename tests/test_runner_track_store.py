@@ -72,7 +72,22 @@ def test_a_suite_is_a_parent_run_with_its_runs_below(store):
     assert parent.data.tags["settings.shots"] == "16" and parent.data.tags["settings.world"] == "s3://mini"
     found = store.client.search_runs([store.experiment_id], "tags.`suite.base-to-novel` = 'yes'")
     assert [run.data.metrics["accuracy"] for run in found] == [pytest.approx(60.0)] * 2
+    *_, row = parent.data.tags["mlflow.note.content"].splitlines()
+    assert row == "| MaPLe | 60.00 | 300 | 10.5 |"
     assert not sync(store, print)
+
+
+def test_a_description_that_a_user_has_written_is_kept(store):
+    run = evaluated(store.results, 1)
+    collection = Collection(kind="suite", name="base-to-novel", runs=(run,))
+    write_collection(store.results, collection)
+    sync(store, print)
+    [parent] = store.client.search_runs([store.experiment_id], "tags.suite = 'base-to-novel'")
+    store.client.set_tag(parent.info.run_id, "mlflow.note.content", "for the paper")
+    write_collection(store.results, collection.model_copy(update={"metrics": {"hm/maple": 61.0}}))
+    sync(store, print)
+    parent = store.client.get_run(parent.info.run_id)
+    assert parent.data.tags["mlflow.note.content"] == "for the paper" and parent.data.metrics["accuracy/maple"] == 61.0
 
 
 def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(store, monkeypatch):

@@ -11,7 +11,7 @@ from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import default_targets, eval_settings, find_run, runtime_config, selected_runs
-from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
+from benchmarks.console.output import columns, is_first_rank, note, note_failures, quote, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import split_names
 from benchmarks.results.frame import OF_IMAGES
@@ -99,7 +99,12 @@ def evaluate(
         done = _evaluate_all(runs, session, failures, force=mode.force)
         scored = _score_all(runs, unknown_sets, session, failures, force=mode.force)
         session.exporter.flush(create=False)
-    return _show_evaluations(done, scored, failures, output)
+    code = _show_evaluations(done, scored, failures, output)
+    if code == 0 and done:
+        shown = session.runtime.shown_results
+        where = f" --results {quote(shown)}" if shown != "results" else ""
+        note(f"next: procap table{where}; procap report{where}")
+    return code
 
 
 def _show_evaluations(

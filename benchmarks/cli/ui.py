@@ -16,8 +16,10 @@ from benchmarks.cli.flags import OutputFlags, Results, Tracking, command, flag
 from benchmarks.console.output import note, show, show_json
 from benchmarks.results.frame import open_results
 from procap.errors import UserError, check_names
+from runner.results import read_document
 from runner.run_collection import read_collections
-from runner.tracking.store import TrackingStore, sync
+from runner.run_folders import TRACKING_FILE
+from runner.tracking.store import TrackingRecord, TrackingStore, sync
 
 HOST = "127.0.0.1"
 COMPARED = 20
@@ -54,7 +56,13 @@ def ui(
     listed = {"searchFilter": search, "orderByKey": "metrics.`accuracy`", "orderByAsc": "false"}
     report = root / "-".join(filter(None, ["report", suite])) / "index.html"
     command = f"procap report {suite} --results {shlex.quote(results)}".replace("  ", " ")
-    links = {
+    links = {}
+    if suite:
+        # Its description is the table of all methods.
+        folder = root / next(each.path for each in read_collections(root) if each.name == suite)
+        if record := read_document(folder / TRACKING_FILE, TrackingRecord):
+            links["table"] = f"{address}/#/experiments/{store.experiment_id}/runs/{record.run_id}"
+    links |= {
         "side by side": f"{address}/#/compare-runs?runs={quote(compared)}&experiments={quote(experiments)}",
         "all runs": f"{address}/#/experiments/{store.experiment_id}/runs?{urlencode(listed, quote_via=quote)}",
         "report": report.absolute().as_uri() if report.exists() else command,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.console.output import note
+from benchmarks.plots.cost import average_results, cost_plots, describe_best
 from benchmarks.plots.style import Plots
 from benchmarks.plots.unknown_images import unknown_plots
 from benchmarks.report.mistakes import Mistakes, list_mistakes
@@ -127,6 +128,7 @@ def _make_part(
         **vars(section),
         "ui": shlex.join(ui),
         "state": section.state,
+        "best": attempt("its best method", lambda: describe_best(average_results(section.frame)), ""),
         "tables": attempt("its tables", section.make_tables, []),
         "pictures": _make_pictures(section, attempt),
         "mistakes": mistakes,
@@ -135,8 +137,11 @@ def _make_part(
 
 def _make_pictures(section: Section, attempt: Callable[..., Any]) -> list[Picture]:
     results = section.suite_results
-    draw_all = results.suite.plots if results and len(results.frame) else None
-    plots: Plots = attempt("its plots", partial(draw_all, results), {}) if draw_all else {}
+    if results:
+        draw_all = results.suite.plots if len(results.frame) else None
+        plots: Plots = attempt("its plots", partial(draw_all, results), {}) if draw_all else {}
+    else:
+        plots = attempt("its plots", partial(cost_plots, section.frame), {})
     plots = {**plots, **unknown_plots(section.frame)}
     pictures = [attempt(f"the plot {name}", partial(draw_picture, name, draw), None) for name, draw in plots.items()]
     if results:

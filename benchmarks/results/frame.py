@@ -72,6 +72,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         imported_file         first 8 hex digits of the SHA-256 of that checkpoint; empty for none
         source                package, version and digest of the code of the method; empty for imported weights
         group                 8 hex digits, equal for results that differ in data set, target and seed alone
+        parameters            number of learned parameters
         train_seconds         NaN for a method that trains nothing, and for imported weights
         steps                 of the optimizer; 0 for a method that trains nothing, and for imported weights
         gradient_norms        norms of the weighted loss terms' gradients at the end, by term; {} if not recorded
@@ -173,10 +174,11 @@ def make_records(
         "recipe": config.recipe_name,
         "epochs": config.recipe.epochs,
         "chosen_on_test": config.chosen_on_test,
-        **asdict(data_use(config.method)),
+        **asdict(data_use(config.method, config.options)),
         "imported": training.imported is not None,
         "imported_file": training.imported.sha256[:8] if training.imported else "",
         "source": str(training.method_source or ""),
+        "parameters": training.trainable_parameters,
         "train_seconds": training.seconds if config.recipe.epochs and not training.imported else math.nan,
         "steps": training.steps,
         "gradient_norms": training.epochs[-1].gradient_norms if training.epochs else {},
@@ -252,7 +254,8 @@ COLUMNS = (
     ),
     *("labelled", "unlabelled", "names", "models"),
     *("source", "group"),
-    *("train_seconds", "steps", "gradient_norms", "losses", "manifest", "contents", "backbone_digest", "written"),
+    *("parameters", "train_seconds", "steps", "gradient_norms", "losses", "manifest", "contents"),
+    *("backbone_digest", "written"),
     *("correct_images", "wrong_images", *OF_IMAGES, *MEASURES, "unknown"),
 )
 

@@ -7,7 +7,7 @@ Shapes: N images of a test set, of which P show base classes, and Q = N - P nove
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,24 +33,19 @@ def measure_open_world(frame: pd.DataFrame) -> pd.DataFrame:
     right = dict(zip(keys, frame.correct_images, strict=True))
     joint = frame[frame.base_confidence.notna() & (frame.classes == "base") & (frame.target_classes == "all")]
     for row in joint.itertuples():
-        halves = (f"{row.target_dataset}:{half}:{row.split}" for half in ("base", "novel"))
-        measures.loc[row.Index] = _measure_row(row, [right.get((row.path, row.evaluation, half)) for half in halves])
-    return measures
-
-
-def _measure_row(row: Any, closed: list[Bools | None]) -> list[float]:
-    """Compute MEASURES of a row. closed: which images [P] and [Q] are right among the names of their half."""
-    is_base = row.labels < len(select_labels(range(len(row.per_class.total)), "base"))
-    score = row.base_confidence
-    base, novel = (100 * row.correct_images[part].mean() if part.any() else math.nan for part in (is_base, ~is_base))
-    if is_base.all() or not is_base.any():
+        is_base = row.labels < len(select_labels(range(len(row.per_class.total)), "base"))
         # The first images of a limited evaluation can all be of one half.
-        return [base, novel, math.nan, math.nan, math.nan]
-    openworld = math.nan
-    # Limited halves have other images than the first of all classes.
-    if [half is not None and len(half) for half in closed] == [is_base.sum(), (~is_base).sum()]:
-        openworld = openworld_auc(score[is_base], score[~is_base], *map(np.asarray, closed))
-    return [base, novel, *detect(is_base, score), openworld]
+        if not 0 < is_base.mean() < 1:
+            continue
+        parts, score = (is_base, ~is_base), row.base_confidence
+        halves = (f"{row.target_dataset}:{half}:{row.split}" for half in ("base", "novel"))
+        closed = [right.get((row.path, row.evaluation, half)) for half in halves]
+        # Limited halves have other images than the first of all classes.
+        has_both = [half is not None and len(half) for half in closed] == [part.sum() for part in parts]
+        openworld = openworld_auc(*(score[part] for part in parts), *closed) if has_both else math.nan
+        accuracies = (100 * row.correct_images[part].mean() for part in parts)
+        measures.loc[row.Index] = [*accuracies, *detect(is_base, score), openworld]
+    return measures
 
 
 def detect(is_positive: Bools, score: NDArray[np.float64]) -> tuple[float, float]:

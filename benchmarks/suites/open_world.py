@@ -12,8 +12,8 @@ Cost: 143 evaluations after base-to-novel; alone 143 runs and 429 evaluations.
 from __future__ import annotations
 
 from benchmarks.experiment.suite import Suite, SuiteOptions, all_classes, halves
-from benchmarks.plots.open_world import open_world_plots
-from benchmarks.tables.open_world import open_world_tables
+from benchmarks.plots.halves import open_world_plots
+from benchmarks.tables.base_novel import open_world_tables
 from runner.config import Target
 
 

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from statistics import median
 
+from benchmarks.console.output import plural
 from benchmarks.experiment import published
 from benchmarks.experiment.published import AVERAGE, display_name
 from benchmarks.experiment.suite import Variant
-from benchmarks.results.metrics import Metric, average
+from benchmarks.results.metrics import Metric, average, harmonic
+from benchmarks.results.open_world import MEASURES
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.calibration_means import calibration_tables
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.rows import HALVES, NOTE_ON_SPEED, SPEEDS, Printed, average_speeds, published_title, suite_table
 from benchmarks.tables.table import Cell, Column, Table
+from runner.config import Target
 
 PAPER_TOKENS = 4
 """Prompt tokens of the paper's ProCAP."""
 RULE = "HM: harmonic mean of base and novel accuracy"
+AMONG_ALL = tuple(Column(f"{half.title} of all") for half in HALVES)
+OPEN_WORLD = (*HALVES, *AMONG_ALL, Column("AUROC"), Column("FPR95", "low"), Column("OpenworldAUC"))
+OPEN_WORLD_RULE = (
+    "Base, Novel, HM: among the names of each half; of all: among all names. AUROC, FPR95: base against novel images, "
+    "by the highest probability of a base name. OpenworldAUC: pairs of a base and a novel image in the right order, "
+    "both right in their half."
+)
 
 
 def base_to_novel_tables(results: SuiteResults) -> list[Table]:
@@ -212,3 +223,33 @@ def _printed_ablation(results: SuiteResults, variant: str | None, dataset: str) 
     if dataset == AVERAGE:
         return row.average if set(results.options.datasets) == set(row.hm) else None
     return row.hm.get(dataset)
+
+
+def open_world_tables(results: SuiteResults) -> list[Table]:
+    """Make OPEN_WORLD of every variant on each data set and on average."""
+    cells, old = partial(open_world_cells, results), _count_old(results)
+    repeat = f"WITHOUT PROBABILITIES: {plural(old, 'evaluation')}; `procap eval --force` repeats them." if old else ""
+    labels, rules = ["Data set", "Method"], filter(None, (OPEN_WORLD_RULE, repeat))
+    sets = results.datasets_and_average
+    return [suite_table(results, results.name, results.suite.heading, labels, OPEN_WORLD, cells, *rules, datasets=sets)]
+
+
+def open_world_cells(results: SuiteResults, variant: Variant, dataset: str) -> list[Metric | None]:
+    """Return the metrics of OPEN_WORLD; for AVERAGE the means over data sets, of which the harmonic means are taken."""
+    if dataset == AVERAGE:
+        by_dataset = (_measure(results, variant, name) for name in results.options.datasets)
+        measures = [average(column) for column in zip(*by_dataset, strict=True)]
+    else:
+        measures = _measure(results, variant, dataset)
+    base, novel, *detection = measures
+    return [*results.halves(variant, dataset), base, novel, harmonic(base, novel), *detection]
+
+
+def _measure(results: SuiteResults, variant: Variant, dataset: str) -> list[Metric | None]:
+    return [results.metric(variant, dataset, Target(dataset), column) for column in MEASURES]
+
+
+def _count_old(results: SuiteResults) -> int:
+    """Count evaluations of all classes that have no probabilities of base classes, as they were made before."""
+    joint = results.frame[results.frame.target_classes == "all"]
+    return joint[joint.base_confidence.isna()].path.nunique()

@@ -40,11 +40,7 @@ class DPCOptions(ContextOptions):
 
 
 class DPC(ContextMethod):
-    """DPC (Li et al. 2025) on CoOp: a second prompt learned against hard negatives.
-
-    Where all names are of training classes, inference uses the second prompt. With a new class among them, all have the
-    mix for new classes.
-    """
+    """DPC (Li et al. 2025) on CoOp: a second prompt learned against hard negatives."""
 
     Options = DPCOptions
     title: ClassVar[str] = "DPC (CoOp)"
@@ -103,6 +99,7 @@ class DPC(ContextMethod):
         return {name: (term - term.detach()) / self.options.weight + term.detach() for name, term in halves.items()}
 
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
+        """Make a classifier of the second prompt; with a new class among the names, of the mix for all of them."""
         space, share = space or self.space, self.options.new_weight
         if space.dataset == self.space.dataset and {*space.classnames} <= {*self.space.classnames}:
             return super().classifier(space)

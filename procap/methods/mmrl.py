@@ -48,11 +48,7 @@ class TokenProjections(nn.ModuleList):
 
 
 class MMRL(Method):
-    """MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers.
-
-    Inference fuses both branches for exactly the classes trained on; with a new one among them, all have the class
-    branch alone.
-    """
+    """MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers."""
 
     Options: ClassVar[type[MethodOptions]] = MMRLOptions
     title: ClassVar[str] = "MMRL"
@@ -154,7 +150,7 @@ class MMRL(Method):
         }
 
     def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
-        """Make a classifier of both branches for what was trained on, and of the class branch for everything else."""
+        """Make a classifier of both branches for the classes trained on; with others, of the class branch alone."""
         if space == self.space:
             return FusedClassifier(self, image_plan, text)
         return super().make_classifier(replace(image_plan, read_op=None), text, space)

@@ -28,10 +28,7 @@ ITERATIONS = 1000
 
 
 class Baseline(FeatureMethod):
-    """What both baselines share: one view of each image, prepared as test images are, and no rule for new classes.
-
-    Names with a new class among them are refused.
-    """
+    """What both baselines share: one view of each image, prepared as test images are, and no rule for new classes."""
 
     takes_steps: ClassVar[bool] = False
     augments: ClassVar[bool] = False

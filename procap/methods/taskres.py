@@ -32,10 +32,7 @@ class TaskResOptions(ViewOptions):
 
 
 class TaskRes(FeatureMethod):
-    """TaskRes (Yu et al. 2023): a learned residual of every class feature.
-
-    Training classes have their residuals, new ones among them none.
-    """
+    """TaskRes (Yu et al. 2023): a learned residual of every class feature."""
 
     Options = TaskResOptions
     title: ClassVar[str] = "TaskRes"
@@ -72,7 +69,7 @@ class TaskRes(FeatureMethod):
         return self.prompt_features(space, as_written=True).mean(dim=0)
 
     def head(self, space: LabelSpace) -> Head:
-        """Make the head; a class that was not trained has no residual."""
+        """Make the head; new classes among the others have no residual."""
         residual: Tensor = self.residual
         if space.classnames != self.space.classnames:
             known = self.known(space)

@@ -59,10 +59,7 @@ def sum_votes(affinities: Tensor, votes: Tensor, beta: Tensor | float) -> Tensor
 
 
 class TipAdapter(FeatureMethod):
-    """Tip-Adapter (Zhang et al. 2022): votes of few-shot features, nothing is trained.
-
-    Votes are added to the logits of training classes; new ones among them get none.
-    """
+    """Tip-Adapter (Zhang et al. 2022): votes of few-shot features, nothing is trained."""
 
     Options = TipAdapterOptions
     title: ClassVar[str] = "Tip-Adapter"

@@ -42,10 +42,7 @@ class TwoSFSOptions(TemplateOptions):
 
 
 class TwoSFS(Method):
-    """2SFS (Farina et al. 2025): tuned LayerNorms, then a linear classifier.
-
-    Training classes have their trained rows, new ones their class features, in one softmax.
-    """
+    """2SFS (Farina et al. 2025): tuned LayerNorms, then a linear classifier."""
 
     Options = TwoSFSOptions
     vision_weights: ClassVar[str] = "vision"

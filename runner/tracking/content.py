@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from procap.errors import UserError
+from procap.methods import method_paths, title_and_colour
 from procap.recipe import format_value
 from runner.config import RunConfig
 from runner.results import EpochLog, EvalResult, TrainResult, ValidationCount, harmonic_mean
@@ -19,6 +20,13 @@ from runner.run_folders import RunFolder, find_runs
 
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "paused": "KILLED", "interrupted": "KILLED"}
 """MLflow's status of a run or a collection."""
+
+DESCRIPTION = "mlflow.note.content"
+TABLE_START = "| method |"
+"""How descriptions begin that this program has written."""
+
+DIGITS = {"accuracy": 2, "fps": 0, "train_seconds": 1}
+"""Metrics of the description, and their digits after the point."""
 
 OnError = Callable[[str, UserError], None]
 
@@ -150,6 +158,19 @@ def result_metrics(config: RunConfig, evaluations: Iterable[EvalResult]) -> dict
     return metrics
 
 
+def describe_methods(metrics: Mapping[str, float]) -> str:
+    """Format accuracy, FPS and training seconds of methods as a table, the best accuracy first."""
+    methods = sorted({name.partition("/")[2] for name in metrics if name.startswith(("accuracy/", "fps/"))})
+    methods.sort(key=lambda method: -metrics.get(f"accuracy/{method}", 0.0))
+    lines = [f"{TABLE_START} accuracy | FPS | training s |", "| --- | ---: | ---: | ---: |"]
+    for method in methods:
+        values = {name: metrics.get(f"{name}/{method}") for name in DIGITS}
+        cells = ["-" if value is None else f"{value:.{DIGITS[name]}f}" for name, value in values.items()]
+        title = title_and_colour(method)[0] if method in method_paths() else method
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def collection_content(collection: Collection, folder: Path, runs: Iterable[Content]) -> Content:
     """Describe a suite or sweep with accuracy, FPS and training seconds of each method, and a sweep's best score.
 
@@ -167,5 +188,7 @@ def collection_content(collection: Collection, folder: Path, runs: Iterable[Cont
             metrics[f"accuracy/{of}" if kind == "hm" else name] = value
     tags = {collection.kind: collection.name, "folder": str(folder.resolve())}
     tags |= {f"settings.{name}": format_value(value) for name, value in collection.settings.items()}
+    if values:
+        tags[DESCRIPTION] = describe_methods(metrics)
     name, status = f"{collection.kind} · {collection.name}", STATUS[collection.status]
     return Content(name, status, tags, collection.started, collection.ended, metrics)

@@ -22,7 +22,7 @@ from runner.config import FrozenModel
 from runner.environment_defaults import set_environment_defaults
 from runner.results import read_document, write_json
 from runner.run_folders import TRACKING_FILE
-from runner.tracking.content import Content, OnError, read_contents
+from runner.tracking.content import DESCRIPTION, TABLE_START, Content, OnError, read_contents
 from shards.credentials import mask, mask_urls
 from shards.files import file_lock
 from shards.urls import redact
@@ -36,6 +36,8 @@ LOCK_SECONDS = 30.0
 HEALTH_BYTES = 2**16
 RUNS_PER_REQUEST = 500
 PARENT_TAG = "mlflow.parentRunId"
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Opens the list of runs with metrics; otherwise MLflow may show its pages for language models."""
 SOURCE = {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
 
 
@@ -100,7 +102,7 @@ class TrackingStore:
             if self.known_experiment:
                 return self.client.get_experiment(self.known_experiment).experiment_id
             experiment = self.client.get_experiment_by_name(self.experiment)
-            return experiment.experiment_id if experiment else self.client.create_experiment(self.experiment)
+            return experiment.experiment_id if experiment else self.client.create_experiment(self.experiment, tags=KIND)
 
     @contextmanager
     def requests(self, purpose: str) -> Iterator[None]:
@@ -188,6 +190,9 @@ def _log_missing(client: MlflowClient, run: Run, content: Content) -> bool:
 
     run_id, logged = run.info.run_id, run.data.metrics
     tags = {name: mask_urls(value) for name, value in content.tags.items()}
+    if not run.data.tags.get(DESCRIPTION, TABLE_START).startswith(TABLE_START):
+        # A user has written it in MLflow.
+        tags.pop(DESCRIPTION, None)
     latest = {name: value for name, value, _, _ in content.curves} | content.metrics
     is_logged = latest.items() <= logged.items() and tags.items() <= run.data.tags.items()
     # The status is set last.

@@ -1,0 +1,109 @@
+"""Plot plain runs and sweeps: the accuracy of each method as bars, and against training seconds and parameters."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from benchmarks.plots import style
+from benchmarks.plots.style import Look, Plots
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+COSTS = {"train_seconds": "training seconds", "parameters": "learned parameters"}
+MOST_BARS = 40
+
+
+def cost_plots(frame: pd.DataFrame) -> Plots:
+    """Return the plots of results; see `average_results`."""
+    means = average_results(frame)
+    return {"accuracy-bars": partial(accuracy_bars, means), "cost": partial(accuracy_against_cost, means)}
+
+
+def average_results(frame: pd.DataFrame) -> pd.DataFrame:
+    """Average results by their column `title`, else `variant`: method, accuracy, train_seconds and parameters.
+
+    The best accuracy is first. It is that on test images of the own data set, for base and novel classes their harmonic
+    mean; where there are none, that on the images which were evaluated. Titles without results on all data sets are
+    left out.
+    """
+    if frame.empty:
+        return frame
+    frame = frame if "title" in frame else frame.rename(columns={"variant": "title"})
+    tests = frame[(frame.split == "test") & (frame.target_dataset == frame.dataset) & ~frame.limited]
+    tests = tests if len(tests) else frame
+    by_classes = tests.pivot_table(index=["title", "dataset"], columns="target_classes", values="accuracy")
+    accuracy = by_classes.mean(axis="columns")
+    if {"base", "novel"} <= {*by_classes}:
+        base, novel = by_classes["base"], by_classes["novel"]
+        accuracy = (2 * base * novel / (base + novel)).fillna(accuracy)
+    by_dataset = accuracy.unstack("dataset").dropna()
+    means = tests.groupby("title").agg({"method": "first", "train_seconds": "mean", "parameters": "mean"})
+    return means.loc[by_dataset.index].assign(accuracy=by_dataset.mean(axis="columns")).sort_values("accuracy")[::-1]
+
+
+def describe_best(means: pd.DataFrame) -> str:
+    """Describe the best title and the place of ProCAP in one line; "" for a single title."""
+    if len(means) < 2:
+        return ""
+    best = f"best is {means.index[0]} with {means.accuracy.iloc[0]:.2f} %"
+    ranks = [rank for rank, method in enumerate(means.method, 1) if method == "procap"]
+    if not ranks or ranks[0] == 1:
+        return best
+    title, accuracy = means.index[ranks[0] - 1], means.accuracy.iloc[ranks[0] - 1]
+    return f"{best}; {title} is number {ranks[0]} of {len(means)} with {accuracy:.2f} %"
+
+
+def _looks(means: pd.DataFrame) -> dict[str, Look]:
+    looks = style.assign_looks(means.method.to_dict())
+    return style.highlight(looks, means.accuracy.to_dict(), "")
+
+
+def accuracy_bars(means: pd.DataFrame) -> Figure | None:
+    """Draw the accuracy of each title as a bar, the best on top; None for a single title."""
+    if len(means) < 2:
+        return None
+    shown = means.head(MOST_BARS)
+    looks = _looks(means)
+    figure, (axes,) = style.panels(1, 0.2 * len(shown) + 0.3, "accuracy, %")
+    figure.set_figwidth(style.PAGE)
+    axes.barh(range(len(shown)), shown.accuracy, color=[looks[title].colour for title in shown.index], zorder=2)
+    for row, accuracy in enumerate(shown.accuracy):
+        axes.annotate(f"{accuracy:.1f}", (accuracy, row), (3, 0), textcoords="offset points", va="center", fontsize=7)
+    axes.set_yticks(range(len(shown)), list(shown.index))
+    axes.set(xlim=(0, 100), ylim=(len(shown) - 0.5, -0.5))
+    style.grid(axes, "x")
+    style.heading(figure, "Accuracy, after base classes the harmonic mean of base and novel")
+    return figure
+
+
+def accuracy_against_cost(means: pd.DataFrame) -> Figure | None:
+    """Draw accuracy against training seconds and against learned parameters; None below two trained titles.
+
+    Titles without training are a horizontal line.
+    """
+    from matplotlib.ticker import EngFormatter, LogLocator
+
+    trained = means[means.train_seconds.notna()] if len(means) else means
+    if len(trained) < 2:
+        return None
+    looks = _looks(means)
+    figure, panels = style.panels(len(COSTS), 2.6, y="accuracy, %", sharey=True)
+    for axes, (cost, label) in zip(panels, COSTS.items(), strict=True):
+        for title, row in means.iterrows():
+            look = looks[str(title)]
+            if title in trained.index and row[cost] > 0:
+                axes.plot(row[cost], row.accuracy, **look.line(label=title, linestyle="none", markersize=6))
+            elif title not in trained.index:
+                axes.axhline(row.accuracy, **look.line(label=title, marker="", linewidth=1))
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.minorticks_off()
+        axes.set_xlabel(label)
+        style.grid(axes, "both")
+    style.heading(figure, "Accuracy against the cost of a training, means over data sets and seeds")
+    style.legend(figure)
+    return figure
