@@ -17,6 +17,7 @@ from benchmarks import results
 from benchmarks.experiment.profiles import MINI
 from benchmarks.suites import load_suite
 from benchmarks.tables.runs import title_runs
+from procap.errors import UsageError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
@@ -111,3 +112,12 @@ def test_images_of_a_folder_are_one_stream_in_their_order_whatever_the_batches(e
     whole = classify([Image.open(BytesIO(data)) for _, data in files])
     probabilities = torch.stack([row for _, row in classify.predict(iter(files))])
     torch.testing.assert_close(probabilities, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_a_method_that_adapts_to_test_images_is_no_teacher(evaluated, short_checkpoint, tmp_path):
+    teacher = evaluated.results / plan(str(short_checkpoint)).path
+    config = plan_run(
+        method="kdpl", dataset="digits", backbone=str(short_checkpoint), options={"teacher": str(teacher)}
+    )
+    with pytest.raises(UsageError, match="adapts to test images: name a run of a different method"):
+        train(config, make_runtime(evaluated.data, tmp_path))
