@@ -16,14 +16,14 @@ from benchmarks.cli import main
 from benchmarks.experiment.profiles import MINI, PAPER
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite
-from shards.catalogue import CATALOGUE
+from shards.catalogue import PUBLISHED
 from shards.pack import pack_source
 from shards.raw.user_dataset import user_source
 from shards.reader import open_dataset
 from shards.resolve import packed_names
 
 ROOT = Path(__file__).resolve().parents[1]
-RAW_SETS = [dataset for dataset in CATALOGUE.values() if dataset.images_from == "folder"]
+RAW_SETS = PUBLISHED
 pytestmark = pytest.mark.usefixtures("at_home")
 
 

@@ -26,6 +26,7 @@ from runner.provenance import provenance
 from runner.results import ScoreResult, write_json
 from runner.run_folders import RunFolder
 from shards.catalogue import UNLABELLED
+from shards.raw.published import find_location, read_published
 from shards.reader import open_dataset
 from shards.transforms import EvalTransform
 
@@ -168,3 +169,12 @@ def test_a_limit_marks_scores_and_never_replaces_those_of_all_images(few_digits,
     with pytest.raises(Exception, match="counts fewer: leave out --limit"):
         score_run(limited, NOVEL, force=True)
     assert evaluate(config, KNOWN, make_runtime(few_digits, tmp_path)).total > 0
+
+
+def test_the_images_of_a_set_without_classes_are_listed_by_name_at_any_depth(tmp_path):
+    for name in ("b.jpg", "a/c.jpg", "notes.txt"):
+        file = tmp_path / "iNaturalist" / "images" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"")
+    listing = read_published(find_location(UNLABELLED[0], tmp_path))
+    assert (listing.classnames, listing.splits) == (("unknown",), {"test": [("a/c.jpg", 0), ("b.jpg", 0)]})
