@@ -165,7 +165,9 @@ def check_inference(case: CheckCase) -> str:
     before, learned = case.logits(method), learned_parameters(method) or dict(method.named_parameters())
     with torch.no_grad():
         if method.plans(method.prompts)[1].tokens:
-            text = F.normalize(method.clip.encode_text(method.prompts.tokenized, NO_CHANGE))
+            # A method may have several prompts for each class, those of all classes behind each other.
+            prompts = method.prompts.tokenized.subset(0, before.shape[1])
+            text = F.normalize(method.clip.encode_text(prompts, NO_CHANGE))
             # Classes that CLIP alone tells apart.
             lost = (torch.pdist(text) > 1e-3) & (torch.pdist(before.T) < 1e-4)
             _require(not lost.any(), "classes have equal logits: the text plan replaces the rows of their names")

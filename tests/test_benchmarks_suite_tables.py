@@ -194,7 +194,7 @@ def test_methods_that_look_at_unlabelled_images_are_marked_and_ranked_apart(tmp_
     assert render(table, "csv").splitlines()[0].count("sees_unlabelled") == 3
     assert main(["ls", "methods"]) == 0
     listed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("seeing "))
-    assert f"few-shot images, class names, {seen}" in listed
+    assert f"names, {seen}" in listed
 
 
 def test_limited_results_are_marked_and_neither_averaged_with_whole_ones_nor_ranked(tmp_path):

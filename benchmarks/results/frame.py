@@ -173,7 +173,7 @@ def make_records(
         "recipe": config.recipe_name,
         "epochs": config.recipe.epochs,
         "chosen_on_test": config.chosen_on_test,
-        **asdict(data_use(config.method)),
+        **asdict(data_use(config.method, config.options)),
         "imported": training.imported is not None,
         "imported_file": training.imported.sha256[:8] if training.imported else "",
         "source": str(training.method_source or ""),

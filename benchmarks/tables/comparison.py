@@ -10,7 +10,7 @@ from benchmarks.experiment.suite import Variant
 from benchmarks.results.metrics import Metric
 from benchmarks.results.statistics import DRAWS, compare, holm, measure_of
 from benchmarks.results.suite_results import SuiteResults, reference_title
-from benchmarks.tables.notes import CHOSEN_ON_TEST
+from benchmarks.tables.notes import CHOSEN_ON_TEST, SEES_UNLABELLED
 from benchmarks.tables.table import Column, Row, Table
 
 if TYPE_CHECKING:
@@ -63,7 +63,11 @@ def comparison_table(
     titles = (f"{measure} of {reference}", measure, "Difference", "95 % interval", "p", "p (Holm)")
     columns = [Column(title, "") for title in titles]
     heading = f"{reference} compared with every other row, {measure}"
-    notes = [note, *([CHOSEN_ON_TEST] if any(row.chosen_on_test for row in rows) else [])]
+    marks = {
+        CHOSEN_ON_TEST: any(row.chosen_on_test for row in rows),
+        SEES_UNLABELLED: any(row.block[1] for row in rows),
+    }
+    notes = [note, *(mark for mark, is_used in marks.items() if is_used)]
     return Table(name, heading, ("Against", tasks.capitalize()), columns, rows, notes)
 
 

@@ -111,8 +111,13 @@ def describe_shared(runs: Iterable[tuple[str, RunConfig]]) -> str:
 
 def describe_data_use(frame: pd.DataFrame) -> str:
     """Name the methods that look at more than few-shot images and names of the classes trained on, and at what."""
-    uses = {title_method(name): ", ".join(data_use(name).further) for name in dict.fromkeys(map(str, frame.method))}
-    listed = "; ".join(f"{title} ({use})" for title, use in uses.items() if use)
+    pairs = zip(map(str, frame.method), frame.options, strict=True)
+    uses = {
+        f"{title_method(name)} ({', '.join(data.further)})": None
+        for name, options in pairs
+        if (data := data_use(name, options)).further
+    }
+    listed = "; ".join(uses)
     return f"Beyond few-shot images and base names: {listed}." if listed else ""
 
 

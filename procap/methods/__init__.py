@@ -10,6 +10,7 @@ import importlib
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,7 @@ METHODS: dict[str, str] = {
     "skipt": "procap.methods.skipt:SkipT",
     "2sfs": "procap.methods.twosfs:TwoSFS",
     "cliplora": "procap.methods.cliplora:CLIPLoRA",
+    "mocoop": "procap.methods.mocoop:MoCoOp",
     "mmlop": "procap.methods.mmlop:MMLoP",
     "procap": "procap.methods.procap:ProCAP",
 }
@@ -155,12 +157,13 @@ def method_groups() -> dict[str, list[str]]:
     return dict(groups)
 
 
-def data_use(name: str) -> DataUse:
-    """Return what a method looks at; the default for one that is not installed."""
+def data_use(name: str, options: Mapping[str, Any] | None = None) -> DataUse:
+    """Return what a method with these options looks at; the default for one that is not installed."""
     if name in METHODS:
         uses: DataUse = _read_facts(METHODS[name])["uses"]
-        return uses
-    return DataUse() if loading_error(name) else method_class(name).uses
+    else:
+        uses = DataUse() if loading_error(name) else method_class(name).uses
+    return replace(uses, names="all") if (options or {}).get("new_names") else uses
 
 
 def describe_method(name: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ Shapes: N training vectors, B of a batch, G settings of a grid, C classes, P pro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, ClassVar
@@ -25,7 +25,9 @@ from procap.methods.features import FeatureBank, FeatureMethod, Head
 from procap.methods.method import MethodOptions
 from procap.text import LabelSpace
 
-GRID = tuple(product((1e-3, 1e-4), (0.0, 0.01, 1e-4)))
+Batches = Iterable[tuple[Tensor, Tensor]]
+Grid = Sequence[tuple[float, float]]
+GRID: Grid = tuple(product((1e-3, 1e-4), (0.0, 0.01, 1e-4)))
 """Learning rates and weight decays that validation images choose from."""
 BATCHES = (8, 32)
 WARMUP, WARMUP_RATE = 50, 1e-5
@@ -70,13 +72,7 @@ def rate_factor(step: int, rate: float, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / steps))
 
 
-def train_heads(
-    start: Tensor,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    grid: Sequence[tuple[float, float]],
-    scale: float,
-    steps: int,
-) -> Iterator[Tensor]:
+def train_heads(start: Tensor, batches: Batches, grid: Grid, scale: float, steps: int) -> Iterator[Tensor]:
     """Train a head for each rate and weight decay of the grid by AdamW; yields all heads [G, C, E] after each step.
 
     batches: normalised features [B, E] and labels [B], of which all heads see the same.
@@ -109,6 +105,7 @@ class CrossModal(FeatureMethod):
     takes_steps: ClassVar[bool] = False
     augments: ClassVar[bool] = False
     mirrors: ClassVar[bool] = True
+    mini_options: ClassVar[Mapping[str, object]] = {"iterations": 1_280}
     options: CrossModalOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: CrossModalOptions, generator: torch.Generator) -> None:

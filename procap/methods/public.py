@@ -79,7 +79,10 @@ def load_public_state(method: Method, state: Mapping[str, Tensor]) -> None:
     def is_dropped(name: str) -> bool:
         return name in frozen or name.rpartition(".")[2] in WORDS or name.startswith(layout.unused)
 
-    tensors = {name: tensor for name, tensor in state.items() if name in learned or not is_dropped(name)}
+    # MoCoOp's code also saves the learned vectors of a text without words, which are none.
+    tensors = {
+        name: tensor for name, tensor in state.items() if tensor.numel() and (name in learned or not is_dropped(name))
+    }
     problems = describe_differences(learned, tensors)
     problems += [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if not tensor.is_floating_point()][:3]
     if problems:
