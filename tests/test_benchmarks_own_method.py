@@ -213,7 +213,7 @@ def test_a_plug_in_has_its_title_and_colour_and_no_colour_or_title_twice(painted
     assert looks["Painted CoOp"].colour == "#0072b2" and looks["CoOp"] == LOOKS["coop"]
     assert len(set(looks.values())) == 4
     looks = assign_looks({"MaPLe": "maple", "ProCAP": "procap", "Painted CoOp": "painted"})
-    assert len({(look.marker, look.dashes) for look in looks.values()}) == 3
+    assert len({look.marker for look in looks.values()}) == 3
 
 
 @pytest.mark.parametrize(("words", "message"), [
