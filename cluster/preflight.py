@@ -130,7 +130,7 @@ def read_digest(data: str, name: str, splits: Sequence[str]) -> str:
     from shards.resolve import is_packed
 
     root = data_root(data)
-    if name in CATALOGUE and CATALOGUE[name].images_from != "folder" and not is_packed(root, name):
+    if name in CATALOGUE and CATALOGUE[name].images_from != "published" and not is_packed(root, name):
         return ""
     dataset = open_dataset(root, name)
     for split in splits:

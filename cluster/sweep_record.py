@@ -192,7 +192,7 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
     run["options"] = {**controls, **settings.options.get(run["method"], {}), **options}
     # Targets are validation images only; held-out selection trains on half of the base classes.
     classes = "dev-base" if settings.metric == "held-out" else settings.classes
-    run |= {"shared": settings.overrides, "overrides": overrides}
+    run |= {"shared_overrides": settings.overrides, "overrides": overrides}
     configs = [
         plan_run(dataset=dataset, classes=classes, seed=seed, data=data, **run)
         for dataset, seed in itertools.product(settings.datasets, settings.seeds)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from runner.config import Target
 from runner.evaluate import find_result, predict_images
-from runner.inference import Scoring
+from runner.inference import LogitSettings
 from runner.meters import Meter
 from runner.provenance import describe_environment, provenance
 from runner.results import ScoreResult, write_json
@@ -50,7 +50,7 @@ def _score(run: Run, target: Target, stop: StopRequest) -> ScoreResult:
     # Their labels are no classes of the run; predictions need some that are.
     relabel = dict.fromkeys(range(len(selection.classnames)), 0)
     images = session.crops.wrap(selection.images.subset(range(count), relabel), transform)
-    meter, scoring = Meter(session.device, warmup=0), Scoring(temperature=float(trained.method.scale()))
+    meter, scoring = Meter(session.device, warmup=0), LogitSettings(temperature=float(trained.method.scale()))
     inference = prepare_inference(run, images, trained.method.space, meter, scoring)
     predictions = predict_images(run, inference, transform, target, meter, stop)
     return ScoreResult(

@@ -44,8 +44,11 @@ def check_same_images(earlier: RunConfig, config: RunConfig) -> None:
         raise UsageError(f"{earlier.path} has seen other images: train with its {', '.join(images)}")
 
 
-def first_stage(config: RunConfig) -> RunConfig | None:
-    """Return the run that `config` starts from unless it names one: its method's first stage, in the same recipe."""
+def preliminary_run(config: RunConfig) -> RunConfig | None:
+    """Return the configuration of the run that is trained before `config`: its method's `first_stage`, same recipe.
+
+    None if the method has none, or if the configuration names a run to start from.
+    """
     name = method_class(config.method).first_stage
     if config.init or not name or not config.recipe.epochs:
         return None
@@ -59,7 +62,7 @@ def read_initial_run(run: Run) -> InitialRun | None:
     Raises UserError if its checkpoint is not the one that the training was planned with.
     """
     config, session = run.config, run.session
-    first = first_stage(config)
+    first = preliminary_run(config)
     path = first.path if first else config.init
     if not path:
         return None

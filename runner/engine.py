@@ -174,7 +174,7 @@ class Engine:
                 **buffers,
             )
 
-    def scale_rates(self, rate: float) -> None:
+    def set_recipe_rate(self, rate: float) -> None:
         """Set the learning rate of the recipe for the next steps; those of other groups keep their ratio to it."""
         groups = self.optimizer.param_groups
         self.set_rates({group["rate_index"]: rate * group["relative_rate"] for group in groups})

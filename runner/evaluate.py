@@ -13,7 +13,7 @@ from runner.calibration import ImagePredictions, measure_calibration
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.devices import num_decoders
 from runner.distributed.collectives import ProcessGroup
-from runner.inference import Inference, Scoring, count_by_class
+from runner.inference import Inference, LogitSettings, count_by_class
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
@@ -112,11 +112,12 @@ def _evaluate(run: Run, target: Target, temperature: float | None, stop: StopReq
     selection = select_target_images(shards, target.classes, target.split)
     count = min(len(selection.images), runtime.limit or len(selection.images))
     transform = make_eval_transform(clip, settings.resize)
+    # Kept crops; cropping them again, as the transform does, changes nothing.
     images = session.crops.wrap(selection.images.subset(range(count)), transform)
     start_memory_peak(device)
     # No batch is left out of the rates: `prepare_inference` warms up.
     meter = Meter(device, warmup=0)
-    scoring = Scoring(_find_base_classes(run, target, selection), temperature or 1.0)
+    scoring = LogitSettings(_find_base_classes(run, target, selection), temperature or 1.0)
     inference = prepare_inference(run, images, label_space(manifest, selection.classnames), meter, scoring)
     predictions = predict_images(run, inference, transform, target, meter, stop)
     per_class = count_by_class(images.labels, predictions.is_correct, selection.classnames)

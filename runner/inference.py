@@ -38,7 +38,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Scoring:
+class LogitSettings:
     """How logits [B, C] are scored.
 
     base_classes: the classes [K] that the run was trained on, where there are others as well; their highest probability
@@ -59,10 +59,10 @@ class Inference:
         images: ImageList,
         precision: Precision,
         acceleration: Acceleration | None = None,
-        scoring: Scoring | None = None,
+        scoring: LogitSettings | None = None,
     ) -> None:
         """acceleration: `graphs` replays the forward pass, `images` resizes on the device, if that is a GPU."""
-        self.clip, self.images, self.precision, self.scoring = clip, images, precision, scoring or Scoring()
+        self.clip, self.images, self.precision, self.scoring = clip, images, precision, scoring or LogitSettings()
         on = acceleration or Acceleration()
         # A CPU is slower at that than Pillow.
         self._on_device = on.images and clip.device.type == "cuda"
@@ -96,9 +96,9 @@ class Inference:
 class PredictionCollector:
     """Collects predictions by the image's index in the target; they stay on the device until `gather`."""
 
-    def __init__(self, labels: NDArray[np.int64], scoring: Scoring | None = None) -> None:
+    def __init__(self, labels: NDArray[np.int64], scoring: LogitSettings | None = None) -> None:
         """labels: the true classes [N] of the target."""
-        self._labels, self._scoring = labels, scoring or Scoring()
+        self._labels, self._scoring = labels, scoring or LogitSettings()
         self._indices: list[NDArray[np.int64]] = []
         self._rows: list[torch.Tensor] = []
         self._finite: list[torch.Tensor] = []
@@ -138,7 +138,7 @@ def count_by_class(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], nam
     return PerClass(correct=correct.tolist(), total=total.tolist(), names=list(names))
 
 
-def _score_images(logits: torch.Tensor, labels: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+def _score_images(logits: torch.Tensor, labels: torch.Tensor, scoring: LogitSettings) -> torch.Tensor:
     """Compute rows [B, 4] of logits [B, C] and labels [B]: predicted class, confidence, NLL and Brier score.
 
     With base classes, rows [B, 5]: the last column is their highest probability.

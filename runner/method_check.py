@@ -81,7 +81,7 @@ class CheckCase:
         # A tenth of the rate, because differences by rounding grow in a training that diverges on this backbone.
         lr = method_class(name).recipe().lr / 10
         shared = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
-        config = plan_run(method=name, shots=SHOTS, shared=shared, data=runtime.data, **chosen)
+        config = plan_run(method=name, shots=SHOTS, shared_overrides=shared, data=runtime.data, **chosen)
         return cls(Session(runtime).run(config))
 
     def elsewhere(self, name: str) -> Run:

@@ -26,7 +26,7 @@ class RunChoices:
 
     classes: by default "base", or "all" of a data set of test images alone, which has no halves.
     recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields,
-        which the training must read. shared: changes of the recipes of several methods, some of which may read them.
+        which the training must read. shared_overrides: changes for several methods, some of which may read them.
     task: selects the published recipe and options; None: "few-shot" on all classes, else "base-to-novel".
     options: fields of the method; the others get the values published for `task` (recipe "published"), else defaults.
     """
@@ -43,7 +43,7 @@ class RunChoices:
     recipe: str = "published"
     task: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    shared: Mapping[str, Any] = field(default_factory=dict)
+    shared_overrides: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -64,7 +64,7 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     classes = parse_classes(chosen.classes or ("all" if dataset.test_only else "base"))
     fields = {"dataset": dataset.name, "classes": classes, "shots": shots, "seed": chosen.seed}
     fields |= {"method": method, "precision": chosen.precision, "sampling": parse_sampling(chosen.sampling)}
-    changes = {**chosen.shared, **chosen.overrides}
+    changes = {**chosen.shared_overrides, **chosen.overrides}
     # Checks `changes` with placeholders for the rest, before the import of the method, which takes seconds.
     _make_config(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, **changes}), fields)
     cls = method_class(method)

@@ -19,7 +19,7 @@ from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_ch
 from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
 from runner.distributed.collectives import ProcessGroup
-from runner.earlier_runs import first_stage, load_teacher, read_initial_run
+from runner.earlier_runs import load_teacher, preliminary_run, read_initial_run
 from runner.engine import Batch, term_gradients
 from runner.failures import describe_failure
 from runner.feature_training import learn_from_features
@@ -39,7 +39,8 @@ from shards.device.stream import DeviceTrainStream
 from shards.rng import generator
 from shards.transfer import to_device, upload
 
-WARMUP_STEPS = 5
+UNRATED_STEPS = 5
+"""Steps that are left out of images per second; they have nothing to do with the warm-up of the learning rate."""
 PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
 UNTIMED_PHASES = ("load", "compile", "tracking", "validation", "statistics")
 """Phases that are not part of the training's seconds; only runs with callbacks have `validation`."""
@@ -92,7 +93,7 @@ def train_run(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progr
             remote.push(run.path)
             return finished
     run.trained = None
-    if earlier := first_stage(run.config):
+    if earlier := preliminary_run(run.config):
         train_run(run.session.run(earlier))
     with run.work(resumes=not force):
         run.session.group.call_on_first(lambda: run.folder.check_config(run.config, force=force))
@@ -134,7 +135,7 @@ def _train(run: Run, request: TrainingRequest, stop: StopRequest) -> TrainResult
         # Otherwise the peak memory of this run would include the teacher of an earlier one.
         release_teacher()
     start_memory_peak(session.device)
-    meter = Meter(session.device, WARMUP_STEPS, PHASES)
+    meter = Meter(session.device, UNRATED_STEPS, PHASES)
     with meter.phase("load", rated=False):
         setup = set_up(run, initial, load_teacher(run))
     if isinstance(setup.method, FeatureMethod):
@@ -266,15 +267,15 @@ class TrainLoop:
         if self.step.needs_capture:
             with self.meter.phase("compile", rated=False):
                 self.step.capture(batch)
-        terms = self.step(batch)
+        outcome = self.step(batch)
         if self.config.recipe.iterations and self.config.precision == "fp16":
             # A step that is skipped because gradients overflow does not count towards a budget of iterations, as in the
             # public code of 2SFS: it is repeated at the next loss scale. A loss that is not finite ends the loop.
             for _ in range(MAX_REPEATS):
-                if not terms[-1].item():
+                if not outcome[-1].item():
                     break
-                terms = self.step(batch)
-        self.losses.send(terms)
+                outcome = self.step(batch)
+        self.losses.send(outcome)
         self.meter.step(self.schedule.images(number))
         loss = self._count_losses()
         if loss is not None:

@@ -18,7 +18,7 @@ from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_byte
 from runner.config import RunConfig
 from runner.devices import set_deterministic
 from runner.engine import autocast
-from runner.inference import Inference, PredictionCollector, Scoring
+from runner.inference import Inference, LogitSettings, PredictionCollector
 from runner.meters import Meter
 from runner.progress_bar import ProgressDisplay
 from runner.results import TrainResult
@@ -85,7 +85,7 @@ def trained_classifier(method: Method, config: RunConfig, space: LabelSpace, sam
 
 
 def prepare_inference(
-    run: Run, images: ImageList, space: LabelSpace, meter: Meter, scoring: Scoring | None = None
+    run: Run, images: ImageList, space: LabelSpace, meter: Meter, scoring: LogitSettings | None = None
 ) -> Inference:
     """Make the classifier of the classes of `space`, and warm up."""
     config, session, trained = run.config, run.session, load_trained(run)

@@ -28,7 +28,7 @@ DIGESTS_FILE = "digests.bin"
 # Fixed widths and byte order: the same file and SHA-256 on all machines.
 INDEX = np.dtype([("shard", "<u4"), ("size", "<u4"), ("offset", "<u8"), ("label", "<i4")])
 """One image: the number of its shard, the bytes it has there and where they begin, and its label."""
-DIGEST = 8
+DIGEST_BYTES = 8
 """Bytes of an image's digest, the first of its SHA-256."""
 
 
@@ -83,8 +83,8 @@ def _name_damage(folder: Path, split: str, file: Path) -> Iterator[None]:
 
 
 def image_digest(data: bytes) -> bytes:
-    """Compute the DIGEST bytes that identify the bytes of an image."""
-    return hashlib.sha256(data).digest()[:DIGEST]
+    """Compute the DIGEST_BYTES bytes that identify the bytes of an image."""
+    return hashlib.sha256(data).digest()[:DIGEST_BYTES]
 
 
 def list_digest(paths: Iterable[str], labels: NDArray[np.int64], classnames: Sequence[str]) -> str:

@@ -52,7 +52,7 @@ def pack_missing(names: Iterable[str], data_root: Path) -> None:
     if is_mirror(data_root):
         return
     for name in dict.fromkeys(names):
-        if not is_packed(data_root, name) and (dataset := resolve_dataset(name, data_root)).images_from != "folder":
+        if not is_packed(data_root, name) and (dataset := resolve_dataset(name, data_root)).images_from != "published":
             pack_source(builtin_source(dataset), data_root)
 
 

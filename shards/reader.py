@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from procap.errors import UsageError, UserError
 from shards.files import file_sha256, read_regular, require_regular
-from shards.index import DIGEST, DIGESTS_FILE, image_digest, read_index, read_paths
+from shards.index import DIGEST_BYTES, DIGESTS_FILE, image_digest, read_index, read_paths
 from shards.manifest import Manifest, Shard, is_mirror, read_manifest, repack_hint
 from shards.mirror import fetch_lists, fetch_shards, mirrored_url, refresh
 from shards.streaming import LocatedShards, make_pipeline, stream_images
@@ -48,12 +48,12 @@ class SplitFiles:
 
     @cached_property
     def digests(self) -> bytes:
-        """DIGEST bytes of each image, read when the first is needed; empty if they were packed without."""
+        """DIGEST_BYTES bytes of each image, read when the first is needed; empty if they were packed without."""
         try:
             digests = read_regular(self.folder / self.split / DIGESTS_FILE)
         except OSError:
             return b""
-        return digests if len(digests) == DIGEST * self.manifest.splits[self.split].count else b""
+        return digests if len(digests) == DIGEST_BYTES * self.manifest.splits[self.split].count else b""
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -82,7 +82,7 @@ class SplitFiles:
         if len(data) != size:
             missing = f"{len(data)} of {size} bytes at {offset}"
             raise UserError(f"'{self.folder.name}': {file} was cut short while in use ({missing})")
-        digest = self.digests[DIGEST * position : DIGEST * (position + 1)]
+        digest = self.digests[DIGEST_BYTES * position : DIGEST_BYTES * (position + 1)]
         if digest and digest != image_digest(data):
             altered = f"{file} is altered (the digest of {self.paths[position]} differs)"
             raise UserError(f"'{self.folder.name}' {self.split}: {altered}; {repack_hint(self.folder)}")

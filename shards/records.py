@@ -15,7 +15,7 @@ JPEG_ENDINGS = ("jpg", "jpeg", "jpe", "jfif")
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One image of a split: `path` names it inside its data set, `data` is the encoded file, copied as it is.
+    """One image of a split: `path` names it inside its data set, `data` is stored: the encoded file, or a smaller one.
 
     unreadable: why its file could not be read; `data` is empty then.
     """

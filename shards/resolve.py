@@ -87,4 +87,4 @@ def kind_of_name(name: str) -> Literal["published", "generated", "own"]:
     dataset = find_or_none(name)
     if dataset is None:
         return "own"
-    return "published" if dataset.images_from == "folder" else "generated"
+    return "published" if dataset.images_from == "published" else "generated"

@@ -168,7 +168,7 @@ def take_steps(engine, batches, rate, losses):
     """
     rates = np.broadcast_to(rate, len(losses)).tolist()
     for step, (batch, rate, loss) in enumerate(zip(batches, rates, losses, strict=True)):
-        engine.scale_rates(rate)
+        engine.set_recipe_rate(rate)
         terms = engine.terms(batch)
         near(terms.detach() if np.ndim(loss) else terms.detach().sum(), loss)
         engine.backward(terms)

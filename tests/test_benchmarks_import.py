@@ -342,3 +342,15 @@ def test_every_unreadable_image_is_named_and_the_others_are_classified(run, phot
     assert all(f"{name} {reason}" in printed.err for name, reason in failed.items())
     assert [Path(row["path"]).name for row in csv.DictReader(out.open())] == readable
     assert "1 file skipped, no images" in printed.err
+
+
+def test_a_page_shows_each_image_with_its_likeliest_classes(run, photos, tmp_path, capsys):
+    (broken := tmp_path / "broken.png").write_bytes(b"no image")
+    page, out = tmp_path / "photos.html", tmp_path / "photos.csv"
+    words = ["predict", str(run.path), str(photos), str(broken), "--out", str(out), "--html", str(page), "--top", "2"]
+    assert main(words) == 1
+    rows, text = list(csv.DictReader(out.open())), page.read_text()
+    assert text.count("<img src=") == text.count("data:image/jpeg;base64,") == len(rows) and "broken.png" not in text
+    for row in rows:
+        shown = text.partition(f"<small>{row['path']}")[0].rpartition("<figure>")[2]
+        assert f"<b>{row['label']}</b> {100 * float(row['probability']):.1f} %" in shown and row["label_2"] in shown

@@ -103,12 +103,16 @@ def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_for
     table, compared, listed, report = map(unquote, lines)
     [exported] = store.client.search_runs([store.experiment_id], "params.method = 'maple'")
     page, number = "http://127.0.0.1:5001/#", store.experiment_id
+    pages = "workflowType=machine_learning"
     [suite] = store.client.search_runs([number], "tags.suite = 'base-to-novel'")
-    assert table == f"table: {page}/experiments/{number}/runs/{suite.info.run_id}"
-    assert compared == f'side by side: {page}/compare-runs?runs=["{exported.info.run_id}"]&experiments=["{number}"]'
+    assert table == f"table: {page}/experiments/{number}/runs/{suite.info.run_id}?{pages}"
+    assert (
+        compared
+        == f'side by side: {page}/compare-runs?runs=["{exported.info.run_id}"]&experiments=["{number}"]&{pages}'
+    )
     search = "tags.`suite.base-to-novel` = 'yes' AND params.method LIKE '%'"
     order = "orderByKey=metrics.`accuracy`&orderByAsc=false"
-    assert listed == f"all runs: {page}/experiments/{number}/runs?searchFilter={search}&{order}"
+    assert listed == f"all runs: {page}/experiments/{number}/runs?searchFilter={search}&{order}&{pages}"
     assert report == f"report: procap report base-to-novel --results {tmp_path}"
     [words] = started
     assert words[words.index("--host") + 1] == "127.0.0.1" and not any("sqlite:" in word for word in words)

@@ -102,7 +102,7 @@ def test_the_public_rule_of_tipadapterf_keeps_the_epoch_and_the_setting_with_the
     engine = Engine(method, config)
     accuracies = []
     for step, features in enumerate(cloud["train_passes"]):
-        engine.scale_rates(0.01 * recipe.step_rate(config.recipe, step, 4) / config.recipe.lr)
+        engine.set_recipe_rate(0.01 * recipe.step_rate(config.recipe, step, 4) / config.recipe.lr)
         engine.backward(engine.terms(Batch(features, train_labels, ())))
         engine.update()
         accuracies.append(100 * float((method.head(method.space)(test[0]).argmax(1) == test[1]).double().mean()))

@@ -277,7 +277,7 @@ def test_trained_tensors_equal_those_of_the_public_code(name, tmp_path):
         batches = [(images(4, seed=100 + k), torch.from_numpy(own)) for k, own in enumerate(figures["steps/labels"])]
     start = {name: parameter.detach().clone() for name, parameter in method.named_parameters()}
     engine, average = Engine(method, config), EpochAverage(method, epochs=4, mean=3, std=1)
-    engine.scale_rates(config.recipe.lr)
+    engine.set_recipe_rate(config.recipe.lr)
     for step, (batch, labels) in enumerate(batches):
         terms = engine.terms(Batch(batch, labels, ()))
         if "steps/losses" in figures.files:

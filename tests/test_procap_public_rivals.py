@@ -234,7 +234,7 @@ def test_aapl_equals_the_public_code():
     near(method.classifier(public_code.novel_space(method, figures))(images()), figures["novel_logits"])
     batch = torch.cat([images()[[1, 3]], images(4, seed=53) * 2 - 0.3])[None], LABELS[1:2]
     engine = Engine(method, plan_run(method="aapl", dataset="dtd"))
-    engine.scale_rates(0.002)
+    engine.set_recipe_rate(0.002)
     for step in range(3):
         terms = engine.terms(Batch(*batch, ()))
         near(terms.detach() / torch.tensor([1, 0.2]), figures["steps/loss"][step])
@@ -292,7 +292,7 @@ def test_rebapl_takes_noisy_steps_as_the_public_code(repelled):
     steps, rows = "steps_repulsed" if repelled else "steps", torch.arange(14)
     method._images, method._past = images(5, seed=23), torch.from_numpy(figures["repulsion/past"])
     engine, source = Engine(method, plan_run(method="rebapl", dataset="dtd")), draws(91)
-    engine.scale_rates(0.002)
+    engine.set_recipe_rate(0.002)
     for step in range(3):
         shapes = [tuple(parameter.shape) for parameter in method.parameters()]
         drawn = [torch.from_numpy(source.standard_normal(shape, dtype=np.float32)).flatten() for shape in shapes]

@@ -15,7 +15,7 @@ from procap.errors import UserError
 from procap.weights import loading
 from procap.weights.loading import load_clip
 from runner.config import Target
-from runner.earlier_runs import check_same_images, first_stage, start_from
+from runner.earlier_runs import check_same_images, preliminary_run, start_from
 from runner.planning import plan_run
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec
@@ -72,7 +72,7 @@ def test_a_run_that_does_not_fit_is_refused_in_one_line(coop, runtime, short_che
 
 def test_dpc_trains_coop_first_and_keeps_its_prompt_for_new_classes(runtime, short_checkpoint, tmp_path):
     config = plan_run(method="dpc", backbone=str(short_checkpoint), overrides={**SHORT, "lr": 0.01}, **FIELDS)
-    first = first_stage(config)
+    first = preliminary_run(config)
     train(config, runtime)
     mine, tuned = tensors(runtime, config), tensors(runtime, first)["context"]
     assert torch.equal(mine["tuned"], tuned) and not torch.equal(mine["context"], tuned)

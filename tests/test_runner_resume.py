@@ -25,7 +25,7 @@ from benchmarks.cli import main
 from procap.errors import Unreachable, UserError
 from runner import checkpoint, remote_results, run_folders
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.earlier_runs import first_stage
+from runner.earlier_runs import preliminary_run
 from runner.planning import plan_run
 from runner.results import Progress, write_json
 from runner.resumable_training import ResumableTraining
@@ -121,7 +121,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(planned, straight, f
     undisturbed, expected = straight(method)
     assert expected.steps == STEPS
     folder = run_folders.RunFolder(tmp_path / config.path)
-    if first := first_stage(config):
+    if first := preliminary_run(config):
         sessions.train(first, replace(undisturbed, results=tmp_path))
     draw = random.Random(method)
     for step in kills:

@@ -63,7 +63,7 @@ def test_replayed_steps_are_plain_steps(tiny_clip, tiny_space, emulated_graphs, 
     for number, size in enumerate((3, 3, 2, 3)):
         terms = []
         for method, _, step in (plain, replayed):
-            step.engine.scale_rates(1e-3 / (number + 1))
+            step.engine.set_recipe_rate(1e-3 / (number + 1))
             terms.append(step(batch_of(method, number, size)).clone())
         assert torch.equal(*terms)
     assert emulated_graphs.captured == 2 and emulated_graphs.replayed == 6
@@ -81,7 +81,7 @@ def test_a_step_at_half_precision_is_one_at_full_precision_but_for_rounding(tiny
         changes = {"precision": precision, "grad_clip": grad_clip}
         method, _, step = training(tiny_clip, tiny_space, "maple", "sgd", **changes)
         before = [parameter.detach().clone() for parameter in method.parameters()]
-        step.engine.scale_rates(1.0)
+        step.engine.set_recipe_rate(1.0)
         # Gradients of this model overflow at the initial scale.
         if precision == "fp16":
             step.engine.scaler.load_state_dict(step.engine.scaler.state_dict() | {"scale": 1024.0})
@@ -126,7 +126,7 @@ def test_log_variances_are_trained_at_a_multiple_of_the_rate(tiny_clip, tiny_spa
     for options in ({}, TWO_RATES):
         method, _, step = training(tiny_clip, tiny_space, "procap", options=options)
         before = {name: parameter.detach().clone() for name, parameter in method.named_parameters()}
-        step.engine.scale_rates(1e-3)
+        step.engine.set_recipe_rate(1e-3)
         step(batch_of(method, 0))
         changes.append({name: parameter.detach() - before[name] for name, parameter in method.named_parameters()})
     for name, change in changes[0].items():
@@ -216,7 +216,7 @@ def test_cuda_graphs_replay_what_plain_steps_do(gpu_clip, tiny_space, name, opti
     for number in range(5):
         terms = []
         for method, _, step in (plain, replayed):
-            step.engine.scale_rates(1e-3 / (number + 1))
+            step.engine.set_recipe_rate(1e-3 / (number + 1))
             terms.append(step(batch_of(method, number)).clone())
         torch.testing.assert_close(*terms, rtol=1e-5, atol=1e-6)
     for one, other in zip(learned(*plain[:2]), learned(*replayed[:2]), strict=True):

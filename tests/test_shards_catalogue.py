@@ -48,7 +48,7 @@ COOP_TEMPLATES = {
 
 def test_the_fifteen_sets_are_those_of_the_paper_in_its_order():
     assert [dataset.name for dataset in PUBLISHED] == [row[0] for row in TABLE]
-    assert all(CATALOGUE[dataset.name] is dataset and dataset.images_from == "folder" for dataset in PUBLISHED)
+    assert all(CATALOGUE[dataset.name] is dataset and dataset.images_from == "published" for dataset in PUBLISHED)
 
 
 @pytest.mark.parametrize(("name", "title", "folder", "images", "classes", "counts"), TABLE)
@@ -206,7 +206,9 @@ def test_groups_of_data_sets(data, tmp_path):
     world = ["shapes", "coloured-shapes", "textures", "petals", "tiles", "glyphs", "digits"]
     assert parse_datasets("all", data) == world
     assert parse_datasets("my-birds.v2,digits,my-birds.v2", data) == ["my-birds.v2", "digits"]
-    eleven = [name for name, dataset in CATALOGUE.items() if dataset.images_from == "folder" and not dataset.test_only]
+    eleven = [
+        name for name, dataset in CATALOGUE.items() if dataset.images_from == "published" and not dataset.test_only
+    ]
     assert parse_datasets("paper", tmp_path) == eleven and len(eleven) == 11
 
 

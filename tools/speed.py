@@ -80,7 +80,7 @@ def prepare_size(
         return evaluation.prepare(images), partial(evaluation, images)
     training = Training(method, config, mode, settings.accelerations)
     # With a learning rate of zero the optimizer still does all its work, but the weights never change.
-    training.engine.scale_rates(0.0)
+    training.engine.set_recipe_rate(0.0)
     return training.prepare(images, labels), lambda: training(training.batch(images, labels, 0))
 
 

@@ -71,10 +71,10 @@ def pack(
 def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int, skip_broken: bool) -> Manifest:
     """Pack one data set; for a user's also write the guessed YAML file, and show its classes."""
     on_note = report_note if dataset.yaml_file else None
-    if dataset.guessed and not is_packed(root, dataset.name):
+    if dataset.guessed_yaml and not is_packed(root, dataset.name):
         _write_guess(dataset)
     source = dataset.make_source(skip_broken=True, workers=workers) if skip_broken else dataset.make_source()
-    if dataset.guessed and is_packed(root, dataset.name):
+    if dataset.guessed_yaml and is_packed(root, dataset.name):
         # The folder that a set was packed from has its YAML file, unless that was deleted.
         if not force and read_manifest(root / dataset.name).source != source.origin:
             hint = "rename this one, or replace the set with --force"
@@ -94,7 +94,7 @@ def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int,
 
 def _write_guess(dataset: DatasetToPack) -> None:
     try:
-        write_file(Path(dataset.yaml_file), dataset.guessed)
+        write_file(Path(dataset.yaml_file), dataset.guessed_yaml)
     except OSError as error:
         hint = "start the command in a folder that can be written"
         raise UserError(f"{dataset.yaml_file} cannot be written ({error.strerror}): {hint}") from None

@@ -31,13 +31,13 @@ from shards.resolve import resolve_dataset
 class DatasetToPack:
     """One data set to pack: its name, and how to read its list of images.
 
-    yaml_file: of a user's images. guessed: the content of a YAML file that is not written yet.
+    yaml_file: of a user's images. guessed_yaml: the content of a YAML file that is not written yet.
     """
 
     name: str
     make_source: Callable[..., Source]
     yaml_file: str = ""
-    guessed: str = ""
+    guessed_yaml: str = ""
 
 
 def select_datasets(
@@ -111,7 +111,7 @@ def _resolve_dataset(name: str, raw: Path | None, data_root: Path) -> DatasetToP
         note(f"procap: warning: '{name}' is taken for the data set of that name; pack the folder here as ./{name}")
     if dataset.images_from == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
-    if dataset.images_from != "folder":
+    if dataset.images_from != "published":
         return DatasetToPack(dataset.name, partial(builtin_source, dataset))
     if raw is None:
         folder = dataset.raw.folders[0] if dataset.raw else dataset.name
@@ -127,7 +127,7 @@ def select_published(names: Sequence[str]) -> list[Dataset]:
     if "imagenet" in selected and not any(find_or_none(name) is selected["imagenet"] for name in split_names(text)):
         del selected["imagenet"]
         note("imagenet is left out; with your account of the Hub: procap data fetch imagenet")
-    if generated := [name for name, dataset in selected.items() if dataset.images_from != "folder"]:
+    if generated := [name for name, dataset in selected.items() if dataset.images_from != "published"]:
         raise UsageError(f"'{generated[0]}' has no raw folder: procap data pack {generated[0]} makes it")
     return list(selected.values())
 

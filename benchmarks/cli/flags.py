@@ -132,7 +132,7 @@ class RecipeFlags:
     batch_size: Annotated[
         int | None, flag("N", "global batch, over all processes", "--batch-size", "--global-batch-size")
     ] = None
-    lr: Annotated[float | None, flag("RATE", "peak learning rate")] = None
+    lr: Annotated[float | None, flag("RATE", "peak learning rate [default: the recipe's]")] = None
     option: MethodOptions = None
     recipe_field: Annotated[list[str] | None, flag("KEY=VALUE", "recipe field: weight_decay=1e-3; repeatable")] = None
 

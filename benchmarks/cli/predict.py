@@ -42,6 +42,7 @@ def predict(
         list[Path] | None, typer.Argument(metavar="PATH", help="images, folders of images, tar files")
     ] = None,
     out: Annotated[Path | None, flags.flag("FILE", "CSV file [default: stdout]")] = None,
+    html: Annotated[Path | None, flags.flag("FILE", "page of the first 500 pictures with their classes")] = None,
     top: Annotated[int, flags.flag("K", "at most K classes of an image, the most probable first", min=1)] = 1,
     names: Annotated[str, flags.flag("A,B|FILE", "classes to choose from [default: those that the run learned]")] = "",
     best: Annotated[
@@ -58,8 +59,9 @@ def predict(
     probability. Images that cannot be read are named at the end. Rows are written as they come: a command that is
     stopped keeps them, and starts over when it is repeated.
     """
-    if out and (out.is_dir() or not out.parent.is_dir() or is_image_name(out.name)):
-        raise UsageError(f"--out {out}: name a CSV file in a folder that exists")
+    for file, what in ((out, "--out {}: name a CSV file"), (html, "--html {}: name an HTML file")):
+        if file and (file.is_dir() or not file.parent.is_dir() or is_image_name(file.name)):
+            raise UsageError(f"{what.format(file)} in a folder that exists")
     session = Session(runtime_config(flags.RuntimeFlags(results=results, data=data, device=device)))
     if flags.command_line(selection):
         paths = [run, *(paths or ())]
@@ -69,6 +71,7 @@ def predict(
     else:
         raise UsageError("name a run and images, or select a run with flags such as --methods and --datasets")
     # These import torch, which a wrong flag need not wait for.
+    from benchmarks.qualitative.prediction_page import PredictionPage
     from runner.predict import ImageClassifier
     from runner.trained_runs import load_trained
     from shards.image_files import find_images
@@ -79,16 +82,22 @@ def predict(
         failed[name] = one_line(reason)
 
     paths, chosen = [path.expanduser() for path in paths], parse_class_names(names)
-    images = find_images(paths, on_error)
+    images, page = find_images(paths, on_error), PredictionPage()
     with _open_table(out) as table:
         classifier = ImageClassifier(load_trained(selected), chosen)
         config, classes = selected.config, classifier.classnames
         if config.classes != "all" and not names:
             known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
             note(f"an image gets one of the {known}; --names gives others, or train with --classes all")
-        predictions = classifier.predict(images, workers, on_error)
+        predictions = classifier.predict(page.watch_images(images) if html else images, workers, on_error)
+        top = min(top, len(classes))
+        if html:
+            predictions = page.watch_predictions(predictions, classes, top)
         labels = list(zip(classifier.space.classnames, classes, strict=True))
-        count = _write_predictions(predictions, labels, min(top, len(classes)), out, table)
+        count = _write_predictions(predictions, labels, top, out, table)
+    if html and count:
+        page.write(html, f"Predictions of {config.path}")
+        note(f"pictures: {html}")
     files = [str(path / file) for path in paths if path.is_dir() for file, _ in walk_files(path)]
     if skipped := sum(not is_image_name(file) and file not in failed for file in files):
         note(f"{plural(skipped, 'file')} skipped, no images")

@@ -82,7 +82,7 @@ def selected_runs(
             precision=selection.precision or "fp32",
             recipe=recipe_flags.recipe or "published",
             task=task,
-            shared=overrides,
+            shared_overrides=overrides,
             options={**control_options(method, recipe_flags.recipe), **options[method]},
             data=data,
         )

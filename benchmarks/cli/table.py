@@ -96,9 +96,9 @@ def _tables_of_runs(
     if frame.empty:
         listing = f"procap ls runs --results {quote(results)}"
         raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
-    of_runs = [*run_tables(frame, reference), *unknown_of_runs(frame, reference)] if not calibration else []
-    tables = of_runs or calibration_of_runs(frame, reference)
-    if not tables:
+    if not calibration:
+        return [*run_tables(frame, reference), *unknown_of_runs(frame, reference)]
+    if not (tables := calibration_of_runs(frame, reference)):
         raise UserError(f"no evaluation below {results} has its calibration: procap eval RUN --force repeats it")
     return tables
 

@@ -113,7 +113,7 @@ def _train_all(
     runs: Sequence[RunConfig], session: Session, failures: Failures, *, force: bool
 ) -> dict[RunConfig, TrainResult]:
     """Train `runs` in order and pack missing data first; failed runs are left out of the result."""
-    from runner.earlier_runs import first_stage
+    from runner.earlier_runs import preliminary_run
     from runner.train import TrainingRequest, train_run
 
     done: dict[RunConfig, TrainResult] = {}
@@ -125,7 +125,7 @@ def _train_all(
         with failures.collect(config.path):
             if not was_finished:
                 check_training_images([config], data)
-                stages = [each.path for each in (first_stage(config), config) if each]
+                stages = [each.path for each in (preliminary_run(config), config) if each]
                 note(f"{position} training {', then '.join(stages)}")
             pack_missing_with_progress([config.dataset], data)
             result = train_run(run, TrainingRequest(force=force))

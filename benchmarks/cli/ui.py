@@ -21,6 +21,8 @@ from runner.run_collection import read_collections
 from runner.run_folders import TRACKING_FILE
 from runner.tracking.store import TrackingRecord, TrackingStore, sync
 
+PAGES = "workflowType=machine_learning"
+"""MLflow's pages for trainings; its default are those for language models."""
 HOST = "127.0.0.1"
 COMPARED = 20
 """The newest runs that the link to MLflow's comparison names."""
@@ -61,10 +63,10 @@ def ui(
         # Its description is the table of all methods.
         folder = root / next(each.path for each in read_collections(root) if each.name == suite)
         if record := read_document(folder / TRACKING_FILE, TrackingRecord):
-            links["table"] = f"{address}/#/experiments/{store.experiment_id}/runs/{record.run_id}"
+            links["table"] = f"{address}/#/experiments/{store.experiment_id}/runs/{record.run_id}?{PAGES}"
     links |= {
-        "side by side": f"{address}/#/compare-runs?runs={quote(compared)}&experiments={quote(experiments)}",
-        "all runs": f"{address}/#/experiments/{store.experiment_id}/runs?{urlencode(listed, quote_via=quote)}",
+        "side by side": f"{address}/#/compare-runs?runs={quote(compared)}&experiments={quote(experiments)}&{PAGES}",
+        "all runs": f"{address}/#/experiments/{store.experiment_id}/runs?{urlencode(listed, quote_via=quote)}&{PAGES}",
         "report": report.absolute().as_uri() if report.exists() else command,
     }
     show("\n".join(f"{name}: {link}" for name, link in links.items()))

@@ -30,7 +30,7 @@ def find_unpacked(names: Iterable[str], data_root: Path) -> list[Dataset]:
     """List the generated and bundled data sets that are missing; UserError for sets that are packed from raw files."""
     datasets = [resolve_dataset(name, data_root) for name in dict.fromkeys(names)]
     missing = [dataset for dataset in datasets if not is_packed(data_root, dataset.name)]
-    raw = [dataset.name for dataset in missing if dataset.images_from == "folder"]
+    raw = [dataset.name for dataset in missing if dataset.images_from == "published"]
     if missing and (url := mirrored_url(data_root)):
         absent = ", ".join(f"'{dataset.name}'" for dataset in missing)
         raise UserError(f"there is no {absent} at {redact(url)}")

@@ -143,7 +143,7 @@ def check_deterministic(case: DeviceCase) -> dict[str, Any]:
 
 def _train(case: DeviceCase) -> dict[str, Tensor]:
     training, images, labels = make_training(case, "procap", (10, 4), "bf16" if case.on_gpu else "fp32")
-    training.engine.scale_rates(1e-3)
+    training.engine.set_recipe_rate(1e-3)
     for number in range(STEPS):
         training(training.batch(images, labels, number))
     return learned_of(training.method)

@@ -92,7 +92,7 @@ def check_graphs(case: DeviceCase) -> dict[str, Any]:
             if on.graphs and not training.is_captured:
                 raise UserError(f"steps of {name} are not captured: the host waits for the device in them")
             for number in range(REPLAYS):
-                training.engine.scale_rates(1e-3 / (number + 1))
+                training.engine.set_recipe_rate(1e-3 / (number + 1))
                 count = 3 if number == REPLAYS // 2 else 4
                 terms = training(training.batch(images[:count], labels[:count], number))
             ends.append({"loss terms": terms.cpu()} | learned_of(training.method))

@@ -74,7 +74,7 @@ def _measure_steps(case: DeviceCase, path: str) -> dict[str, float]:
         for size in SIZES[case.device.type]:
             training, images, labels = make_training(case, name, size, precision, on=on, clip=clip)
             # With a learning rate of zero the optimizer still does all its work.
-            training.engine.scale_rates(0.0)
+            training.engine.set_recipe_rate(0.0)
             training.prepare(images, labels)
             works[f"{name} train {size[0]} x {size[1]}"] = partial(training, training.batch(images, labels, 0))
     size = EVALUATED[case.device.type]

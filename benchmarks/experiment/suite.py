@@ -66,19 +66,19 @@ def _layers(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, d
             "pretrained": "" if options.backbone else profile.pretrained,
             "precision": profile.precision,
             "shots": SHOTS,
-            "shared": profile.overrides if has_recipe else {},
+            "shared_overrides": profile.overrides if has_recipe else {},
             "options": profile.options(method),
         },
-        "rate on generated data": {"shared": {"lr": rate} if rate else {}},
+        "rate on generated data": {"shared_overrides": {"lr": rate} if rate else {}},
         "--quick": {
-            "shared": profile.quick if options.quick and not is_fast else {},
+            "shared_overrides": profile.quick if options.quick and not is_fast else {},
             "options": {"views": QUICK_VIEWS} if has_views else {},
         },
         "recipe by name": {"options": control_options(method, variant.recipe or options.recipe)},
         "user": {
             **{name: getattr(options, name) for name in ("backbone", "pretrained", "precision")},
             "shots": options.shots[0] if options.shots else None,
-            "shared": options.overrides,
+            "shared_overrides": options.overrides,
             "options": options.options.get(method, {}),
         },
         # What a suite compares, whatever the user chooses.
@@ -167,7 +167,7 @@ class SuiteOptions:
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
         """Configure the run of a variant on a data set by `_layers`."""
         recipe = self._choose_recipe(variant)
-        settings: dict[str, Any] = {"shared": {}, "overrides": {}, "options": {}}
+        settings: dict[str, Any] = {"shared_overrides": {}, "overrides": {}, "options": {}}
         for layer in _layers(self, variant, recipe).values():
             for name, value in layer.items():
                 if isinstance(value, Mapping):
@@ -178,14 +178,14 @@ class SuiteOptions:
         planned = partial(plan_run, method=variant.method, dataset=dataset, classes=classes, task=task, data=self.data)
         if not is_trained(variant.method):
             # Without training neither seed nor shots change anything, and no field is read: all seeds are one run.
-            shared = settings["shared"] | settings["overrides"]
-            return planned(**settings | {"seed": 1, "shots": SHOTS, "shared": shared, "overrides": {}})
+            shared = settings["shared_overrides"] | settings["overrides"]
+            return planned(**settings | {"seed": 1, "shots": SHOTS, "shared_overrides": shared, "overrides": {}})
         config = planned(**settings)
         # A share of the epochs, and a shorter warm-up, follow from the resolved recipe, which may be the published one.
         changes = _shorten(
             config.recipe, variant.part, keep_warmup="warmup_epochs" in {**self.overrides, **variant.overrides}
         )
-        return planned(**settings | {"shared": settings["shared"] | changes}) if changes else config
+        return planned(**settings | {"shared_overrides": settings["shared_overrides"] | changes}) if changes else config
 
     def _choose_recipe(self, variant: Variant) -> str:
         """Return the name of the recipe: that of the variant, the user, or the profile.

@@ -75,7 +75,7 @@ def run_config(
         pretrained=settings.pretrained,
         precision=precision,
         recipe="procap",
-        shared={
+        shared_overrides={
             "epochs": settings.epochs,
             "batch_size": batch or settings.batch,
             "test_batch_size": batch or settings.test_batch,

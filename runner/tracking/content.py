@@ -187,7 +187,7 @@ def collection_content(collection: Collection, folder: Path, runs: Iterable[Cont
         if kind in ("hm", "best"):
             metrics[f"accuracy/{of}" if kind == "hm" else name] = value
     tags = {collection.kind: collection.name, "folder": str(folder.resolve())}
-    tags |= {f"settings.{name}": format_value(value) for name, value in collection.settings.items()}
+    tags |= {f"settings.{name}": format_value(value) for name, value in collection.settings.items() if value}
     if values:
         tags[DESCRIPTION] = describe_methods(metrics)
     name, status = f"{collection.kind} · {collection.name}", STATUS[collection.status]
