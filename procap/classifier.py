@@ -93,6 +93,14 @@ class HeadClassifier(Classifier):
             return self.head(features.float())
 
 
+class OnlineClassifier(HeadClassifier):
+    """Test images, one after the other, to logits that depend on the images before them.
+
+    `logits` gets features [N, E] of a whole stream in its order, from the same initial state in each call: an
+    evaluation calls it once with all images of a target, in an order that is drawn from the run's seed.
+    """
+
+
 class AveragedClassifier(Classifier):
     """Images [B, 3, H, W] to the mean logits [B, C] of several classifiers, each of which runs its own image tower.
 

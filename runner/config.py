@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from procap.errors import UsageError, unknown_name
+from procap.methods import data_use
 from procap.methods.options import is_chosen_on_test
 from procap.recipe import OF_EVALUATION, Recipe
 from runner.devices import check_device_name
@@ -141,6 +142,11 @@ class RunConfig(FrozenModel):
     def chosen_on_test(self) -> bool:
         """Whether weights or settings are chosen by test accuracy, as some public code does (‡ in tables)."""
         return is_chosen_on_test(self.options)
+
+    @property
+    def depends_on_seed(self) -> bool:
+        """Whether results do: a training draws from it, and a method that adapts to test images their order."""
+        return self.recipe.epochs > 0 or data_use(self.method).unlabelled == "test"
 
     @property
     def stability_hint(self) -> str:

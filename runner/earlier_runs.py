@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from procap.errors import UsageError, UserError
-from procap.methods import method_class
+from procap.methods import data_use, method_class
 from procap.methods.features import FeatureMethod
 from procap.methods.hooks import TaughtMethod
 from procap.methods.method import Method
@@ -85,7 +85,8 @@ def read_initial_run(run: Run) -> InitialRun | None:
 def load_teacher(run: Run) -> Method | None:
     """Load the run that is the teacher of a run; None for another teacher, or none.
 
-    Raises UsageError for a run that has seen other images of the data set, UserError for one that is not finished.
+    Raises UsageError for a run that has seen other images of the data set or adapts to those of a test, UserError for
+    one that is not finished.
     """
     config = run.config
     cls = method_class(config.method)
@@ -93,5 +94,8 @@ def load_teacher(run: Run) -> Method | None:
     if folder is None:
         return None
     teacher, results = locate_run(folder)
+    if data_use(teacher.method).unlabelled == "test":
+        # Its logits would depend on the other images of a batch.
+        raise UsageError(f"{teacher.path} adapts to test images: name a run of a different method as teacher")
     check_same_images(teacher, config)
     return load_trained(run.session.elsewhere(results, shares_backbone=False).run(teacher)).method

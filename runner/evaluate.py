@@ -45,8 +45,8 @@ def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult
     """Count the correct images of a finished run on `target` and return the content of the result's file in `eval`.
 
     An existing result of the same checkpoint is returned, unless `force` is set or it counts too few images.
-    The session's `evaluation` sets the precision, the resizing, the temperature and the samples, which come from named
-    streams of the run's seed; nothing else is random.
+    The session's `evaluation` sets the precision, the resizing, the temperature and the samples. These, and the order
+    in which a method adapts to the images, come from named streams of the run's seed; nothing else is random.
     All ranks of a group call this; each image is counted on one rank, and rank 0 reads and writes the results.
     Raises UserError when the run is not finished, when data or weights have changed, when a limited result would
     replace a whole one, and for an image or shard that cannot be read.

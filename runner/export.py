@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from procap.classifier import Classifier
+from procap.classifier import Classifier, OnlineClassifier
 from procap.errors import UserError
 from runner.session import Run, TrainedRun
 from runner.trained_runs import load_trained
@@ -32,12 +32,14 @@ def export_model(run: Run, out: Path) -> Path:
     """Write a finished run, in a session on the CPU, below `out` as an ONNX graph; returns its file.
 
     The graph maps `images` [B, 3, S, S] to `logits` [B, C]; its metadata has class names and normalisation.
-    Raises UserError if the run is not finished, or its class features depend on the image.
+    Raises UserError if the run is not finished, or its logits depend on more than the image and fixed class features.
     """
     trained = load_trained(run)
     clip, classifier = trained.clip, trained.method.classifier()
+    method = trained.config.method
+    if isinstance(classifier, OnlineClassifier):
+        raise UserError(f"{method} adapts to the test images before an image, which no exported classifier does")
     if not classifier.keeps_class_features:
-        method = trained.config.method
         raise UserError(f"{method} computes class features for each image, which no exported classifier does")
     # torch.export takes a dimension of size 1 for a constant, so the example has two images.
     images = torch.zeros(2, 3, clip.geometry.image_size, clip.geometry.image_size)

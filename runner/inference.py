@@ -2,7 +2,7 @@
 
 An image is named by its index in the target (0 .. N - 1), -1 for padding.
 
-Shapes: B images, C classes, N images of the target, S image size.
+Shapes: B images, C classes, E joint embedding, N images of the target, S image size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from procap.classifier import Classifier
+from procap.classifier import Classifier, OnlineClassifier
 from procap.clip import CLIP
 from runner.acceleration import Acceleration
 from runner.calibration import DECIMALS, ImagePredictions
@@ -28,13 +28,14 @@ from runner.results import PerClass
 from shards.device.evaluation import device_evaluation_batches, resizes_on_device
 from shards.loader import evaluation_batches
 from shards.reader import ImageList
+from shards.rng import generator
 from shards.transfer import to_device, upload
 from shards.transforms import EvalTransform
 
 WARMUP_BATCHES = 2
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
-"""Images [B, 3, S, S] to logits [B, C]."""
+"""Images [B, 3, S, S] to logits [B, C], or of an online classifier to features [B, E]."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ class LogitSettings:
 
 
 class Inference:
-    """Logits of N images."""
+    """Logits of N images.
+
+    is_online: they depend on the images before; batches give features, of which `adapt` makes logits at the end.
+    """
 
     def __init__(
         self,
@@ -66,7 +70,9 @@ class Inference:
         on = acceleration or Acceleration()
         # A CPU is slower at that than Pillow.
         self._on_device = on.images and clip.device.type == "cuda"
-        self._logits: Forward = GraphedFunction(classifier) if on.graphs else classifier
+        self._classifier, self.is_online = classifier, isinstance(classifier, OnlineClassifier)
+        forward: Forward = torch.inference_mode()(classifier.encode) if self.is_online else classifier
+        self._forward: Forward = GraphedFunction(forward) if on.graphs else forward
 
     def warm_up(self, images: int) -> None:
         """Run batches of `images` blank images before rates are measured."""
@@ -88,29 +94,64 @@ class Inference:
             yield images, indices.numpy()
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Compute logits [B, C] of a batch from `batches`."""
+        """Compute logits [B, C] of a batch from `batches`, or features [B, E] if `is_online`."""
         with autocast(self.precision, self.clip.device):
-            return self._logits(images)
+            return self._forward(images)
+
+    @torch.inference_mode()
+    def adapt(self, features: torch.Tensor, seed: int) -> torch.Tensor:
+        """Compute logits [N, C] of the features [N, E] of all images by an online classifier.
+
+        Its stream has the images in the order of the stream of random numbers "test order" of the run's `seed`.
+        """
+        order = torch.randperm(len(features), generator=generator(seed, "test order"))
+        logits = self._classifier.logits(features[order].to(self.clip.device))
+        return logits[order.argsort().to(logits.device)]
+
+
+class RowCollector:
+    """Collects a row of numbers per image by its index in the target; they stay on the device until `gather`."""
+
+    def __init__(self, count: int) -> None:
+        """count: the number N of images of the target."""
+        self._count = count
+        self._indices: list[NDArray[np.int64]] = []
+        self._rows: list[torch.Tensor] = []
+
+    def add(self, rows: torch.Tensor, indices: NDArray[np.int64]) -> int:
+        """Add rows [B, ...] of the images at `indices` [B], -1 for padding; returns the number of real images."""
+        self._indices.append(indices)
+        self._rows.append(rows.float())
+        return int((indices >= 0).sum())
+
+    def gather(self, group: ProcessGroup) -> torch.Tensor:
+        """Return the rows [N, ...] of all images on the CPU of every rank; exactly one must have added each image."""
+        # Ranks have equally many batches, but not all have the last one, which can be smaller, or one of padding.
+        counts = group.all_gather_object(sum(map(len, self._indices)))
+        indices = group.gather_uneven(torch.from_numpy(np.concatenate(self._indices)), counts)
+        rows = group.gather_uneven(torch.cat(self._rows).cpu(), counts)
+        real = indices >= 0
+        order = indices[real].argsort()
+        if not torch.equal(indices[real][order], torch.arange(self._count)):
+            raise RuntimeError("not every image was evaluated exactly once")
+        return rows[real][order]
 
 
 class PredictionCollector:
-    """Collects predictions by the image's index in the target; they stay on the device until `gather`."""
+    """Collects predictions of images, as `RowCollector` does."""
 
     def __init__(self, labels: NDArray[np.int64], scoring: LogitSettings | None = None) -> None:
         """labels: the true classes [N] of the target."""
         self._labels, self._scoring = labels, scoring or LogitSettings()
-        self._indices: list[NDArray[np.int64]] = []
-        self._rows: list[torch.Tensor] = []
+        self._rows = RowCollector(len(labels))
         self._finite: list[torch.Tensor] = []
 
     def add(self, logits: torch.Tensor, indices: NDArray[np.int64]) -> int:
         """Add logits [B, C] of the images at `indices` [B], -1 for padding; returns the number of real images."""
         # Padding (-1) gets the label of the last image; `gather` drops its row.
         labels = upload(torch.from_numpy(self._labels[indices]), logits.device)
-        self._indices.append(indices)
-        self._rows.append(_score_images(logits, labels, self._scoring))
         self._finite.append(torch.isfinite(logits).all())
-        return int((indices >= 0).sum())
+        return self._rows.add(_score_images(logits, labels, self._scoring), indices)
 
     def are_finite(self, group: ProcessGroup) -> bool:
         """Whether all logits of all ranks were finite."""
@@ -118,16 +159,8 @@ class PredictionCollector:
 
     def gather(self, group: ProcessGroup) -> ImagePredictions:
         """Return the predictions of all N images on every rank; exactly one rank must have added each image."""
-        # Ranks have equally many batches, but not all have the last one, which can be smaller, or one of padding.
-        counts = group.all_gather_object(sum(map(len, self._indices)))
-        indices = group.gather_uneven(torch.from_numpy(np.concatenate(self._indices)), counts).numpy()
-        rows = group.gather_uneven(torch.cat(self._rows).cpu(), counts).numpy()
-        real = indices >= 0
-        order = np.argsort(indices[real])
-        if not np.array_equal(indices[real][order], np.arange(len(self._labels))):
-            raise RuntimeError("not every image was evaluated exactly once")
         # [N, 4] or [N, 5] to columns [N], in the order of the target.
-        predicted, confidence, nll, brier, *base = rows[real][order].astype(np.float64).T
+        predicted, confidence, nll, brier, *base = self._rows.gather(group).numpy().astype(np.float64).T
         base = [probability.round(DECIMALS) for probability in base]
         return ImagePredictions(self._labels, predicted.astype(np.int64), confidence.round(DECIMALS), nll, brier, *base)
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.elastic.utils.distributed import get_free_port
 
+from procap.classifier import OnlineClassifier
 from procap.errors import UserError
 from procap.methods import method_class
 from procap.methods.features import FeatureMethod
@@ -131,11 +132,11 @@ class CheckCase:
         return named, {name: parameter.grad for name, parameter in learned.items() if parameter.grad is not None}
 
     @torch.no_grad()
-    def logits(self, method: Method, space: LabelSpace | None = None) -> Tensor:
-        """Classify the first images of the data set: logits [4, C]."""
+    def logits(self, method: Method, space: LabelSpace | None = None, images: int = BATCH) -> Tensor:
+        """Classify the first images of the data set: logits [images, C]."""
         transform, train_images = make_eval_transform(method.clip), self.shards.open_images("train")
-        images = torch.stack([transform(train_images.image(i)) for i in range(BATCH)])
-        return method.classifier(space)(images.to(method.clip.device))
+        pixels = torch.stack([transform(train_images.image(i)) for i in range(images)])
+        return method.classifier(space)(pixels.to(method.clip.device))
 
 
 def _require(condition: bool, reason: str) -> None:
@@ -163,6 +164,12 @@ def check_inference(case: CheckCase) -> str:
     remedy = "inference uses plans(), image_adapter and text_adapter, or a make_classifier() of the method's own"
     _require(replaced != ["features"], f"features() is replaced, which only loss() calls: {remedy}")
     before, learned = case.logits(method), learned_parameters(method) or dict(method.named_parameters())
+    if isinstance(method.classifier(), OnlineClassifier):
+        _require(cls.uses.unlabelled == "test", 'it adapts to test images: declare uses = DataUse(unlabelled="test")')
+        difference = (before[:-1] - case.logits(method, images=BATCH - 1)).abs().max().item()
+        _require(difference < 1e-3, f"logits of an image differ by {difference:.2g} without the next one of the stream")
+    if not learned:
+        return "learns nothing"
     with torch.no_grad():
         if method.plans(method.prompts)[1].tokens:
             # A method may have several prompts for each class, those of all classes behind each other.

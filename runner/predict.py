@@ -11,7 +11,8 @@ Shapes: B images, C classes, N images in all, S image size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from procap.classifier import OnlineClassifier
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
 from runner.devices import num_decoders
@@ -53,15 +55,30 @@ class ImageClassifier:
     def __call__(self, images: Tensor | Sequence[Picture]) -> Tensor:
         """Return probabilities [B, C] of images of any size, or of transformed images [B, 3, S, S].
 
+        A method that adapts at test time begins anew in each call, and adapts to the images in their order.
         Raises UsageError that names an image which cannot be read.
         """
         if not isinstance(images, Tensor):
             images = torch.stack([self._transformed(number, picture) for number, picture in enumerate(images)])
-        config, device = self.run.config, self.run.clip.device
-        with fitting_threads(self.run.clip, self.batch_size, "eval"), autocast(config.precision, device):
-            logits = self._classifier(images.to(device))
+        return self._classify(self._encode(images))
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        clip = self.run.clip
+        threads, precision = fitting_threads(clip, self.batch_size, "eval"), self.run.config.precision
+        with threads, autocast(precision, clip.device), torch.inference_mode():
+            yield
+
+    def _encode(self, images: Tensor) -> Tensor:
+        with self._inference():
+            return self._classifier.encode(images.to(self.run.clip.device))
+
+    def _classify(self, features: Tensor) -> Tensor:
+        """Compute probabilities [B, C] of image features [B, E]."""
+        with self._inference():
+            logits = self._classifier.logits(features)
         if not torch.isfinite(logits).all():
-            raise UserError(f"{config.path} gives logits that are not finite")
+            raise UserError(f"{self.run.config.path} gives logits that are not finite")
         return logits.float().softmax(dim=1)
 
     def _transformed(self, number: int, picture: Picture) -> Tensor:
@@ -76,9 +93,13 @@ class ImageClassifier:
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield name and probabilities [C] of every image of `shards.image_files.find_images`, in order.
 
+        A method that adapts at test time adapts to all of them, in that order; the first one then waits for the last.
         on_error: called for an image that cannot be read, which is then left out; by default raises UsageError.
         """
         device = self.run.clip.device
         batches = load_batches(images, self.transform, self.batch_size, num_decoders(workers, device), on_error)
-        for names, pixels in batches:
-            yield from zip(names, self(pixels).cpu(), strict=True)
+        encoded: Iterable[tuple[list[str], Tensor]] = ((names, self._encode(pixels)) for names, pixels in batches)
+        if isinstance(self._classifier, OnlineClassifier) and (parts := list(encoded)):
+            encoded = [([name for names, _ in parts for name in names], torch.cat([features for _, features in parts]))]
+        for names, features in encoded:
+            yield from zip(names, self._classify(features).cpu(), strict=True)

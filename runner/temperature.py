@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from runner.devices import num_decoders
@@ -82,4 +83,6 @@ def _compute_logits(run: Run, images: ImageList) -> NDArray[np.float64]:
         inference = prepare_inference(run, images, method.space, Meter(device, warmup=0))
         # They are few: each rank predicts all, so that the number of ranks does not change the size of a batch.
         batches = inference.batches(transform, batch_size, workers, Ranks())
-        return np.concatenate([inference(pixels).double().cpu().numpy() for pixels, _ in batches])
+        rows = torch.cat([inference(pixels) for pixels, _ in batches])
+        logits = inference.adapt(rows, run.config.seed) if inference.is_online else rows
+    return logits.double().cpu().numpy()

@@ -17,8 +17,9 @@ from runner.calibration import ImagePredictions
 from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
 from runner.config import RunConfig
 from runner.devices import set_deterministic
+from runner.distributed.collectives import ProcessGroup
 from runner.engine import autocast
-from runner.inference import Inference, LogitSettings, PredictionCollector
+from runner.inference import Inference, LogitSettings, PredictionCollector, RowCollector
 from runner.meters import Meter
 from runner.progress_bar import ProgressDisplay
 from runner.results import TrainResult
@@ -28,6 +29,9 @@ from runner.stop_signals import StopRequest
 from shards.reader import ImageList
 from shards.rng import generator
 from shards.transfer import upload
+
+SCORED = 4096
+"""Images of an online classifier that are scored at once."""
 
 
 def load_trained(run: Run) -> TrainedRun:
@@ -115,22 +119,32 @@ def collect_predictions(
     """Predict this rank's `batches` and gather the predictions of all ranks.
 
     Returns 0 and the predictions, or on all ranks a stop signal that one of them has got, and None.
+    An online classifier adapts on each rank to the features of all images, and its time counts in the rates.
     Raises UserError if a logit is not finite.
     """
     config, group = run.config, run.session.group
     collector = PredictionCollector(inference.images.labels, inference.scoring)
+    features = RowCollector(len(inference.images))
+    added = features if inference.is_online else collector
     remaining = len(inference.images)
     for images, indices in meter.iterate("data", batches):
         # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
         with meter.phase("model"):
             # Rank 0, which reports, has a batch in every step.
-            evaluated = min(group.size * collector.add(inference(images), indices), remaining)
+            evaluated = min(group.size * added.add(inference(images), indices), remaining)
         remaining -= evaluated
         meter.step(evaluated)
         if display:
             display.update(display.done + evaluated)
         if signum := group.exchange_flags(signum=stop.signum).signum:
             return signum, None
+    if inference.is_online:
+        with meter.phase("adaptation"):
+            rows = inference.adapt(features.gather(group), config.seed)
+            for indices in np.array_split(np.arange(len(rows)), range(SCORED, len(rows), SCORED)):
+                collector.add(rows[torch.from_numpy(indices)], indices)
+        # Every rank has the logits of all images.
+        group = ProcessGroup()
     meter.settle()
     if not collector.are_finite(group):
         lower = f"evaluate in {config.precision}" if inference.precision != config.precision else ""

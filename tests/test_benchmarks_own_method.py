@@ -20,7 +20,9 @@ MISTAKES = """
 import random
 import torch
 import torch.nn.functional as F
-from procap.classifier import cosine_logits
+from functools import partial
+from procap.classifier import OnlineClassifier, cosine_logits
+from procap.methods.data_use import DataUse
 from own_tokens import OwnTokens
 from procap.plan import INPUT, Plan, TokenOp
 from procap.methods.twosfs import TwoSFS
@@ -69,15 +71,23 @@ class Reading(OwnTokens):
 class Unaware(OwnTokens):
     def classifier(self):
         return super().classifier()
+def centred(features, text, scale):
+    return cosine_logits(features - features.mean(dim=0) / 2, text, scale)
+class Undeclared(OwnTokens):
+    def make_classifier(self, image_plan, text, space):
+        head = partial(centred, text=text, scale=self.scale())
+        return OnlineClassifier(self.clip, head, len(text), image_plan)
+class Foreseeing(Undeclared):
+    uses = DataUse(unlabelled="test")
 class Endless(TwoSFS):
     title = "Endless"
     def stage_starts(self, steps):
         return 0, steps
-for kind in OwnTokens.__subclasses__():
+for kind in (*OwnTokens.__subclasses__(), Foreseeing):
     kind.title = kind.__name__
 """
 KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Behind", "Covering", "Failing", "Alone",
-         "Shaped", "Reading", "Unaware", "Endless")  # fmt: skip
+         "Shaped", "Reading", "Unaware", "Undeclared", "Foreseeing", "Endless")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +135,8 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
     ("narrow", "shapes", "the classifier of 10 classes gives (4, 5) for 4 images"),
     ("behind", "inference", "features() is replaced, which only loss() calls: inference uses plans(), image_adapter"),
     ("covering", "inference", "classes have equal logits: the text plan replaces the rows of their names"),
+    ("undeclared", "inference", 'declare uses = DataUse(unlabelled="test")'),
+    ("foreseeing", "inference", "without the next one of the stream"),
     ("failing", "gradients", "method 'failing' (plug-in) fails in "),
     ("shaped", "shapes", "loss term 'ce' of method 'shaped' has the shape [4], a tensor without shape is needed"),
     ("unaware", "shapes", "classifier() takes 1 positional argument"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from plug_ins import METHOD, install
 from small_runs import embed_words, mark_slow, normed, pictures, seeded
-from tiny_geometry import IMAGE_METHODS, SHORT_GEOMETRY, SHORT_OPTIONS
+from tiny_geometry import IMAGE_METHODS, SHORT_GEOMETRY, SHORT_OPTIONS, UNTRAINED
 
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
@@ -29,7 +29,7 @@ from procap.methods.zeroshot import ENSEMBLE
 from procap.text import LabelSpace
 
 NEEDED = {"coprompt": {"sentences": "templates"}}
-TRAINED = tuple(name for name in IMAGE_METHODS if name != "zeroshot")
+TRAINED = tuple(name for name in IMAGE_METHODS if name not in UNTRAINED)
 
 
 def build(name, clip, space, seed=0, **options):

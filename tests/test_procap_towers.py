@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from small_runs import seeded
-from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS, open_clip_config
+from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS, UNTRAINED, open_clip_config
 
 from benchmarks.qualitative.eigencam import last_tokens
 from procap.clip import CLIP
@@ -166,7 +166,7 @@ def outcome(clip, name, names, precision=torch.float32):
     return [logits, *terms.values(), *torch.autograd.grad(sum(terms.values()), parameters, allow_unused=True)]
 
 
-TRAINED = [name for name in METHODS if name != "zeroshot"]
+TRAINED = [name for name in METHODS if name not in UNTRAINED]
 
 
 def compare(clip, backend, methods=TRAINED, **tolerance):

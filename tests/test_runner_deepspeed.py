@@ -23,7 +23,7 @@ import torch.distributed as dist
 from rank_processes import run_ranks
 from safetensors.torch import load_file, save_file
 from small_runs import make_runtime, seeded
-from tiny_geometry import GEOMETRY, SHORT_GEOMETRY, SHORT_OPTIONS, needed_options
+from tiny_geometry import GEOMETRY, SHORT_GEOMETRY, SHORT_OPTIONS, UNTRAINED, needed_options
 
 from benchmarks.cli import main
 from procap.clip import CLIP
@@ -284,7 +284,7 @@ def test_a_missing_deepspeed_is_reported_in_one_line(monkeypatch, clip, tiny_spa
 
 CPU = torch.device("cpu")
 TRAINED = "coop", "cocoop", "maple", "2sfs", "procap"
-OTHERS = tuple(name for name in METHODS if name not in (*TRAINED, "zeroshot"))
+OTHERS = tuple(name for name in METHODS if name not in (*TRAINED, *UNTRAINED))
 GRADIENTS = (*TRAINED, "prograd", "rebapl")
 # ReBaPL starts a cycle at the sample that repels it, so rounding decides the direction of the first steps.
 STABLE: dict[str, dict[str, Any]] = {"rebapl": {"repulsion": 0.0}}

@@ -8,7 +8,7 @@ Shapes: B images, S image size.
 import pytest
 import torch
 from small_runs import mark_slow, seeded
-from tiny_geometry import IMAGE_METHODS
+from tiny_geometry import IMAGE_METHODS, UNTRAINED
 
 from procap.errors import UserError
 from procap.methods import METHODS, build_method
@@ -50,7 +50,7 @@ def learned(method, optimizer):
 
 
 RECORDED = [(name, "adamw", "fp32") for name in TRAINED] + [("coop", "sgd", "fp16")]
-OTHERS = [name for name in IMAGE_METHODS if name not in ("zeroshot", "prograd")]
+OTHERS = [name for name in IMAGE_METHODS if name not in (*UNTRAINED, "prograd")]
 RECORDED += [pytest.param(name, "sgd", "bf16", marks=pytest.mark.slow) for name in OTHERS]
 
 
@@ -205,7 +205,7 @@ def gpu_clip(tiny_geometry):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize("name", mark_slow(IMAGE_METHODS[1:]))
+@pytest.mark.parametrize("name", mark_slow(name for name in IMAGE_METHODS if name not in UNTRAINED))
 def test_cuda_graphs_replay_what_plain_steps_do(gpu_clip, tiny_space, name, optimizer, precision):
     plain = training(gpu_clip, tiny_space, name, optimizer, precision=precision)
     replayed = training(gpu_clip, tiny_space, name, optimizer, precision=precision, graphs=True)

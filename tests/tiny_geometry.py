@@ -42,9 +42,10 @@ IMAGE_METHODS = tuple(
 )
 """Methods whose training steps see images, without a teacher of their image size; others see features."""
 
+UNTRAINED = ("zeroshot", "tda")
 STEPPED = tuple(
     name for name in METHODS
-    if name != "zeroshot" and getattr(method_class(name), "takes_steps", True)
+    if name not in UNTRAINED and getattr(method_class(name), "takes_steps", True)
 )  # fmt: skip
 """Methods that are trained in steps; others are one pass over features without a recipe of their own."""
 

@@ -49,7 +49,7 @@ def method(
     pack_missing_with_progress([dataset], root)
     runtime = RuntimeConfig(root, Path(), device="cpu", tracking_uri="off", quiet=True)
     case = CheckCase.plan(name, runtime, dataset=dataset, backbone=backbone, options=options)
-    if not case.config.recipe.epochs:
+    if not case.config.depends_on_seed:
         raise UsageError(f"{name} trains nothing: there is nothing to check")
     results = []
     for result in check_method(case, names):

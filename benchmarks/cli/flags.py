@@ -80,7 +80,8 @@ class ChoiceFlags:
         str,
         flag(
             "A,B",
-            "names, or all, table1, adapters, prompts, probabilistic [default for your data with mini: probe]",
+            "names, or all, table1, adapters, prompts, probabilistic, test-time "
+            "[default for your data with mini: probe]",
             "--methods",
             "--method",
             complete=complete_methods,

@@ -211,8 +211,10 @@ def run_filter(selection: SelectionFlags) -> Callable[[RunConfig], bool]:
         named = itertools.starmap(canonical_name, weights)
         if (backbones or tags) and (config.backbone, config.pretrained) not in named:
             return False
-        # A run without training counts for all seeds and samples.
-        fields = [field for field in chosen if config.recipe.epochs or field not in ("seed", "shots", "sampling")]
+        # A run without training counts for all samples, and for all seeds if it draws nothing.
+        unread = () if config.recipe.epochs else ("shots", "sampling")
+        unread = unread if config.depends_on_seed else (*unread, "seed")
+        fields = [field for field in chosen if field not in unread]
         return all(not chosen[field] or getattr(config, field) in chosen[field] for field in fields)
 
     return is_selected

@@ -17,7 +17,7 @@ from benchmarks.experiment.published import COMPONENTS
 from benchmarks.experiment.titles import title_method
 from cluster.run import validation_targets
 from procap.errors import UsageError, UserError, describe_invalid
-from procap.methods import METHODS
+from procap.methods import METHODS, data_use
 from procap.recipe import Recipe
 from runner.config import EvalSettings, RunConfig, Target
 from runner.planning import can_classify, control_options, plan_run
@@ -177,9 +177,11 @@ class SuiteOptions:
         settings |= {"recipe": recipe, "seed": seed}
         planned = partial(plan_run, method=variant.method, dataset=dataset, classes=classes, task=task, data=self.data)
         if not is_trained(variant.method):
-            # Without training neither seed nor shots change anything, and no field is read: all seeds are one run.
+            # Without training no field is read, and shots change nothing. All seeds are one run, but for a method that
+            # adapts to test images, whose order they draw.
+            seed = seed if data_use(variant.method).unlabelled == "test" else 1
             shared = settings["shared_overrides"] | settings["overrides"]
-            return planned(**settings | {"seed": 1, "shots": SHOTS, "shared_overrides": shared, "overrides": {}})
+            return planned(**settings | {"seed": seed, "shots": SHOTS, "shared_overrides": shared, "overrides": {}})
         config = planned(**settings)
         # A share of the epochs, and a shorter warm-up, follow from the resolved recipe, which may be the published one.
         changes = _shorten(

@@ -86,7 +86,10 @@ def assign_looks(methods: Mapping[str, str]) -> dict[str, Look]:
     A plug-in has the colour that its class gives. methods: by title.
     """
     looks: dict[str, Look] = {}
-    further = (make_look(number) for number in itertools.count(len(LOOKS) - len(ENDS) + 1))
+    # None has the marker and dashes of one that stands out.
+    ends = {look[1:3] for look in ENDS.values()}
+    numbers = itertools.count(len(LOOKS) - len(ENDS) + 1)
+    further = (look for number in numbers if (look := make_look(number))[1:3] not in ends)
     # Reversed, because the last entry of a key wins: here the first title of a method.
     first_titles = {method: title for title, method in reversed([*methods.items()])}
     for title, method in methods.items():

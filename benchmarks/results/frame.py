@@ -104,9 +104,10 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
             raise UserError(f"no suite {suite} at {results}; run it: procap bench {suite} --results {results}")
         runs = collection.runs
     frame = read_frame(root, lambda config: runs is None or config.path in runs, evaluation)
-    # Runs without training that differ only in seed or shots have the same results.
+    # Runs without training that differ only in shots, or in a seed that orders no test images, have the same results.
     # As text, because the dicts in `settings` cannot be hashed.
     columns = frame[["method", "dataset", "target", "manifest", "settings", "limited"]].astype(str)
+    columns["seed"] = frame.seed.where(frame.unlabelled == "test", 0)
     frame = frame[~columns.duplicated() | (frame.epochs > 0)]
     check_contents(frame)
     return frame

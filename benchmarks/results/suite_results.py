@@ -67,8 +67,8 @@ class SuiteResults:
         unreadable: dict[str, str] = {}
         for run in runs:
             folder, config = RunFolder(results / run.path), run.spec.config
-            # A method without training has one run, whose result counts for all seeds.
-            seeds = [config.seed] if config.recipe.epochs else options.seeds
+            # The one run of a method that draws nothing counts for all seeds.
+            seeds = [config.seed] if config.depends_on_seed else options.seeds
             for target in map(Target.parse_unchecked, run.spec.targets):
                 try:
                     training = folder.read_training()

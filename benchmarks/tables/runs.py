@@ -59,8 +59,8 @@ def unknown_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]:
 def title_runs(frame: pd.DataFrame, reference: str = "") -> pd.DataFrame:
     """Return one result per row, seed and target, with a column `title`.
 
-    Results of untrained methods get the seeds of the other rows. Raises UserError if images of a data set or weights
-    of a backbone differ.
+    Results of methods that draw nothing get the seeds of the other rows. Raises UserError if images of a data set or
+    weights of a backbone differ.
     """
     import pandas as pd
 
@@ -75,12 +75,14 @@ def title_runs(frame: pd.DataFrame, reference: str = "") -> pd.DataFrame:
         order=[ranks[repr(key)] for key in keys],
         dataset_rank=[dataset_order(name) for name in frame.dataset],
     )
-    trained = frame[frame.epochs > 0]
-    seeds = trained.groupby(["dataset", "classes", "target"]).seed.unique()
-    parts = [trained]
-    for key, rows in frame[frame.epochs == 0].groupby(["dataset", "classes", "target", "title"]):
-        # Seeds of trained results on the same target, else of all trained results, else its own.
-        used_seeds = set(seeds.get(key[:3], trained.seed.unique())) or set(rows.seed)
+    # As `RunConfig.depends_on_seed`.
+    is_drawn = (frame.epochs > 0) | (frame.unlabelled == "test")
+    drawn = frame[is_drawn]
+    seeds = drawn.groupby(["dataset", "classes", "target"]).seed.unique()
+    parts = [drawn]
+    for key, rows in frame[~is_drawn].groupby(["dataset", "classes", "target", "title"]):
+        # Seeds of drawn results on the same target, else of all drawn results, else its own.
+        used_seeds = set(seeds.get(key[:3], drawn.seed.unique())) or set(rows.seed)
         parts += [rows.head(1).assign(seed=seed) for seed in sorted(used_seeds)]
     return pd.concat(parts).sort_values(["dataset_rank", "order"], kind="stable")
 

@@ -68,6 +68,7 @@ METHODS: dict[str, str] = {
     "cliplora": "procap.methods.cliplora:CLIPLoRA",
     "mocoop": "procap.methods.mocoop:MoCoOp",
     "mmlop": "procap.methods.mmlop:MMLoP",
+    "tda": "procap.methods.tda:TDA",
     "procap": "procap.methods.procap:ProCAP",
 }
 """The built-in methods: module and class of each, imported on first use."""

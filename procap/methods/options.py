@@ -42,5 +42,5 @@ class SelectionOptions(MethodOptions):
 
 
 def is_chosen_on_test(options: Mapping[str, Any]) -> bool:
-    """Whether the options of any method, installed or not, are `SelectionOptions` with the public rule."""
+    """Whether the options of any method, installed or not, choose by test accuracy, as `SelectionOptions` can."""
     return options.get("selection") == "test"

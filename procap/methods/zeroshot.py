@@ -45,7 +45,7 @@ class ZeroShotOptions(MethodOptions):
 class ZeroShot(Method):
     """Zero-shot CLIP: hand-written templates, nothing is trained."""
 
-    Options = ZeroShotOptions
+    Options: ClassVar[type[MethodOptions]] = ZeroShotOptions
     title: ClassVar[str] = "CLIP (zero-shot)"
     groups: ClassVar[tuple[str, ...]] = ()
     selection: ClassVar[str] = "-"

@@ -1,0 +1,123 @@
+"""Evaluations of a method that adapts to test images: order, several processes, repetition, and a user's own images."""
+
+import json
+import shutil
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rank_processes import run_ranks
+from sessions import evaluate, load_trained, train
+from small_runs import make_runtime
+from test_runner_counts import MEASURED
+
+from benchmarks import results
+from benchmarks.experiment.profiles import MINI
+from benchmarks.suites import load_suite
+from benchmarks.tables.runs import title_runs
+from procap.errors import UsageError
+from runner.config import RunConfig, RuntimeConfig, Target
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ranks_from_environment
+from runner.planning import plan_run
+from runner.predict import ImageClassifier
+from shards.image_selection import select_target_images
+from shards.reader import open_dataset
+from shards.rng import generator
+from shards.transforms import EvalTransform
+
+TARGETS = [Target("digits", "base"), Target("digits", "all")]
+
+
+def plan(checkpoint: str, seed: int = 1, method: str = "tda") -> RunConfig:
+    # Of 60 test images there are four batches, of 30 two.
+    options = {"negative_alpha": 1.0} if method == "tda" else {}
+    fields = {"backbone": checkpoint, "shots": 1, "overrides": {"test_batch_size": 16}, "options": options}
+    return plan_run(method=method, dataset="digits", seed=seed, **fields)
+
+
+@pytest.fixture(scope="module")
+def evaluated(few_digits, short_checkpoint, tmp_path_factory) -> RuntimeConfig:
+    runtime = make_runtime(few_digits, tmp_path_factory.mktemp("one"))
+    for config in (
+        plan(str(short_checkpoint)),
+        plan(str(short_checkpoint), 2),
+        plan(str(short_checkpoint), 1, "zeroshot"),
+    ):
+        train(config, runtime)
+        for target in TARGETS:
+            evaluate(config, target, runtime)
+    return runtime
+
+
+def test_the_stream_has_the_order_of_the_named_stream_of_the_seed(evaluated, short_checkpoint):
+    loaded = load_trained(config := plan(str(short_checkpoint)), evaluated)
+    transform = EvalTransform(32, loaded.clip.image_mean, loaded.clip.image_std)
+    selection = select_target_images(open_dataset(evaluated.data, "digits"), "base")
+    images = torch.stack([transform(selection.images.image(i)) for i in range(len(selection.images))])
+    order = torch.randperm(len(images), generator=generator(1, "test order"))
+    # A call of the classifier is one stream.
+    probabilities = torch.empty(len(images), 5)
+    probabilities[order] = loaded.method.classifier()(images[order]).softmax(dim=1)
+    result = evaluate(config, TARGETS[0], evaluated)
+    assert result.predicted == probabilities.argmax(dim=1).tolist()
+    assert result.confidence == pytest.approx(probabilities.amax(dim=1).tolist(), abs=2e-5)
+    assert result.phases["adaptation"] > 0
+    in_list_order = loaded.method.classifier()(images).softmax(dim=1)
+    assert result.confidence != pytest.approx(in_list_order.amax(dim=1).tolist(), abs=1e-3)
+
+
+def repeat(data: str, folder: str, checkpoint: str) -> None:
+    ranks = ranks_from_environment()
+    runtime = make_runtime(data, folder if ranks.is_first else f"{folder}-of-{ranks.rank}")
+    with init_process_group(ranks, torch.device("cpu")) as group:
+        for target in TARGETS:
+            evaluate(plan(checkpoint), target, runtime, force=True, group=group)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_repetition_on_any_number_of_processes_writes_an_equal_file(
+    size, evaluated, few_digits, short_checkpoint, tmp_path
+):
+    shutil.copytree(evaluated.results, tmp_path, dirs_exist_ok=True)
+    ends = run_ranks(size, repeat, str(few_digits), str(tmp_path), str(short_checkpoint))
+    assert [end.code for end in ends] == [0] * size, "".join(end.err for end in ends)
+    folder = plan(str(short_checkpoint)).path
+    written = sorted(file.relative_to(tmp_path) for file in (tmp_path / folder).glob("eval/*.json"))
+    assert len(written) == 2
+    for file in written:
+        one, other = (json.loads((at / file).read_text()) for at in (evaluated.results, tmp_path))
+        assert one["seconds"] != other["seconds"], "it was evaluated again"
+        assert {name for name, value in one.items() if value != other[name]} <= MEASURED
+
+
+def test_each_seed_is_a_row_of_its_own_and_zero_shot_clip_counts_for_all(evaluated):
+    frame = results.load(evaluated.results)
+    assert sorted(frame[frame.method == "tda"].seed) == [1, 1, 2, 2]
+    rows = title_runs(frame).set_index(["method", "target", "seed"]).sort_index()
+    for method, differ in (("tda", True), ("zeroshot", False)):
+        first, second = (rows.loc[method, "digits:all:test", seed].confidence for seed in (1, 2))
+        assert (np.abs(np.subtract(first, second)).max() > 1e-3) == differ
+    suite = load_suite("base-to-novel")
+    options = suite.options(MINI, methods=("tda", "zeroshot"), datasets=("digits",), seeds=(1, 2))
+    assert [(run.variant.method, run.seed) for run in suite.plan(options)] == [("tda", 1), ("tda", 2), ("zeroshot", 1)]
+
+
+def test_images_of_a_folder_are_one_stream_in_their_order_whatever_the_batches(evaluated, short_checkpoint):
+    classify = ImageClassifier.load(evaluated.results / plan(str(short_checkpoint)).path, device="cpu")
+    encoded = open_dataset(evaluated.data, "digits").open_images("test")
+    files = [(str(i), data) for i, data in enumerate(encoded.stream(list(range(20))))]
+    whole = classify([Image.open(BytesIO(data)) for _, data in files])
+    probabilities = torch.stack([row for _, row in classify.predict(iter(files))])
+    torch.testing.assert_close(probabilities, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_a_method_that_adapts_to_test_images_is_no_teacher(evaluated, short_checkpoint, tmp_path):
+    teacher = evaluated.results / plan(str(short_checkpoint)).path
+    config = plan_run(
+        method="kdpl", dataset="digits", backbone=str(short_checkpoint), options={"teacher": str(teacher)}
+    )
+    with pytest.raises(UsageError, match="adapts to test images: name a run of a different method"):
+        train(config, make_runtime(evaluated.data, tmp_path))
