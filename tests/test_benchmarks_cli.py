@@ -162,7 +162,7 @@ def test_an_unexpected_error_or_a_signal_is_one_line_with_its_code(capsys, monke
     assert (given, err) == (code, f"procap: {message}\n")
 
 
-@pytest.mark.parametrize("what", ["methods", "datasets", "backbones", "runs"])
+@pytest.mark.parametrize("what", ["methods", "datasets", "backbones", "suites", "runs"])
 def test_listings_are_readable_and_json(capsys, what):
     put_run(Path("results"), "coop", "digits")
     code, out, _ = run(capsys, "ls", what, "--json")

@@ -125,8 +125,8 @@ def _suites() -> Listing:
         targets = {run.path: run.spec.targets for run in suite.plan(suite.options(PAPER))}
         costs = {"runs": len(targets), "evaluations": sum(map(len, targets.values()))}
         rows.append({name: getattr(suite, name) for name in ("name", "title", "methods", "seeds")} | costs)
-    shown = [[",".join(map(str, cell)) if isinstance(cell, tuple) else cell for cell in row.values()] for row in rows]
-    return columns(("suite", "what it is", "methods", "seeds", "runs", "evaluations"), shown), rows
+    shown = [(row["name"], row["title"], len(row["methods"]), row["runs"], row["evaluations"]) for row in rows]
+    return columns(("suite", "what it is", "methods", "runs", "evaluations"), shown), rows
 
 
 def _datasets(root: Path) -> Listing:
