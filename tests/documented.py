@@ -18,6 +18,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 NOT_RUN = {
     r"make ": "the demo, the tests and the lint of the whole project, which run by themselves",
+    r"source \.venv/bin/activate": "the commands run in the environment of the tests",
     r"\.venv/bin/python -m pytest -m gpu": "needs a GPU",
     r"\.venv/bin/pip install": "installs a package into the environment of the tests",
     r"procap check method visual-tokens": "needs that package: tests/test_benchmarks_own_method.py",
