@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Classifier", "Run", "Session", "evaluate", "features", "load_results", "pack", "train"]
 
-PLACES = {
+ATTRIBUTES = {
     **dict.fromkeys(("Run", "Session", "evaluate", "pack", "train"), "runner.api"),
     "Classifier": "runner.predict:ImageClassifier",
     "features": "runner.image_features:image_features",
@@ -35,9 +35,9 @@ PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in PLACES:
+    if name not in ATTRIBUTES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, attribute = PLACES[name].partition(":")
+    module, _, attribute = ATTRIBUTES[name].partition(":")
     package = module.partition(".")[0]
     file = Path(getattr(find_spec(package), "origin", None) or package).resolve()
     if Path(__file__).resolve().parents[1] not in file.parents:

@@ -28,7 +28,7 @@ from shards.default_paths import cache_home, data_root
 from shards.files import write_file
 from shards.manifest import Manifest
 from shards.mirror import refresh
-from shards.pack import pack_missing, pack_source
+from shards.pack import check_same_source, pack_missing, pack_source
 from shards.raw.guess import find_description
 from shards.raw.user_dataset import user_source
 from shards.reader import ShardSet
@@ -71,13 +71,16 @@ def pack(folder: str | Path, *, data: str | Path = "", max_side: int | None = No
     """Pack a folder of images as `procap data pack` does; its YAML file is guessed and written if there is none.
 
     max_side: pixels of the shorter side that are kept, see `shards.raw.guess.find_description`.
-    Returns the manifest: name, classes and counts. Raises UserError, with all problems of the images.
+    Returns the manifest: name, classes and counts. Raises UserError with all problems of the images, and
+    UsageError for a name under which another folder was packed.
     """
+    root = data_root(str(data))
     file, text = find_description(Path(folder), max_side)
     source = user_source(file, text)
     if text:
+        check_same_source(source, root, file)
         write_file(file, text)
-    return pack_source(source, data_root(str(data)))
+    return pack_source(source, root)
 
 
 class Session:

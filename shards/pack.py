@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from procap.errors import UserError
+from procap.errors import UsageError, UserError
 from shards.builtin_sources import builtin_source
 from shards.check import (
     IMAGES_PER_TASK,
@@ -34,7 +34,7 @@ from shards.check import (
 )
 from shards.files import file_lock, file_sha256, write_file
 from shards.index import DIGESTS_FILE, INDEX, INDEX_FILE, PATHS_FILE, image_digest, index_bytes, list_digest
-from shards.manifest import FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror
+from shards.manifest import FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror, read_manifest
 from shards.mirror import refuse_packing
 from shards.names import first_few, unfit_texts
 from shards.pools import map_in_order
@@ -112,6 +112,16 @@ def pack_source(
         reason = f"{error.strerror or error}{room}; choose another --data folder"
         raise UserError(f"'{source.name}' cannot be packed into {data_root}: {reason}") from error
     return manifest
+
+
+def check_same_source(source: Source, data_root: Path, yaml_file: Path) -> None:
+    """Raise UsageError if a set of that name was packed from other images than `source`, whose YAML file is guessed.
+
+    The folder that a set was packed from has its YAML file, unless that was deleted.
+    """
+    if is_packed(data_root, source.name) and read_manifest(data_root / source.name).source != source.origin:
+        hint = "rename this one, or replace the set with --force"
+        raise UsageError(f"'{source.name}' was packed from another folder than {yaml_file} names: {hint}")
 
 
 def _check_texts(source: Source) -> None:

@@ -43,7 +43,7 @@ def parse_sampling(text: str) -> str:
 def draw_uneven(
     sampling: str, train_labels: Labels, balanced: Sequence[int], classes: Sequence[int], shots: int, seed: int
 ) -> list[int]:
-    """Draw the positions of the training images of `classes` by an uneven rule, from a stream of its own.
+    """Draw the positions of the training images of `classes` by an uneven rule, from a separate random stream.
 
     balanced: the positions of the balanced sample, of which "decay" keeps the first ones of each class.
     """

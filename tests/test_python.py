@@ -10,6 +10,8 @@ import pytest
 from own_images import CLASSES, put_classes
 
 import procap
+from procap.errors import UsageError
+from shards.manifest import read_manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -33,6 +35,16 @@ def test_a_folder_is_packed_trained_on_and_evaluated_in_a_few_lines(tmp_path):
     assert (row["method"], row["correct"], row["total"]) == ("ncm", result.correct, result.total)
     assert procap.Classifier.load(run.folder)([tmp_path / "birds" / CLASSES[0] / "00.png"]).shape == (1, len(CLASSES))
     assert procap.features("birds", "test", data="shards").features.shape[0] == result.total
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_packed_set_is_not_replaced_by_another_folder_of_its_name(tmp_path):
+    put_classes(tmp_path / "birds")
+    put_classes(tmp_path / "more" / "birds", classes=CLASSES[:2])
+    manifest = procap.pack("birds", data="shards")
+    with pytest.raises(UsageError, match="'birds' was packed from another folder"):
+        procap.pack("more/birds", data="shards")
+    assert read_manifest(tmp_path / "shards" / "birds") == manifest and not (tmp_path / "more" / "birds.yaml").exists()
 
 
 def test_importing_costs_nothing_and_names_are_listed():

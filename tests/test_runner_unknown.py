@@ -14,7 +14,9 @@ from rank_processes import run_ranks
 from sessions import evaluate, load_trained, make_run, train
 from small_runs import make_runtime, only_run
 
+from benchmarks.plots.unknown_images import pool_scores
 from benchmarks.results import load
+from benchmarks.results.unknown_images import Detection
 from procap.classifier import unit
 from procap.text import LabelSpace
 from runner.concept_scores import score_run
@@ -178,3 +180,14 @@ def test_the_images_of_a_set_without_classes_are_listed_by_name_at_any_depth(tmp
         file.write_bytes(b"")
     listing = read_published(find_location(UNLABELLED[0], tmp_path))
     assert (listing.classnames, listing.splits) == (("unknown",), {"test": [("a/c.jpg", 0), ("b.jpg", 0)]})
+
+
+def test_a_histogram_has_the_known_images_of_all_seeds_once():
+    known, unknown = np.array([[0.5, 0.7], [0.6, 0.8]]), np.array([[0.1], [0.2]])
+    seeds = [
+        {"holiday:all:test": Detection(100, 0, known[i], unknown[i], "", False),
+         "tiles:all:test": Detection(100, 0, known[i], unknown[i] + 0.1, "", False)}
+        for i in range(2)
+    ]  # fmt: skip
+    pooled = [values.tolist() for values in pool_scores(seeds).values()]
+    assert pooled == [[0.5, 0.7, 0.6, 0.8], pytest.approx([0.1, 0.2]), pytest.approx([0.2, 0.3])]

@@ -15,7 +15,8 @@ from benchmarks.console.packing_progress import format_classes, pack_with_progre
 from procap.errors import UsageError, UserError
 from runner.devices import available_cores
 from shards.files import write_file
-from shards.manifest import Manifest, read_manifest
+from shards.manifest import Manifest
+from shards.pack import check_same_source
 from shards.reader import open_dataset
 from shards.resolve import is_packed
 
@@ -75,10 +76,8 @@ def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int,
         _write_guess(dataset)
     source = dataset.make_source(skip_broken=True, workers=workers) if skip_broken else dataset.make_source()
     if dataset.guessed_yaml and is_packed(root, dataset.name):
-        # The folder that a set was packed from has its YAML file, unless that was deleted.
-        if not force and read_manifest(root / dataset.name).source != source.origin:
-            hint = "rename this one, or replace the set with --force"
-            raise UsageError(f"'{dataset.name}' was packed from another folder than {dataset.yaml_file} names: {hint}")
+        if not force:
+            check_same_source(source, root, Path(dataset.yaml_file))
         _write_guess(dataset)
     manifest = pack_with_progress(source, root, force=force, workers=workers, on_note=on_note)
     if dataset.yaml_file:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.experiment.published import title_target
 from benchmarks.plots import style
 from benchmarks.plots.style import Plots
+from benchmarks.results.unknown_images import Detection
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,16 +27,26 @@ def unknown_plots(frame: pd.DataFrame) -> Plots:
     return {"unknown-scores": partial(score_histograms, scored)} if len(scored) else {}
 
 
+def pool_scores(results: Iterable[Mapping[str, Detection]]) -> dict[str, NDArray[np.float64]]:
+    """Join the scores of several seeds: those of the known images, and of each unknown set by its title.
+
+    results: of each seed, the detections by the target of the unknown set.
+    """
+    scores: dict[str, list[NDArray[np.float64]]] = {"known": []}
+    for detections in results:
+        # All detections of a seed have the same known images.
+        scores["known"] += [detection.known for detection in detections.values()][:1]
+        for target, detection in detections.items():
+            scores.setdefault(title_target(target), []).append(detection.unknown)
+    return {name: np.concatenate(parts) for name, parts in scores.items()}
+
+
 def score_histograms(frame: pd.DataFrame) -> Figure:
     """Draw a panel for each of the first MAX_PANELS methods and known sets, a line for each set; seeds are pooled."""
     groups = [*frame.groupby(["target", "title"], sort=False)][:MAX_PANELS]
     figure, axes = style.panels(len(groups), 1.6, "score", "share of images")
     for panel, ((known, title), rows) in zip(axes, groups, strict=True):
-        detections = [found for unknown in rows.unknown for found in unknown.items()]
-        scores = {"known": [detections[0][1].known]}
-        for target, detection in detections:
-            scores.setdefault(title_target(target), []).append(detection.unknown)
-        pooled = {name: np.concatenate(parts) for name, parts in scores.items()}
+        pooled = pool_scores(rows.unknown)
         edges = np.histogram_bin_edges(np.concatenate([*pooled.values()]), BINS)
         for number, (name, values) in enumerate(pooled.items()):
             shares = np.histogram(values, edges)[0] / len(values)

@@ -155,8 +155,9 @@ class MoCoOp(Method):
         assert isinstance(options, MoCoOpOptions)
         file = Path(options.new_names).expanduser()
         # A missing file is refused when training reads it.
-        found = options.new_names and file.is_file()
-        return {"new_names": hashlib.sha256(file.read_bytes()).hexdigest()} if found else {}
+        if not (options.new_names and file.is_file()):
+            return {}
+        return {"new_names": hashlib.sha256(file.read_bytes()).hexdigest()}
 
     def prepare_training(self) -> None:
         """Read the names of new classes. Raises UserError for a file that cannot be read."""

@@ -118,11 +118,11 @@ def tda_logits(features: Tensor, text: Tensor, scale: Tensor, options: TDAOption
     shares = entropies / math.log2(classes) if classes > 1 else torch.full_like(entropies, math.nan)
     unsure = (options.lowest_entropy < shares) & (shares < options.highest_entropy)
     likely = (options.lowest_probability < probabilities) & (probabilities < options.highest_probability)
-    own = labels[:, None] == torch.arange(classes, device=labels.device)
+    is_predicted = labels[:, None] == torch.arange(classes, device=labels.device)
     # The decisions are made on the host, from one copy.
     on_host = labels.cpu(), entropies.cpu()
     entered = find_exits(*on_host, torch.ones(len(labels), dtype=torch.bool), options.capacity).to(labels.device)
-    logits = logits + options.alpha * count_votes(images, entered, own, options.beta)
+    logits = logits + options.alpha * count_votes(images, entered, is_predicted, options.beta)
     entered = find_exits(*on_host, unsure.cpu(), options.negative_capacity).to(labels.device)
     return logits - options.negative_alpha * count_votes(images, entered, likely, options.negative_beta)
 

@@ -1,6 +1,6 @@
 """Load a frozen CLIP by its name and weights; open_clip builds every model but `mini`.
 
-Nothing is downloaded unless HF_HUB_OFFLINE is 0, which `--download` sets. Random weights come only by that name.
+Nothing is downloaded unless HF_HUB_OFFLINE is 0, as `--download` sets it; random weights have the name "random".
 """
 
 from __future__ import annotations
