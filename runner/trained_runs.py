@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from procap.classifier import Classifier
 from procap.errors import UserError
 from procap.methods import method_source
+from procap.methods.hooks import TaughtMethod
 from procap.methods.method import Method
 from procap.text import LabelSpace
 from runner.calibration import ImagePredictions
@@ -24,7 +26,7 @@ from runner.meters import Meter
 from runner.progress_bar import ProgressDisplay
 from runner.results import TrainResult
 from runner.session import Run, TrainedRun
-from runner.setup import build_initial_method, warn_of_names
+from runner.setup import build_initial_method, changed_file, warn_of_names
 from runner.stop_signals import StopRequest
 from shards.reader import ImageList
 from shards.rng import generator
@@ -58,7 +60,22 @@ def _load(run: Run) -> TrainedRun:
     session.group.check_same(f"the digest of the weights of {config.backbone}", clip.digest())
     method = build_initial_method(config, clip, card.space)
     load_into(method, tensors, file)
+    if isinstance(method, TaughtMethod):
+        # Loaded when the method asks for it, once: most need no teacher any more.
+        recall = cache(partial(_recall_teacher, run, training))
+        method.set_teacher(lambda space: teacher.classifier(space) if (teacher := recall()) else None)
     return TrainedRun(config, training, clip, method)
+
+
+def _recall_teacher(run: Run, training: TrainResult) -> Method | None:
+    """Load the run that taught a finished run; None if its teacher was none. Raises UserError if it has changed."""
+    # Imported here because that module loads finished runs with this one.
+    from runner.earlier_runs import load_teacher
+
+    teacher = load_teacher(run)
+    if changed_file(run.config, training.files):
+        raise UserError(f"{run.path} learned from another teacher than {run.config.options['teacher']} is now")
+    return teacher
 
 
 def read_current_training(run: Run) -> TrainResult:

@@ -69,6 +69,7 @@ METHODS: dict[str, str] = {
     "mocoop": "procap.methods.mocoop:MoCoOp",
     "mmlop": "procap.methods.mmlop:MMLoP",
     "tda": "procap.methods.tda:TDA",
+    "promptkd": "procap.methods.promptkd:PromptKD",
     "procap": "procap.methods.procap:ProCAP",
 }
 """The built-in methods: module and class of each, imported on first use."""
@@ -164,7 +165,10 @@ def data_use(name: str, options: Mapping[str, Any] | None = None) -> DataUse:
         uses: DataUse = _read_facts(METHODS[name])["uses"]
     else:
         uses = DataUse() if loading_error(name) else method_class(name).uses
-    return replace(uses, names="all") if (options or {}).get("new_names") else uses
+    given = options or {}
+    if (pool := given.get("unlabelled", "few-shot")) in ("base", "all"):
+        uses = replace(uses, unlabelled="base" if pool == "base" else "train")
+    return replace(uses, names="all") if given.get("new_names") or pool == "all" else uses
 
 
 def describe_method(name: str) -> dict[str, str]:
