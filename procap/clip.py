@@ -17,6 +17,7 @@ from procap.geometry import Geometry
 from procap.packing import PromptSet
 from procap.plan import NO_CHANGE, Plan
 from procap.towers import FrozenTower, TextTower, VisionTower
+from procap.weights.architectures import check_towers
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -126,6 +127,16 @@ class CLIP(nn.Module):
         features, states, frozen = self.visual.encode_with_frozen(images, plan, self.optimized)
         assert states is not None
         return features, states, frozen
+
+    def encode_patches(self, images: Tensor, plan: Plan = NO_CHANGE) -> tuple[Tensor, Tensor]:
+        """Encode images to the states [B, N, D] of their N patches and to features [B, E], those of `encode_image`.
+
+        The patches have passed the last block without attention, with their own values, and the last LayerNorm;
+        `visual.proj` maps them to the joint space. Source: Lafon et al. 2024, GalLoP.
+        Raises UsageError for an image tower that is no plain transformer.
+        """
+        check_towers("encode_patches", ("image",), self.name, self.plain_towers)
+        return self.visual.encode_patches(images, plan, self.optimized)
 
     def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode token ids [C, T] to features [C, E], not normalised; [S, C, E] under a plan with S token sets.
