@@ -170,7 +170,7 @@ class CLIP(nn.Module):
         return [name for name, tokens in zip(names, spelled, strict=True) if tokens <= shared]
 
     def digest(self) -> str:
-        """Return sixteen hexadecimal digits of a SHA-256 over the geometry, every weight and how images are prepared."""
+        """Return sixteen hexadecimal digits of a SHA-256 over geometry, weights and how images are prepared."""
         if self._digest:
             return self._digest
         # A new field of `Geometry` changes every digest, by which finished runs recognise their backbone.
