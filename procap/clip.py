@@ -78,6 +78,8 @@ class CLIP(nn.Module):
             raise ValueError("; ".join(problems))
         # A copy even of float32 tensors, which `float` returns as they are: the caller keeps its state dict.
         weights = {name: state[name].detach().float().clone() for name in expected}
+        if broken := [name for name, weight in weights.items() if not weight.isfinite().all()]:
+            raise ValueError(f"has values in {broken[0]} that are not finite")
         clip.load_state_dict(weights, strict=False, assign=True)
         return clip.requires_grad_(False).eval()
 
@@ -179,11 +181,14 @@ class CLIP(nn.Module):
         return [name for name, tokens in zip(names, spelled, strict=True) if tokens <= shared]
 
     def digest(self) -> str:
-        """Return sixteen hexadecimal digits of a SHA-256 over the geometry and every weight, computed once."""
+        """Return sixteen hexadecimal digits of a SHA-256 over geometry, weights and how images are prepared."""
         if self._digest:
             return self._digest
         # A new field of `Geometry` changes every digest, by which finished runs recognise their backbone.
         sha = hashlib.sha256(repr(self.geometry).encode())
+        images = (self.image_mean, self.image_std, self.interpolation, self.squash)
+        if images != (OPENAI_MEAN, OPENAI_STD, "bicubic", False):
+            sha.update(repr(images).encode())
         for name, weight in sorted(self.state_dict().items()):
             sha.update(name.encode())
             sha.update(weight.detach().cpu().float().contiguous().numpy().tobytes())
