@@ -19,7 +19,7 @@ from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_ch
 from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
 from runner.distributed.collectives import ProcessGroup
-from runner.earlier_runs import load_teacher, preliminary_run, read_initial_run
+from runner.earlier_runs import preliminary_run, read_initial_run
 from runner.engine import Batch, term_gradients
 from runner.failures import describe_failure
 from runner.feature_training import learn_from_features
@@ -34,6 +34,7 @@ from runner.setup import Setup, changed_file, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
+from runner.trained_runs import load_teacher
 from runner.validate import Callbacks, Validator
 from shards.device.stream import DeviceTrainStream
 from shards.rng import generator
