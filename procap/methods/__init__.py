@@ -69,6 +69,7 @@ METHODS: dict[str, str] = {
     "mocoop": "procap.methods.mocoop:MoCoOp",
     "mmlop": "procap.methods.mmlop:MMLoP",
     "gallop": "procap.methods.gallop:GalLoP",
+    "plotpp": "procap.methods.plotpp:PLOTPP",
     "tda": "procap.methods.tda:TDA",
     "procap": "procap.methods.procap:ProCAP",
 }
