@@ -69,6 +69,8 @@ METHODS: dict[str, str] = {
     "mocoop": "procap.methods.mocoop:MoCoOp",
     "mmlop": "procap.methods.mmlop:MMLoP",
     "tda": "procap.methods.tda:TDA",
+    "tpt": "procap.methods.tpt:TPT",
+    "tpt-coop": "procap.methods.tpt:TPTCoOp",
     "procap": "procap.methods.procap:ProCAP",
 }
 """The built-in methods: module and class of each, imported on first use."""
