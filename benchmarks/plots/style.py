@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE = Path(__file__).with_name("procap.mplstyle")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "d")
 INK, FAINT, GRID, GREY = "#1f2430", "#6b7280", "#e5e7eb", "#c3c8d0"
 COLOURED = 10
 """Methods of a plot that have colours; with more, the others are grey."""
@@ -66,7 +66,7 @@ COLOURS = ("#661100", "#e69f00", "#0072b2", "#8c6d31", "#009e73", "#cc79a7", "#8
 
 
 def make_look(number: int) -> Look:
-    """Make one of 440 distinct looks."""
+    """Make one of 660 distinct looks."""
     marker, dashes = MARKERS[number % len(MARKERS)], DASHES[number % len(DASHES)]
     return Look(COLOURS[number % len(COLOURS)], marker, dashes)
 

@@ -1,7 +1,7 @@
 """TPT: CoOp's context, tuned for each test image alone until random views of it get the same certain prediction.
 
-Source: Shu et al. 2022, "Test-Time Prompt Tuning for Zero-Shot Generalization in Vision-Language Models", and its public
-code. Learns n_ctx vectors of the text width for each image: 2,048 parameters with 4 tokens on ViT-B/16.
+Source: Shu et al. 2022, "Test-Time Prompt Tuning for Zero-Shot Generalization", and its public code. Learns n_ctx
+vectors of the text width for each image: 2,048 parameters with 4 tokens on ViT-B/16.
 
 Shapes: B test images, V views of each, K of them kept, C classes, P context tokens, D text width, E joint embedding.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from procap.classifier import Classifier, mean_log_probability, unit
 from procap.methods.coop import ContextMethod, ContextOptions, CoOp
 from procap.methods.data_use import DataUse
-from procap.methods.method import PublishedOptions
+from procap.methods.method import PublicLayout, PublishedOptions
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -43,7 +43,9 @@ def entropies(log_probabilities: Tensor) -> Tensor:
 
 
 def choose_views(logits: Tensor, share: float) -> Tensor:
-    """Choose the share of the views, rounded down, whose logits [B, V, C] have the lowest entropies: positions [B, K].
+    """Choose the views with the lowest entropies of their logits [B, V, C]: positions [B, K].
+
+    share: K / V; K is rounded down, and at least one.
     """
     count = max(1, int(share * logits.shape[1]))
     return entropies(logits.log_softmax(dim=2)).argsort(dim=1, stable=True)[:, :count]
@@ -113,7 +115,7 @@ class TPT(ContextMethod):
     selection: ClassVar[str] = "-"
     uses: ClassVar[DataUse] = DataUse(labelled="none", unlabelled="test")
     # Its public code saves nothing.
-    public_layout = None  # type: ignore[assignment]
+    public_layout: ClassVar[PublicLayout | None] = None
     options: TPTOptions
 
     @classmethod
@@ -137,7 +139,7 @@ class TPTCoOp(TPT):
     selection: ClassVar[str] = "last step"
     uses: ClassVar[DataUse] = DataUse(unlabelled="test")
     published: ClassVar[PublishedOptions] = CoOp.published
-    public_layout = ContextMethod.public_layout
+    public_layout: ClassVar[PublicLayout | None] = ContextMethod.public_layout
     mini_lr: ClassVar[float | None] = 4e-2
 
     @classmethod
