@@ -101,7 +101,7 @@ class RunExecutor:
             if self.group.ranks.is_first:
                 # All runs have reached `end`: only now has every epoch since the last rung a mean over all of them.
                 for epoch in range(reported, min(end, epochs - 1)):
-                    means = (score_at(self.session.run(run.config), run.targets, epoch) for run in self.runs)
+                    means = (score_at(self.session.get_run(run.config), run.targets, epoch) for run in self.runs)
                     scores = [mean for mean in means if mean is not None]
                     # A run that was finished before the sweep may have no validation.
                     if len(scores) == len(self.runs):
@@ -110,7 +110,7 @@ class RunExecutor:
 
     def _train(self, spec: RunSpec, callbacks: Callbacks, until: int | None = None) -> None:
         """Train as soon as no other process holds the run's lock; a run finished by another process is not repeated."""
-        run = self.session.run(spec.config)
+        run = self.session.get_run(spec.config)
         while True:
             # In a process group only rank 0 sees the lock, so all ranks wait together before they start.
             while why := self.group.broadcast_object(run.find_holder() if self.session.is_first else None):
@@ -127,7 +127,7 @@ class RunExecutor:
 
     def _evaluate(self, spec: RunSpec, targets: Sequence[Target]) -> float:
         """Evaluate a run where results are missing; returns its score."""
-        run = self.session.run(spec.config)
+        run = self.session.get_run(spec.config)
         return score([evaluate_run(run, target).accuracy for target in targets])
 
     def _send(self, report: TrialReport) -> None:

@@ -58,7 +58,7 @@ class Sweep:
             return stored
         with suppress(UserError):
             runs = make_runs(self.settings, stored.values, self.session.runtime.data)
-            if all(final_score(self.session.run(run.config), run.targets) is not None for run in runs):
+            if all(final_score(self.session.get_run(run.config), run.targets) is not None for run in runs):
                 return read_scores(stored, self.session)
         return stored.model_copy(update={"state": "unfinished", "scores": {}})
 
@@ -187,7 +187,7 @@ class Sweep:
         """Collect the scores of a trial's runs; if it was stopped, at the last epoch that all runs have finished."""
         scores: dict[str, float] = {}
         for spec in runs:
-            run = self.session.run(spec.config)
+            run = self.session.get_run(spec.config)
             # Behind a URL the files are on the node that trained the run and at the URL, not yet here.
             self.session.remote.pull(run.path)
             score = final_score(run, spec.targets)

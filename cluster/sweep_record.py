@@ -207,7 +207,7 @@ def read_scores(stored: Configuration, session: Session) -> Configuration:
         with suppress(UserError):
             if config := RunFolder(session.runtime.results / path).read_config():
                 targets = validation_targets(config.dataset, config.classes)
-                score = final_score(session.run(config), targets, any_code=True)
+                score = final_score(session.get_run(config), targets, any_code=True)
                 scores[path] = scores[path] if score is None else score
     return stored.model_copy(update={"scores": scores})
 

@@ -30,6 +30,7 @@ class AttentionPattern:
     mask: added to the scores: [Q, L] or [N, 1, Q, L] for one group, [G, 1, Q, P + L / G] for several.
     causal: rows attend to themselves and earlier ones; the prefix of several groups always does.
     prefix_queries: the queries include the prefix rows.
+    attending: the only row that attends to all; each of the others gets its own value.
     """
 
     causal: bool = False
@@ -37,12 +38,16 @@ class AttentionPattern:
     groups: int = 1
     prefix: int = 0
     prefix_queries: bool = True
+    attending: int | None = None
 
     def apply(self, q: Tensor, kv: Tensor, heads: int) -> Tensor:
         """Compute attention of queries [N, Q, D] to keys and values [N, L, 2 D]; returns [N, Q, D].
 
         G groups become items of the batch, [N G, Q / G, D] and [N G, P + L / G, 2 D], each with a copy of the prefix.
         """
+        if self.attending is not None:
+            row, values = slice(self.attending, self.attending + 1), kv.chunk(2, dim=-1)[1]
+            return values.slice_scatter(attend(q[:, row], kv, heads), 1, row.start, row.stop)
         if self.groups == 1:
             return attend(q, kv, heads, self.mask, self.causal)
         assert self.mask is not None

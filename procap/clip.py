@@ -17,6 +17,7 @@ from procap.geometry import Geometry
 from procap.packing import PromptSet
 from procap.plan import NO_CHANGE, Plan
 from procap.towers import FrozenTower, TextTower, VisionTower
+from procap.weights.architectures import check_towers
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -77,6 +78,8 @@ class CLIP(nn.Module):
             raise ValueError("; ".join(problems))
         # A copy even of float32 tensors, which `float` returns as they are: the caller keeps its state dict.
         weights = {name: state[name].detach().float().clone() for name in expected}
+        if broken := [name for name, weight in weights.items() if not weight.isfinite().all()]:
+            raise ValueError(f"has values in {broken[0]} that are not finite")
         clip.load_state_dict(weights, strict=False, assign=True)
         return clip.requires_grad_(False).eval()
 
@@ -127,6 +130,16 @@ class CLIP(nn.Module):
         assert states is not None
         return features, states, frozen
 
+    def encode_patches(self, images: Tensor, plan: Plan = NO_CHANGE) -> tuple[Tensor, Tensor]:
+        """Encode images to the states [B, N, D] of their N patches and to features [B, E], those of `encode_image`.
+
+        The patches have passed the last block without attention, with their own values, and the last LayerNorm;
+        `visual.proj` maps them to the joint space. Source: Lafon et al. 2024, GalLoP.
+        Raises UsageError for an image tower that is no plain transformer.
+        """
+        check_towers("encode_patches", ("image",), self.name, self.plain_towers)
+        return self.visual.encode_patches(images, plan, self.optimized)
+
     def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode token ids [C, T] to features [C, E], not normalised; [S, C, E] under a plan with S token sets.
 
@@ -168,11 +181,14 @@ class CLIP(nn.Module):
         return [name for name, tokens in zip(names, spelled, strict=True) if tokens <= shared]
 
     def digest(self) -> str:
-        """Return sixteen hexadecimal digits of a SHA-256 over the geometry and every weight, computed once."""
+        """Return sixteen hexadecimal digits of a SHA-256 over geometry, weights and how images are prepared."""
         if self._digest:
             return self._digest
         # A new field of `Geometry` changes every digest, by which finished runs recognise their backbone.
         sha = hashlib.sha256(repr(self.geometry).encode())
+        images = (self.image_mean, self.image_std, self.interpolation, self.squash)
+        if images != (OPENAI_MEAN, OPENAI_STD, "bicubic", False):
+            sha.update(repr(images).encode())
         for name, weight in sorted(self.state_dict().items()):
             sha.update(name.encode())
             sha.update(weight.detach().cpu().float().contiguous().numpy().tobytes())

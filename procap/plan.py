@@ -226,14 +226,29 @@ class TokenSequence(SequenceStates):
     read_out: the row whose final state becomes the feature: a number, or one per item [N].
     causal: rows see only themselves and earlier rows, inserted tokens included.
     op_rows: where the tokens of each operation are now, by the operation's index in the plan.
+    unmixed: the block in which only the read-out row attends to others; the rest get their own values.
     """
 
     read_out: int | Tensor
     causal: bool
     op_rows: Mapping[int, slice] = field(default_factory=dict)
+    unmixed: int | None = None
 
     def pattern(self, layer: int) -> AttentionPattern:
+        if layer == self.unmixed and isinstance(self.read_out, int):
+            return AttentionPattern(attending=self.read_out)
         return CAUSAL if self.causal else FULL
+
+    def own_rows(self, plan: Plan) -> Tensor:
+        """Return the states of the rows that were there before the operations of `plan` inserted others."""
+        # A replacement stands at rows that were there before; those of prompts are left out by what added them.
+        inserted = [rows for index, rows in self.op_rows.items() if plan.tokens[index].mode != "replace"]
+        count = self.x.shape[1]
+        kept = {row for row in range(count) if not any(rows.start <= row < rows.stop for rows in inserted)}
+        starts = sorted(row for row in kept if row - 1 not in kept)
+        stops = sorted(row + 1 for row in kept if row + 1 not in kept)
+        # A list of rows would be copied to the device, for which the host would wait.
+        return torch.cat([self.x[:, start:stop] for start, stop in zip(starts, stops, strict=True)], dim=1)
 
     def read_out_rows(self, index: int | None = None) -> tuple[AttentionPattern, RowMap]:
         row = self.read_out

@@ -42,7 +42,17 @@ def read_image_rows(clip: CLIP, images: Tensor, plan: Plan) -> Tensor:
     return _layer_norm(torch.stack(inserted, dim=1), weights, "ln_post")
 
 
-def _final_image_rows(clip: CLIP, images: Tensor, plan: Plan) -> tuple[list[Row], Weights]:
+def encode_patches(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> tuple[Tensor, Tensor]:
+    """Return the states [B, N, D] of the patches, whose last block has no attention, and features [B, E].
+
+    As in GalLoP's public code, the last block is computed a second time for the patches.
+    """
+    rows, weights = _final_image_rows(clip, images, plan, mixes=False)
+    patches = torch.stack([state for label, state in rows if label > 0], dim=1)
+    return _layer_norm(patches, weights, "ln_post"), encode_image(clip, images, plan)
+
+
+def _final_image_rows(clip: CLIP, images: Tensor, plan: Plan, mixes: bool = True) -> tuple[list[Row], Weights]:
     tower, patch = clip.visual, clip.geometry.patch_size
     weights = dict(tower.named_parameters()) | dict(plan.weights)
     # [B, 3 S S, N] to [B, N, D]: `unfold` has the pixels of a patch (size S) in the order of the convolution's weight.
@@ -51,7 +61,7 @@ def _final_image_rows(clip: CLIP, images: Tensor, plan: Plan) -> tuple[list[Row]
     rows = [(index, state + tower.positional_embedding[index]) for index, state in enumerate(states)]
     rows = _splice(rows, plan, INPUT)
     rows = [(label, _layer_norm(state, weights, "ln_pre")) for label, state in rows]
-    return _transformer(rows, clip.geometry, weights, plan, causal=False), weights
+    return _transformer(rows, clip.geometry, weights, plan, causal=False, mixes=mixes), weights
 
 
 def encode_text(clip: CLIP, ids: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
@@ -96,6 +106,9 @@ class PlainCLIP:
 
     def encode_image_with_frozen(self, images: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
         return *self.encode_image_rows(images, plan), self.encode_image(images)
+
+    def encode_patches(self, images: Tensor, plan: Plan = NO_CHANGE) -> tuple[Tensor, Tensor]:
+        return encode_patches(self._clip, images, plan)
 
     def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode the whole context, one token set after another."""
@@ -142,16 +155,19 @@ def _splice(rows: list[Row], plan: Plan, layer: int) -> list[Row]:
     return rows
 
 
-def _transformer(rows: list[Row], geometry: Geometry, weights: Weights, plan: Plan, *, causal: bool) -> list[Row]:
+def _transformer(
+    rows: list[Row], geometry: Geometry, weights: Weights, plan: Plan, *, causal: bool, mixes: bool = True
+) -> list[Row]:
+    """Pass all blocks. mixes: rows attend to each other in the last block, instead of keeping their values."""
     heads = geometry.text_heads if causal else geometry.vision_heads
-    for layer in range(geometry.text_layers if causal else geometry.vision_layers):
+    layers = geometry.text_layers if causal else geometry.vision_layers
+    for layer in range(layers):
         rows = _splice(rows, plan, layer)
         start = torch.stack([state for _, state in rows], dim=1)
         name = f"{BLOCKS}{layer}."
         branch = plan.branches.get(layer)
-        x = start + _attention(
-            _layer_norm(start, weights, f"{name}ln_1"), weights, f"{name}attn.", heads, causal, branch
-        )
+        normed, attends = _layer_norm(start, weights, f"{name}ln_1"), mixes or layer < layers - 1
+        x = start + _attention(normed, weights, f"{name}attn.", heads if attends else None, causal, branch)
         hidden = _linear(_layer_norm(x, weights, f"{name}ln_2"), weights, f"{name}mlp.c_fc")
         # QuickGELU of Radford et al.'s code, or the exact GELU (Hendrycks and Gimpel 2016).
         share = torch.sigmoid(1.702 * hidden) if geometry.quick_gelu else (1 + torch.erf(hidden / math.sqrt(2))) / 2
@@ -162,18 +178,21 @@ def _transformer(rows: list[Row], geometry: Geometry, weights: Weights, plan: Pl
     return rows
 
 
-def _attention(x: Tensor, all_weights: Weights, name: str, heads: int, causal: bool, branch: LowRank | None) -> Tensor:
+def _attention(
+    x: Tensor, all_weights: Weights, name: str, heads: int | None, causal: bool, branch: LowRank | None
+) -> Tensor:
+    """Compute the attention of states [N, L, D]. heads: without, each row gets its own value instead."""
     weights = all_weights[f"{name}in_proj_weight"].chunk(3)
     biases = all_weights[f"{name}in_proj_bias"].chunk(3)
     q, k, v = (
-        (x @ weight.T + bias + _low_rank(branch, letter, x, x)).unflatten(-1, (heads, -1)).transpose(1, 2)
+        (x @ weight.T + bias + _low_rank(branch, letter, x, x)).unflatten(-1, (heads or 1, -1)).transpose(1, 2)
         for letter, weight, bias in zip("qkv", weights, biases, strict=True)
     )
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     if causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
         scores = scores.masked_fill(later, -math.inf)
-    mixed = (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
+    mixed = (v if heads is None else scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
     return _linear(mixed, all_weights, f"{name}out_proj") + _low_rank(branch, "o", mixed, x)
 
 

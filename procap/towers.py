@@ -19,6 +19,7 @@ Shapes: B images, C prompts, N either, T token ids per prompt, S token sets, L s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import TypeVar
@@ -120,6 +121,18 @@ class VisionTower(nn.Module):
             features = self._read_out(frozen, NO_CHANGE, True)[0]
         sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, True, False, above)
         return *self._read_out(sequence, plan, True), features
+
+    def encode_patches(self, images: Tensor, plan: Plan, optimized: bool) -> tuple[Tensor, Tensor]:
+        """Return the states of the patches [B, N, D] after `ln_post`, and what `forward` returns, features [B, E].
+
+        In the last block the class token attends as always, while each other row keeps its own value: the patches get
+        the output map and the MLP, but nothing from other rows.
+        """
+        sequence = replace(self._embed(images, plan, optimized), unmixed=len(self.transformer.resblocks) - 1)
+        sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimized, True)
+        rows = call_with(self.ln_post, "ln_post", plan.weights, sequence.own_rows(plan))
+        # The class token stays the first of them.
+        return rows[:, 1:], project(rows[:, 0], plan.weights.get("proj", self.proj))
 
     def _embed(self, images: Tensor, plan: Plan, optimized: bool) -> TokenSequence:
         """Make the input [B, L, D] of the first block."""

@@ -3,7 +3,7 @@
 Several runs in one session open the backbone and the data sets once:
 
     session = procap.Session(results="results")
-    run = session.run(method="coop", dataset="digits", shots=4, classes="all")
+    run = session.get_run(method="coop", dataset="digits", shots=4, classes="all")
     run.train()                                   # the content of train.json
     print(run.evaluate("digits").accuracy)        # and of eval/digits-all-test.json
     probabilities = run.classifier()(["new.jpg"])
@@ -49,7 +49,9 @@ def train(*, method: str, dataset: str, data: str | Path = "", results: str | Pa
     choices = {field.name for field in fields(RunChoices)}
     runtime = {name: value for name, value in settings.items() if name not in choices}
     session = Session(data=data, results=results, **runtime)
-    run = session.run(method=method, dataset=dataset, **{name: settings[name] for name in settings.keys() & choices})
+    run = session.get_run(
+        method=method, dataset=dataset, **{name: settings[name] for name in settings.keys() & choices}
+    )
     run.train()
     return run
 
@@ -94,10 +96,10 @@ class Session:
         places: dict[str, Any] = {"data": data_root(str(data)), "results": folder, "results_url": url}
         self._session = session.Session(RuntimeConfig(**places, **settings))
 
-    def run(self, *, method: str, dataset: str, **choices: Any) -> Run:
+    def get_run(self, *, method: str, dataset: str, **choices: Any) -> Run:
         """Describe a run, which exists already or not; choices: of `runner.planning.RunChoices`, such as shots=4."""
         data = self._session.runtime.data
-        return Run(self._session.run(plan_run(method=method, dataset=dataset, data=data, **choices)))
+        return Run(self._session.get_run(plan_run(method=method, dataset=dataset, data=data, **choices)))
 
     def find(self, folder: str | Path) -> Run:
         """Return the run in `folder`."""

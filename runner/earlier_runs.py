@@ -98,4 +98,4 @@ def load_teacher(run: Run) -> Method | None:
         # Its logits would depend on the other images of a batch.
         raise UsageError(f"{teacher.path} adapts to test images: name a run of a different method as teacher")
     check_same_images(teacher, config)
-    return load_trained(run.session.elsewhere(results, shares_backbone=False).run(teacher)).method
+    return load_trained(run.session.elsewhere(results, shares_backbone=False).get_run(teacher)).method

@@ -38,7 +38,7 @@ def evaluate(
     group: ProcessGroup | None = None,
 ) -> EvalResult:
     """Evaluate one finished run in a new session, as `evaluate_run` does."""
-    return evaluate_run(Session(runtime, group).run(config), target, force=force)
+    return evaluate_run(Session(runtime, group).get_run(config), target, force=force)
 
 
 def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:

@@ -60,7 +60,7 @@ class FeatureStream(TrainStream):
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield (features [B, E] of the next view, labels [B]) of every step."""
         views = self._features.shape[1]
-        for batch in self.batches(epoch, start_step):
+        for batch in self.batch_indices(epoch, start_step):
             rows = torch.tensor(batch)
             image, view = (rows // views, rows % views) if self._pooled else (rows, epoch % views)
             yield self._features[image, view], self.labels[image]

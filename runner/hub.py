@@ -138,7 +138,7 @@ def fetch_run(location: str, session: Session) -> Run:
     hashes = shared.config.hash, hashlib.sha256(weights).hexdigest()
     if hashes != (training.config_hash, training.checkpoint_sha256):
         raise UserError(f"{location}: configuration, result and {WEIGHTS_FILE} do not belong together")
-    run = session.run(shared.config)
+    run = session.get_run(shared.config)
     folder = run.folder
     with run.work():
         existing = folder.read_training()

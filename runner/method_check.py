@@ -83,12 +83,12 @@ class CheckCase:
         lr = method_class(name).recipe().lr / 10
         shared = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
         config = plan_run(method=name, shots=SHOTS, shared_overrides=shared, data=runtime.data, **chosen)
-        return cls(Session(runtime).run(config))
+        return cls(Session(runtime).get_run(config))
 
     def elsewhere(self, name: str) -> Run:
         """Return the same run in a folder below the results."""
         session = self.run.session
-        return session.elsewhere(session.runtime.results / name).run(self.config)
+        return session.elsewhere(session.runtime.results / name).get_run(self.config)
 
     @cached_property
     def shards(self) -> ShardSet:
@@ -301,7 +301,7 @@ def _train_rank(port: int, config: RunConfig, runtime: RuntimeConfig, rank: int)
     torch.set_num_threads(1)
     try:
         with init_process_group(ranks, torch.device("cpu"), runtime.timeout) as group:
-            train_run(Session(runtime, group).run(config))
+            train_run(Session(runtime, group).get_run(config))
     except Exception as error:
         return describe_failure(error)
     return ""
@@ -322,7 +322,7 @@ CHECKS: Mapping[str, Callable[[CheckCase], str]] = {
 def check_method(case: CheckCase, names: Iterable[str] = ()) -> Iterator[CheckResult]:
     """Carry out the checks one after the other, all of `CHECKS` by default; an error fails its check alone."""
     with tempfile.TemporaryDirectory(prefix="procap-check-") as folder:
-        case = CheckCase(case.run.session.elsewhere(Path(folder)).run(case.config))
+        case = CheckCase(case.run.session.elsewhere(Path(folder)).get_run(case.config))
         for name in names or CHECKS:
             try:
                 yield CheckResult(name, True, CHECKS[name](case))

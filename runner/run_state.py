@@ -68,7 +68,7 @@ def read_states(session: Session, runs: Iterable[RunSpec], *, force: bool = Fals
     states: dict[str, RunState] = {}
     for run in runs:
         try:
-            states[run.path] = read_state(session.run(run.config), run.targets, force=force)
+            states[run.path] = read_state(session.get_run(run.config), run.targets, force=force)
         except OtherContent as error:
             states[run.path] = RunState("other data", run.targets, str(error))
         except UserError as error:

@@ -112,7 +112,7 @@ class Session:
                 f"({packed}): pack that again, repeat with --force, which replaces the result, or name other --results"
             )
 
-    def run(self, config: RunConfig) -> Run:
+    def get_run(self, config: RunConfig) -> Run:
         return Run(self, config)
 
     def locate(self, folder: Path) -> Run:
@@ -120,7 +120,7 @@ class Session:
         config, results = locate_run(folder)
         # A folder elsewhere is no copy of what is at the URL.
         is_here = results == self.runtime.results.resolve()
-        return (self if is_here else self.elsewhere(results)).run(config)
+        return (self if is_here else self.elsewhere(results)).get_run(config)
 
     def elsewhere(self, results: Path, *, shares_backbone: bool = True, **changes: Any) -> Session:
         """Return a session on other, local results, with the data sets and the group of this one.

@@ -69,7 +69,7 @@ def minimize_nll(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> floa
 def _train_fold(run: Run, fold: str, force: bool) -> Run:
     """Train the run without a fold of its few-shot images."""
     session = run.session.elsewhere(run.folder.path / ".folds", tracking_uri="off")
-    fold_run = session.run(run.config.model_copy(update={"held_out": fold}))
+    fold_run = session.get_run(run.config.model_copy(update={"held_out": fold}))
     train_run(fold_run, TrainingRequest(force=force))
     return fold_run
 

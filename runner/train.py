@@ -74,7 +74,7 @@ def train(
     config: RunConfig, runtime: RuntimeConfig, *, group: ProcessGroup | None = None, **request: Any
 ) -> TrainResult | Progress:
     """Train one configuration in a new session, as `train_run` does. request: fields of `TrainingRequest`."""
-    return train_run(Session(runtime, group).run(config), TrainingRequest(**request))
+    return train_run(Session(runtime, group).get_run(config), TrainingRequest(**request))
 
 
 def train_run(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progress:
@@ -94,7 +94,7 @@ def train_run(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progr
             return finished
     run.trained = None
     if earlier := preliminary_run(run.config):
-        train_run(run.session.run(earlier))
+        train_run(run.session.get_run(earlier))
     with run.work(resumes=not force):
         run.session.group.call_on_first(lambda: run.folder.check_config(run.config, force=force))
         # Another process may have finished the run between the look above and the lock.

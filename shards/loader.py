@@ -147,7 +147,7 @@ class TrainStream:
             i, load = item
             self.augment(self._decoded.keep(i, load()), self.augment_generator(epoch, i), out)
 
-        batches = [*self.batches(epoch, start_step)]
+        batches = [*self.batch_indices(epoch, start_step)]
         shares = [self.share(batch) for batch in batches]
         with closing(self._decoded.loaders([i for share in shares for i in share])) as loaders:
             loaded = ([next(loaders) for _ in share] for share in shares)
@@ -156,7 +156,7 @@ class TrainStream:
                 # All ranks compute the loss of the gathered batch, so they need all of its labels.
                 yield images, self.labels[batch]
 
-    def batches(self, epoch: int, start_step: int = 0) -> Iterator[list[int]]:
+    def batch_indices(self, epoch: int, start_step: int = 0) -> Iterator[list[int]]:
         """Yield the indices [B] of the images of every global batch from `start_step` on."""
         order = self.order(epoch)
         for step in range(start_step, self.steps_per_epoch):

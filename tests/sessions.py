@@ -18,7 +18,7 @@ from runner.workbench import Workbench
 def make_run(
     config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup | None = None, workbench: Workbench | None = None
 ) -> Run:
-    return Session(runtime, group, workbench).run(config)
+    return Session(runtime, group, workbench).get_run(config)
 
 
 def train(config: RunConfig, runtime: RuntimeConfig, *, group: ProcessGroup | None = None, **request: Any) -> Any:

@@ -325,6 +325,8 @@ def test_flags_are_read_from_a_file_and_written_to_one(capsys, tmp_path, shards)
     assert saved.read_text() == "methods: coop\ntracking: http://127.0.0.1:1\ninit: 1a2b\n"
     file.write_text("epoch: 3\n")
     assert "unknown key of" in (error := run(capsys, "train", "--config", file)[2]) and "mean epochs" in error
+    file.write_text("methods: coop\nmethods: maple\n")
+    assert "line 2: the key 'methods' stands twice" in run(capsys, "train", "--config", file)[2]
 
 
 def test_train_then_evaluate_then_table(capsys, tmp_path, shards):

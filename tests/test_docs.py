@@ -71,7 +71,7 @@ def unknown_words(words: list[str]) -> list[str]:
     return [flag for flag in flags if flag not in known | {"--help", "-h"}]
 
 
-MORE_TOKENS = ("low-rank", "aligned", "averaged", "near", "online", "taught")
+MORE_TOKENS = ("low-rank", "aligned", "averaged", "near", "online", "patch", "taught")
 """The classes of one example of the page on extending."""
 
 

@@ -76,6 +76,14 @@ def assert_exact(clip: CLIP, choice: str, batch: Tensor, plan: Plan, text: bool)
         rows, plain_rows = (each.encode_image_rows(batch, plan)[1] for each in (model, plain_clip))
         assert_near(rows, plain_rows, choice)
         fast, plain = torch.cat([fast.flatten(), rows.flatten()]), torch.cat([plain.flatten(), plain_rows.flatten()])
+    if not text:
+        (patches, image), (plain_patches, _) = (each.encode_patches(batch, plan) for each in (model, plain_clip))
+        assert_near(image, plain_clip.encode_image(batch, plan), choice)
+        assert_near(patches, plain_patches, choice)
+        fast, plain = (
+            torch.cat([fast.flatten(), patches.flatten()]),
+            torch.cat([plain.flatten(), plain_patches.flatten()]),
+        )
     for ours, truth in zip(gradients(fast, learned), gradients(plain, learned), strict=True):
         assert_near(ours, truth, choice)
 
@@ -220,6 +228,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("skipt", {}),
     ("2sfs", {"first_stage": 0.0}),
     ("mmlop", {}),
+    ("gallop", {}),
     ("procap", {"zero_output": False}),
     ("procap", {"zero_output": False, "n_ctx": 2}),
     ("procap", {"zero_output": False, "class_prompt": "maple"}),

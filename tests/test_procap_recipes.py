@@ -24,6 +24,7 @@ DASSL |= {"betas": (0.9, 0.999), "eps": 1e-8, "flip": True, "augmentation": "cro
 
 PROCAP = {"optimizer": "adamw", "weight_decay": 0.03, "warmup": "linear", "warmup_epochs": 3, "crop_scale": (0.8, 1.0)}
 MMRL = {"optimizer": "adamw", "crop_scale": (0.5, 1.0), "test_batch_size": 250}
+GALLOP = {"weight_decay": 0.01, "warmup": "none"}
 TWO_STAGES = {"optimizer": "adamw", "weight_decay": 0.01, "drop_last": False, "test_batch_size": 32, "warmup": "none"}
 TWO_STAGES |= {"schedule": "step", "min_lr": 1e-6, "epochs": 10}
 FEATURES = {"warmup": "none", "drop_last": False}
@@ -114,6 +115,9 @@ OWN = [
     ("mmrlpp", "base-to-novel", 16, "dtd", 0.001, 10, 4, MMRL),
     ("mmrlpp", "few-shot", 1, "dtd", 0.002, 100, 32, MMRL),
     ("mmlop", "base-to-novel", 16, "dtd", 0.0025, 30, 4, {}),
+    ("gallop", "base-to-novel", 16, "dtd", 0.002, 200, 32, GALLOP),
+    ("gallop", "few-shot", 1, "eurosat", 0.002, 200, 10, GALLOP),
+    ("gallop", "domain-generalization", 16, "imagenet", 0.002, 50, 128, GALLOP),
     ("mmlop", "few-shot", 1, "dtd", 0.0025, 50, 4, {}),
     ("mmlop", "domain-generalization", 16, "imagenet", 0.0025, 50, 4, {}),
     ("procap", "base-to-novel", 16, "dtd", 2.5e-4, 50, 32, PROCAP),
@@ -357,6 +361,7 @@ LAYOUTS = {
     "mmrlpp": ("MultiModalRepresentationLearner", {"image_encoder.A": (128, 64),
                                                    "representation_learner.srra_r2tproj.srra.6.bias": (64,)}),
     "mocoop": ("prompt_learner", {"prompt_learner.ctx_before_0": (4, 64), "prompt_learner.w": (1, 48)}),
+    "gallop": ("gallop", {"global_prompt": (4, 4, 64), "local_proj.linear.weight": (128, 128)}),
     "kdpl": ("prompt_learner", {"ctx": (4, 64)}),
     "kdpl-maple": ("MultiModalPromptLearner", {"prompt_learner.ctx": (2, 64)}),
     "taskres": ("prompt_learner", {"text_feature_residuals": (5, 48)}),

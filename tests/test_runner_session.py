@@ -43,7 +43,7 @@ def test_a_session_opens_a_data_set_once_for_all_runs(few_digits, short_checkpoi
     )
     session = procap.Session(data=few_digits, results=tmp_path, device="cpu", tracking_uri="off", quiet=True)
     for seed in (1, 2):
-        started = session.run(seed=seed, backbone=str(short_checkpoint), **FIELDS)
+        started = session.get_run(seed=seed, backbone=str(short_checkpoint), **FIELDS)
         started.train()
         for classes in ("base", "novel"):
             started.evaluate(f"digits:{classes}")
@@ -52,7 +52,7 @@ def test_a_session_opens_a_data_set_once_for_all_runs(few_digits, short_checkpoi
 
 def test_a_run_is_trained_evaluated_and_used_from_python(few_digits, short_checkpoint, tmp_path):
     session = procap.Session(data=few_digits, results=tmp_path, device="cpu", tracking_uri="off", quiet=True)
-    started = session.run(backbone=str(short_checkpoint), **FIELDS)
+    started = session.get_run(backbone=str(short_checkpoint), **FIELDS)
     assert started.state().status == "new"
     assert started.train(until=1) == started.train()
     assert isinstance(started.train(), TrainResult) and started.state("digits:base:test").open == ("digits:base:test",)
@@ -70,7 +70,7 @@ def test_a_run_elsewhere_is_found_with_its_results(few_digits, short_checkpoint,
         for name in ("here", "there")
     )
     front = procap.Session(data=few_digits, results=tmp_path / "there", device="cpu", tracking_uri="off", quiet=True)
-    started = front.run(backbone=str(short_checkpoint), **FIELDS)
+    started = front.get_run(backbone=str(short_checkpoint), **FIELDS)
     started.train()
     located = here.locate(started.folder)
     assert (

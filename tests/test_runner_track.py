@@ -130,7 +130,7 @@ def train_until_sigterm(data: str, results: str, checkpoint: str, uri: str) -> N
     runtime = RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri=uri, quiet=True)
     session = Session(runtime)
     try:
-        train_run(session.run(plan_run(method="procap", dataset="digits", shots=2, **more)))
+        train_run(session.get_run(plan_run(method="procap", dataset="digits", shots=2, **more)))
     finally:
         session.exporter.flush()
 

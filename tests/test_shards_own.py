@@ -158,6 +158,7 @@ MISTAKES = {
     "unknown key of split": ("folder: images\nsplit: {train: 0.5, tets: 0.5}\n", r"split.*(tets|test): "),
     "no source": ("classes: [a]\n", "give one of folder and table"),
     "no yaml": ("folder: [a\nb: c\n", "no YAML that can be read .*line 3"),
+    "a key twice": ("folder: images\nclasses: [a]\nclasses: [b]\n", "line 5: the key 'classes' stands twice"),
     "a tag": ("folder: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
     "deep nesting": ("classes: " + "[" * 5000 + "]" * 5000 + "\n", "no YAML that can be read"),
     "name of the catalogue": (
@@ -250,6 +251,14 @@ def test_whole_numbers_with_a_point_are_numbers(tmp_path):
         user_source(file)
     source = user_source(sheet(tmp_path, f"table: birds.csv\nclasses: [ara, emu]\n{TEST}"))
     assert rows(source, "test") == [(f"{i}.png", i % 2) for i in range(4)]
+
+
+def test_numbers_that_differ_in_their_zeros_are_names(tmp_path):
+    for i in range(4):
+        put(tmp_path / f"{i}.png")
+    put_table(tmp_path, [(f"{i}.png", ("7", "007")[i % 2]) for i in range(4)], ("path", "label"))
+    source = user_source(sheet(tmp_path, f"table: birds.csv\n{TEST}"))
+    assert [source.classnames[label] for _, label in rows(source, "test")] == ["7", "007"] * 2
 
 
 def test_accents_that_are_stored_in_different_ways_are_one_class(tmp_path):

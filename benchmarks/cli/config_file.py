@@ -13,6 +13,7 @@ from benchmarks.console.output import is_first_rank, note
 from procap.errors import UsageError, check_names
 from shards.credentials import mask_urls
 from shards.files import read_regular, write_file
+from shards.yaml_files import parse_yaml
 
 
 def read_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -28,7 +29,7 @@ def parse_config(file: Path, parameters: list[Any]) -> dict[str, Any]:
 
     try:
         # Values stay texts, as on the command line: YAML would read `off` as false.
-        keys = yaml.load(read_regular(file).decode(), yaml.BaseLoader) or {}
+        keys = parse_yaml(read_regular(file).decode(), yaml.BaseLoader) or {}
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{file} is no YAML that can be read ({' '.join(str(error).split())[:300]})") from None
     if not isinstance(keys, dict):

@@ -155,7 +155,7 @@ def _evaluate_all(runs: Iterable[RunSpec], session: Session, failures: Failures,
     done: list[Evaluated] = []
     for spec in runs:
         # The object of a run keeps what it has loaded for all targets.
-        run, config = session.run(spec.config), spec.config
+        run, config = session.get_run(spec.config), spec.config
         for target in map(Target.parse_unchecked, spec.targets):
             with failures.collect(f"{config.path} on {target}"):
                 session.remote.pull(config.path)
@@ -177,7 +177,7 @@ def _score_all(
 
     scored: list[Scored] = []
     for spec in runs if unknown else ():
-        run = session.run(spec.config)
+        run = session.get_run(spec.config)
         with failures.collect(f"{run.path} on unknown images"):
             pack_missing_with_progress([target.dataset for target in unknown], session.runtime.data)
             targets = (known_target(run.config), *unknown)

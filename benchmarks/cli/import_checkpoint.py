@@ -60,7 +60,7 @@ def import_checkpoint(
     for config, path in files.items():
         with failures.collect(config.path):
             pack_missing_with_progress([config.dataset], runtime.data)
-            done[config] = import_run(session.run(config), path, force=mode.force)
+            done[config] = import_run(session.get_run(config), path, force=mode.force)
             note(f"imported {path} as {config.path}")
     session.exporter.flush()
     code = note_failures(len(done), failures.reasons)

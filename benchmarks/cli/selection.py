@@ -267,7 +267,7 @@ def best_run(configs: Sequence[RunConfig], session: Session) -> Run:
     if "val" not in resolve_dataset(dataset, session.runtime.data).counts:
         raise UsageError(f"--best: {dataset} has no validation images: name a run")
     targets = [Target.parse_unchecked(target) for target in validation_targets(dataset, classes)]
-    runs = [session.run(config) for config in configs]
+    runs = [session.get_run(config) for config in configs]
     scores = {run: score([evaluate_run(run, target).accuracy for target in targets]) for run in runs}
     best = max(scores, key=lambda run: scores[run])
     note(f"best of {plural(len(scores), 'run')} on validation images, {scores[best]:.2f} %: {best.path}")

@@ -120,7 +120,7 @@ def _train_all(
     data = session.runtime.data
     for number, config in enumerate(runs, 1):
         position = f"[{number}/{len(runs)}]"
-        run = session.run(config)
+        run = session.get_run(config)
         was_finished = run.folder.train_file.exists() and not force
         with failures.collect(config.path):
             if not was_finished:

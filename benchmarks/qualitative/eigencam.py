@@ -49,14 +49,9 @@ def last_tokens(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> tuple[Ten
     finally:
         hook.remove()
     [sequence] = seen
-    is_kept = torch.ones(sequence.x.shape[1], dtype=torch.bool)
-    for index, rows in sequence.op_rows.items():
-        # A replacement stands at rows that were there before; those of prompts are left out by what added them.
-        if plan.tokens[index].mode != "replace":
-            is_kept[rows] = False
     # Inserted prompts do not reorder the tower's own rows: the class token comes first, then the patches.
-    kept = is_kept.nonzero().flatten().to(sequence.x.device)
-    return sequence.x[:, kept[1:]], sequence.x[:, kept[0]]
+    rows = sequence.own_rows(plan)
+    return rows[:, 1:], rows[:, 0]
 
 
 def eigencam(patches: Tensor, class_token: Tensor, like: Tensor | None = None) -> Tensor:

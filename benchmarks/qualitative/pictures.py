@@ -42,7 +42,7 @@ def make_pictures(results: SuiteResults, session: Session) -> dict[str, Any]:
     runs: dict[str, dict[str, Run]] = {first: {}, last: {}}
     for run in results.runs:
         if run.dataset in runs and run.seed == results.options.seeds[0]:
-            runs[run.dataset][run.variant.name] = session.run(run.spec.config)
+            runs[run.dataset][run.variant.name] = session.get_run(run.spec.config)
     # By name: what draws the picture, its caption, and a description of it.
     pictures: dict[str, tuple[partial[Figure], str, str]] = {}
     record: dict[str, Any] = {}

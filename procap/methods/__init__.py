@@ -68,6 +68,7 @@ METHODS: dict[str, str] = {
     "cliplora": "procap.methods.cliplora:CLIPLoRA",
     "mocoop": "procap.methods.mocoop:MoCoOp",
     "mmlop": "procap.methods.mmlop:MMLoP",
+    "gallop": "procap.methods.gallop:GalLoP",
     "tda": "procap.methods.tda:TDA",
     "tpt": "procap.methods.tpt:TPT",
     "tpt-coop": "procap.methods.tpt:TPTCoOp",

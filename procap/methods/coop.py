@@ -61,17 +61,7 @@ class ContextMethod(Method):
         self.context = nn.Parameter(self._initial_context(generator))
 
     def _initial_context(self, generator: torch.Generator) -> Tensor:
-        """Return the embeddings of `ctx_init` [P, D], or N(0, 0.02^2) if it is empty."""
-        n_ctx, words = self.options.n_ctx, words_of(self.options.ctx_init)
-        if not words:
-            return normal((n_ctx, self.clip.geometry.text_width), generator)
-        tokens = phrase_tokens(self.clip, " ".join(words))
-        # The public code assumes one token per word, and would cut the rest without a message.
-        if len(tokens) != n_ctx:
-            raise UsageError(
-                f"ctx_init '{self.options.ctx_init}' is {len(tokens)} tokens, not {n_ctx}: use words of one token each"
-            )
-        return tokens
+        return initial_context(self.clip, self.options, generator)
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         """Tokenize "[SOS] context <class name> . [EOS]"."""
@@ -103,3 +93,17 @@ class CoOp(ContextMethod):
         if dataset == "imagenet" or task in TRANSFER_TASKS:
             epochs = 50
         return Recipe(optimizer="sgd", lr=0.002, epochs=epochs, batch_size=32)
+
+
+def initial_context(clip: CLIP, options: ContextOptions, generator: torch.Generator) -> Tensor:
+    """Return the embeddings of `ctx_init` [P, D], or N(0, 0.02^2) if it is empty."""
+    n_ctx, words = options.n_ctx, words_of(options.ctx_init)
+    if not words:
+        return normal((n_ctx, clip.geometry.text_width), generator)
+    tokens = phrase_tokens(clip, " ".join(words))
+    # The public code assumes one token per word, and would cut the rest without a message.
+    if len(tokens) != n_ctx:
+        raise UsageError(
+            f"ctx_init '{options.ctx_init}' is {len(tokens)} tokens, not {n_ctx}: use words of one token each"
+        )
+    return tokens

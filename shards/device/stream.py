@@ -73,7 +73,7 @@ class DeviceTrainStream(TrainStream):
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield the batches of `TrainStream.epoch`, on the device."""
-        batches = [*self.batches(epoch, start_step)]
+        batches = [*self.batch_indices(epoch, start_step)]
         absent = [i for batch in batches for i in self.share(batch) if i not in self._on_device]
         with thread_pool(self.options.workers, "images") as pool, closing(self._decoded.loaders(absent)) as loaders:
             prepared = prefetch(batches, partial(self._prepare, pool, epoch, loaders), BATCHES_AHEAD)

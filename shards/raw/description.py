@@ -21,6 +21,7 @@ from procap.errors import UserError, describe_invalid
 from shards.catalogue import GROUPS, find_or_none
 from shards.files import read_regular
 from shards.names import PACKED_NAME, unfit_texts
+from shards.yaml_files import parse_yaml
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
@@ -124,7 +125,7 @@ def read_description(file: Path) -> Description:
 def parse_description(text: str, file: Path) -> Description:
     """Parse the content of the YAML file of a user's data set, as `read_description` does."""
     try:
-        return Description.model_validate(yaml.safe_load(text))
+        return Description.model_validate(parse_yaml(text))
     except ValidationError as error:
         raise UserError(f"{file}: {describe_invalid(error, root='')}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -79,7 +79,9 @@ def read_table(file: Path, root: Path) -> list[ListedImage]:
     table = Table(read_lines(file), root)
     if not table.path or not table.labels:
         raise UserError(f"table: {file}{f': {table}' if table.rows else ' lists no images'}")
-    is_numbered = all(map(_is_number, table.labels))
+    texts = {str(label).strip().partition(".")[0] for label in table.labels}
+    # 7 and 007 are two names.
+    is_numbered = all(map(_is_number, table.labels)) and len({*map(int, texts)}) == len(texts)
     listed = {}
     for number, (row, label) in enumerate(zip(table.rows, table.labels, strict=True), table.first_line):
         path = row.get(table.path)
