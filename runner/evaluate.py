@@ -24,7 +24,14 @@ from runner.setup import label_space, make_test_transform
 from runner.stop_signals import Interrupted, StopRequest
 from runner.temperature import fit_temperature
 from runner.threads import fitting_threads
-from runner.trained_runs import collect_predictions, load_trained, prepare_inference, read_current_training
+from runner.trained_runs import (
+    collect_predictions,
+    load_trained,
+    prepare_inference,
+    read_current_training,
+    read_features,
+    store_features,
+)
 from shards.eval_views import AnyEvalTransform
 from shards.image_selection import TargetImages, select_class_labels, select_target_images
 
@@ -140,6 +147,7 @@ def _evaluate(run: Run, target: Target, temperature: float | None, stop: StopReq
         images_per_second=meter.images_per_second(),
         images_per_second_model=meter.images_per_second("model"),
         phases=meter.phases_with_other(),
+        stored_seconds=meter.stored_seconds,
         peak_memory_bytes=peak_memory(device),
         manifest_digest=manifest.digest,
         backbone_digest=trained.training.backbone_digest,
@@ -163,6 +171,7 @@ def predict_images(
         fitting_threads(inference.clip, min(batch_size, count), "eval"),
         ProgressDisplay(what, count, unit="images", quiet=quiet) as display,
     ):
+        key = read_features(run, inference, transform, meter)
         batches = inference.batches(transform, batch_size, workers, session.group.ranks)
         signum, predictions = collect_predictions(run, inference, batches, meter, stop, display)
     # No rank leaves while another may still exchange the flags.
@@ -170,6 +179,7 @@ def predict_images(
         session.group.barrier()
         raise Interrupted(signum, f"stopped the evaluation of {what}; it starts over when repeated")
     meter.settle()
+    store_features(run, inference, key, meter)
     return predictions
 
 

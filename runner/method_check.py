@@ -36,6 +36,7 @@ from runner.earlier_runs import load_teacher
 from runner.engine import Batch, learned_parameters
 from runner.failures import EXPECTED, describe_failure
 from runner.feature_training import learn_from_features
+from runner.meters import Meter
 from runner.planning import plan_run
 from runner.results import TrainResult
 from runner.session import Run, Session
@@ -106,7 +107,9 @@ class CheckCase:
     def set_up(self) -> Setup:
         """Set up the training anew: its method is in the first stage, and has the features if it learns from them."""
         setup = set_up(self.run, teacher=load_teacher(self.run))
-        return learn_from_features(self.run, setup, StopRequest()) if isinstance(setup.method, FeatureMethod) else setup
+        if not isinstance(setup.method, FeatureMethod):
+            return setup
+        return learn_from_features(self.run, setup, StopRequest(), Meter(self.run.session.device, warmup=0))
 
     def batch(self, setup: Setup) -> Batch:
         """Make the first batch of the training."""

@@ -16,7 +16,7 @@ from runner.results import EpochLog, ValidationCount, ValidationHistory, write_j
 from runner.resumable_training import ResumableTraining
 from runner.setup import label_space, make_test_transform
 from runner.stop_signals import StopRequest
-from runner.trained_runs import collect_predictions
+from runner.trained_runs import collect_predictions, read_features, store_features
 from shards.eval_views import AnyEvalTransform
 from shards.image_selection import select_target_images
 from shards.reader import ImageList
@@ -97,12 +97,14 @@ class Validator:
             for target, space, images in self._targets:
                 with autocast(config.precision, clip.device):
                     inference = Inference(clip, self.method.classifier(space), images, config.precision)
-                batches = inference.batches(self._transform(target), batch_size, self._workers, self.group.ranks)
                 # A separate one: validated images must not count in the rates of the training.
-                meter = Meter(clip.device, warmup=0)
+                meter, transform = Meter(clip.device, warmup=0), self._transform(target)
+                key = read_features(training.run, inference, transform, meter)
+                batches = inference.batches(transform, batch_size, self._workers, self.group.ranks)
                 signum, predictions = collect_predictions(training.run, inference, batches, meter, self.stop)
                 if predictions is None:
                     break
+                store_features(training.run, inference, key, meter)
                 correct = int(predictions.is_correct.sum())
                 counts.append(ValidationCount(epoch=epoch, target=str(target), correct=correct, total=len(images)))
         if signum:

@@ -249,15 +249,18 @@ def read_batches(
     images: ImageList, batch_size: int, *, rank: int = 0, world_size: int = 1
 ) -> Generator[list[tuple[int, bytes]]]:
     """Yield index and encoded bytes of the images of each batch of `evaluation_batches`; index -1 is padding."""
-    count = len(images)
-    batches = [range(start, min(start + batch_size, count)) for start in range(0, count, batch_size)]
-    first, last = (math.ceil(number * len(batches) / world_size) for number in (rank, rank + 1))
+    batches = deal_batches(len(images), batch_size, rank, world_size)
+    with closing(images.stream([i for batch in batches for i in batch if i >= 0])) as encoded:
+        for batch in batches:
+            yield [(i, next(encoded) if i >= 0 else b"") for i in batch]
+
+
+def deal_batches(count: int, batch_size: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:
+    """List the indices of a rank's batches of `count` images, as `evaluation_batches` deals them; -1 is padding."""
+    batches = [[*range(start, min(start + batch_size, count))] for start in range(0, count, batch_size)]
     # Consecutive images lie in few shards, which the rank reads as a whole.
-    with closing(images.stream([i for batch in batches[first:last] for i in batch])) as encoded:
-        for batch in batches[first:last]:
-            yield [(i, next(encoded)) for i in batch]
-        for _ in range(math.ceil(len(batches) / world_size) - (last - first)):
-            yield [(-1, b"")]
+    first, last = (math.ceil(number * len(batches) / world_size) for number in (rank, rank + 1))
+    return batches[first:last] + [[-1]] * (math.ceil(len(batches) / world_size) - (last - first))
 
 
 def prepare_batches(

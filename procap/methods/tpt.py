@@ -17,7 +17,7 @@ from torch import Tensor
 from procap.classifier import Classifier, mean_log_probability, unit
 from procap.methods.coop import ContextMethod, ContextOptions, CoOp
 from procap.methods.data_use import DataUse
-from procap.methods.method import PublicLayout, PublishedOptions
+from procap.methods.method import PublishedOptions
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -115,7 +115,7 @@ class TPT(ContextMethod):
     selection: ClassVar[str] = "-"
     uses: ClassVar[DataUse] = DataUse(labelled="none", unlabelled="test")
     # Its public code saves nothing.
-    public_layout: ClassVar[PublicLayout | None] = None
+    public_layout = None
     options: TPTOptions
 
     @classmethod
@@ -139,7 +139,7 @@ class TPTCoOp(TPT):
     selection: ClassVar[str] = "last step"
     uses: ClassVar[DataUse] = DataUse(unlabelled="test")
     published: ClassVar[PublishedOptions] = CoOp.published
-    public_layout: ClassVar[PublicLayout | None] = ContextMethod.public_layout
+    public_layout = ContextMethod.public_layout
     mini_lr: ClassVar[float | None] = 4e-2
 
     @classmethod
