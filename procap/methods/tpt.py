@@ -17,7 +17,7 @@ from torch import Tensor
 from procap.classifier import Classifier, mean_log_probability, unit
 from procap.methods.coop import ContextMethod, ContextOptions, CoOp
 from procap.methods.data_use import DataUse
-from procap.methods.method import PublishedOptions
+from procap.methods.method import PublicLayout, PublishedOptions
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -115,7 +115,7 @@ class TPT(ContextMethod):
     selection: ClassVar[str] = "-"
     uses: ClassVar[DataUse] = DataUse(labelled="none", unlabelled="test")
     # Its public code saves nothing.
-    public_layout = None
+    public_layout: ClassVar[PublicLayout | None] = None
     options: TPTOptions
 
     @classmethod
