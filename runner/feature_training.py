@@ -5,9 +5,10 @@ Shapes: N training images, V views of each, M images, B images of a batch, E joi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
@@ -19,6 +20,8 @@ from procap.methods.features import FeatureBank, FeatureMethod
 from runner.config import RunConfig
 from runner.devices import num_decoders
 from runner.engine import autocast, learned_parameters
+from runner.feature_store import EncodedImages, feature_key
+from runner.meters import Meter
 from runner.schedule import Schedule
 from runner.session import Run
 from runner.setup import Setup, make_eval_transform, train_augment
@@ -31,6 +34,20 @@ from shards.transforms import TrainAugment
 
 Loader = tuple[int, Callable[[], Image]]
 """The index of an image in a list, and a function that decodes it."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Images in one view of each.
+
+    loaders: yields those at given indices. prepare: writes the pixels of one to a tensor [3, S, S]. how: describes that
+    for `feature_key`.
+    """
+
+    images: ImageList
+    loaders: Callable[[Sequence[int]], Generator[Loader]]
+    prepare: Callable[[Loader, Tensor], object]
+    how: str
 
 
 class FeatureStream(TrainStream):
@@ -66,14 +83,15 @@ class FeatureStream(TrainStream):
             yield self._features[image, view], self.labels[image]
 
 
-def learn_from_features(run: Run, setup: Setup, stop: StopRequest) -> Setup:
+def learn_from_features(run: Run, setup: Setup, stop: StopRequest, meter: Meter) -> Setup:
     """Encode the samples and call `fit`; the new setup has an engine if the method takes steps.
 
+    meter: gets the time of features that an earlier run has stored.
     Raises Interrupted on all ranks if one of them gets a signal while images are encoded.
     """
     method, config = setup.method, setup.card.config
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
-    method.bank = encode_samples(run, setup, stop)
+    method.bank = encode_samples(run, setup, stop, meter)
     method.fit(method.bank)
     if not learned_parameters(method):
         return setup
@@ -83,14 +101,14 @@ def learn_from_features(run: Run, setup: Setup, stop: StopRequest) -> Setup:
     return replace(setup, engine=setup.make_engine(), schedule=Schedule(config.recipe, stream, method))
 
 
-def encode_samples(run: Run, setup: Setup, stop: StopRequest) -> FeatureBank:
+def encode_samples(run: Run, setup: Setup, stop: StopRequest, meter: Meter) -> FeatureBank:
     """Encode the views of the training images, and the images that the method chooses by, with the frozen tower."""
     method, config = setup.method, setup.card.config
     assert isinstance(method, FeatureMethod) and setup.fewshot is not None
     train, device = setup.fewshot.train, method.clip.device
     # Raises its errors before minutes are spent on the views.
     val, test = choosing_images(run, setup)
-    encode = partial(encode_images, run, setup, stop)
+    encode = partial(read_or_encode, run, setup, stop, meter)
     augment, transform = train_augment(config.recipe, method.clip), make_eval_transform(method.clip)
     stream, decoded = TrainStream(train, config.recipe.batch_size, augment, config.seed), DecodedImages(train)
 
@@ -100,7 +118,7 @@ def encode_samples(run: Run, setup: Setup, stop: StopRequest) -> FeatureBank:
             # View v is what the image looks like in epoch v of a training on images.
             augment(decoded.keep(i, load()), stream.augment_generator(view, i), out)
 
-        return encode(len(train), decoded.loaders, prepare)
+        return encode(View(train, decoded.loaders, prepare, f"{augment}, seed {config.seed}, view {view}"))
 
     def encode_plain(images: ImageList, *, mirrored: bool = False) -> tuple[Tensor, Tensor]:
         def prepare(loader: Loader, out: Tensor) -> None:
@@ -108,7 +126,7 @@ def encode_samples(run: Run, setup: Setup, stop: StopRequest) -> FeatureBank:
             if mirrored:
                 out.copy_(out.flip(-1))
 
-        features = encode(len(images), images.loaders, prepare)
+        features = encode(View(images, images.loaders, prepare, f"{transform}, mirrored {mirrored}"))
         return features, torch.from_numpy(images.labels).to(device)
 
     num_views = method.fixed_views(method.options) or config.recipe.epochs
@@ -138,19 +156,32 @@ def choosing_images(run: Run, setup: Setup) -> tuple[ImageList, ImageList]:
     return val, val.subset([])
 
 
-@torch.no_grad()
-def encode_images(
-    run: Run,
-    setup: Setup,
-    stop: StopRequest,
-    count: int,
-    loaders: Callable[[Sequence[int]], Generator[Loader]],
-    prepare: Callable[[Loader, Tensor], object],
-) -> Tensor:
-    """Encode `count` images to features [M, E], float32, on every rank; each rank encodes its share of them.
+def read_or_encode(run: Run, setup: Setup, stop: StopRequest, meter: Meter, view: View) -> Tensor:
+    """Read the stored features [M, E] of images, with their time, or encode and store them; all ranks call this."""
+    method, clip, session = setup.method, setup.method.clip, run.session
+    assert isinstance(method, FeatureMethod)
+    # A tower that the method changes gives features that no other method uses.
+    if not len(view.images) or method.image_plan() or not session.features.most_bytes:
+        return encode_images(run, setup, stop, view)
+    batch = run.config.recipe.test_batch_size
+    how = {"transform": view.how, "precision": run.config.precision, "batch": batch, "ranks": session.group.size}
+    key = feature_key(clip, view.images, session.acceleration, **how)
+    if stored := session.group.call_on_first(lambda: session.features.read(key)):
+        meter.add(stored.seconds, rated=False)
+        return stored.features.to(clip.device)
+    start = time.perf_counter()
+    features = encode_images(run, setup, stop, view)
+    # The copy waits for the device.
+    encoded = EncodedImages(features.cpu(), {"features": time.perf_counter() - start})
+    if session.is_first:
+        session.features.write(key, encoded)
+    return features
 
-    prepare: writes the pixels of an image to a tensor [3, S, S].
-    """
+
+@torch.no_grad()
+def encode_images(run: Run, setup: Setup, stop: StopRequest, view: View) -> Tensor:
+    """Encode images to features [M, E], float32, on every rank; each rank encodes its share of them."""
+    count, loaders, prepare = len(view.images), view.loaders, view.prepare
     method, clip, config, group = setup.method, setup.method.clip, run.config, run.session.group
     assert isinstance(method, FeatureMethod)
     plan = method.image_plan()

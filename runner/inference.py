@@ -7,7 +7,7 @@ Shapes: B images, C classes, E joint embedding, N images of the target, S image 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,13 +24,15 @@ from runner.cuda_graphs import GraphedFunction
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.engine import autocast
+from runner.feature_store import EncodedImages
+from runner.meters import Meter
 from runner.results import PerClass
 from shards.device.evaluation import device_evaluation_batches, resizes_on_device
-from shards.loader import evaluation_batches
+from shards.eval_views import AnyEvalTransform
+from shards.loader import deal_batches, evaluation_batches
 from shards.reader import ImageList
 from shards.rng import generator
 from shards.transfer import to_device, upload
-from shards.transforms import EvalTransform
 
 WARMUP_BATCHES = 2
 
@@ -54,6 +56,8 @@ class Inference:
     """Logits of N images.
 
     is_online: they depend on the images before; batches give features, of which `adapt` makes logits at the end.
+    features: of all images [N, E], stored by an earlier run, instead of which batches have images; None without.
+    kept: collects the features to be stored; None if they are not.
     """
 
     def __init__(
@@ -71,32 +75,71 @@ class Inference:
         # A CPU is slower at that than Pillow.
         self._on_device = on.images and clip.device.type == "cuda"
         self._classifier, self.is_online = classifier, isinstance(classifier, OnlineClassifier)
-        forward: Forward = torch.inference_mode()(classifier.encode) if self.is_online else classifier
-        self._forward: Forward = GraphedFunction(forward) if on.graphs else forward
+        encode: Forward = torch.inference_mode()(classifier.encode)
+        forward: Forward = encode if self.is_online else classifier
+        self._encode: Forward = GraphedFunction(encode) if on.graphs else encode
+        # Methods that adapt to the views of an image compute gradients, which a graph of a function has not.
+        self._forward: Forward = GraphedFunction(forward) if on.graphs and classifier.views == 1 else forward
+        self.features: torch.Tensor | None = None
+        self.kept: FeatureCollector | None = None
+
+    @property
+    def encodes_frozen(self) -> bool:
+        """Whether features are those of the unchanged image tower, which other runs compute too."""
+        classifier = self._classifier
+        is_plain = type(classifier).encode is Classifier.encode and not classifier.image_plan
+        return is_plain and classifier.clip is self.clip
 
     def warm_up(self, images: int) -> None:
         """Run batches of `images` blank images before rates are measured."""
-        size = self.clip.geometry.image_size
-        blank = torch.zeros(images, 3, size, size, device=self.clip.device)
+        size, views = self.clip.geometry.image_size, self._classifier.views
+        shape = (3, size, size) if views == 1 else (views, 3, size, size)
+        blank = torch.zeros(self._batch_size(images), *shape, device=self.clip.device)
         for _ in range(WARMUP_BATCHES):
             self(blank)
 
+    def _batch_size(self, images: int) -> int:
+        """Return how many images with their views are as many inputs of the image tower as `images`."""
+        return max(1, images // self._classifier.views)
+
     def batches(
-        self, transform: EvalTransform, batch_size: int, workers: int, ranks: Ranks
+        self, transform: AnyEvalTransform, batch_size: int, workers: int, ranks: Ranks
     ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64]]]:
-        """Yield this rank's images [B, 3, S, S] and their indices [B], -1 for padding."""
+        """Yield this rank's images [B, *transform.shape], or stored features [B, E], and their indices [B].
+
+        An index of -1 is padding. batch_size: most inputs of the image tower; each view of an image is one.
+        """
+        if self.features is not None:
+            for batch in deal_batches(len(self.images), batch_size, ranks.rank, ranks.size):
+                yield self.features[batch].to(self.clip.device), np.array(batch)
+            return
         make_batches = evaluation_batches
         if self._on_device and resizes_on_device(transform):
             make_batches = partial(device_evaluation_batches, device=self.clip.device)
-        batches = make_batches(self.images, transform, batch_size, workers, rank=ranks.rank, world_size=ranks.size)
+        size = self._batch_size(batch_size)
+        batches = make_batches(self.images, transform, size, workers, rank=ranks.rank, world_size=ranks.size)
         # Indices stay on the host, where labels are looked up by them.
         for images, _, indices in to_device(batches, self.clip.device, moved=(0,)):
             yield images, indices.numpy()
 
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Compute logits [B, C] of a batch from `batches`, or features [B, E] if `is_online`."""
+    def __call__(self, images: torch.Tensor, indices: NDArray[np.int64] | None = None) -> torch.Tensor:
+        """Compute logits [B, C] of a batch from `batches`, or features [B, E] if `is_online`.
+
+        indices: of the images, which `kept` needs.
+        """
         with autocast(self.precision, self.clip.device):
-            return self._forward(images)
+            if self.features is not None:
+                return self._score(images)
+            if self.kept is None or indices is None:
+                return self._forward(images)
+            with self.kept.meter.phase("model"):
+                features = self._encode(images)
+            self.kept.add(features, indices)
+            return self._score(features)
+
+    @torch.inference_mode()
+    def _score(self, features: torch.Tensor) -> torch.Tensor:
+        return features if self.is_online else self._classifier.logits(features)
 
     @torch.inference_mode()
     def adapt(self, features: torch.Tensor, seed: int) -> torch.Tensor:
@@ -135,6 +178,24 @@ class RowCollector:
         if not torch.equal(indices[real][order], torch.arange(self._count)):
             raise RuntimeError("not every image was evaluated exactly once")
         return rows[real][order]
+
+
+class FeatureCollector(RowCollector):
+    """Collects features of images, and the time of their computation in `meter`."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        super().__init__(count)
+        self.meter = Meter(device, warmup=0)
+        self._dtype = torch.float32
+
+    def add(self, rows: torch.Tensor, indices: NDArray[np.int64]) -> int:
+        self._dtype = rows.dtype
+        return super().add(rows, indices)
+
+    def encoded(self, group: ProcessGroup, seconds: Mapping[str, float]) -> EncodedImages:
+        """Return the features [N, E] of all images on every rank. seconds: what else they took, by phase."""
+        self.meter.settle()
+        return EncodedImages(self.gather(group).to(self._dtype), {**seconds, **self.meter.phases})
 
 
 class PredictionCollector:

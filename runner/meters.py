@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -27,7 +27,10 @@ class Rate:
 
 @dataclass
 class MeterState:
-    """Measurements up to a saved state, in seconds. rate: of the steps after the warm-up, of `warmup_steps` steps."""
+    """Measurements up to a saved state, in seconds.
+
+    rate: of the steps after the warm-up, of `warmup_steps` steps. stored_seconds: what `add` has added.
+    """
 
     phases: dict[str, Amount] = field(default_factory=dict)
     # Wall time, and the time in phases of steps.
@@ -35,6 +38,7 @@ class MeterState:
     step_seconds: Amount = 0.0
     rate: Rate = field(default_factory=Rate)
     warmup_steps: Count = 0
+    stored_seconds: Amount = 0.0
 
 
 class Meter(MeterState):
@@ -91,6 +95,16 @@ class Meter(MeterState):
             self._warmup_left -= 1
             self.warmup_steps += 1
 
+    def add(self, seconds: Mapping[str, float], *, rated: bool = True) -> None:
+        """Add seconds by phase of earlier work whose result is read now, so that times are those of the whole work."""
+        for name, value in seconds.items():
+            self.phases[name] = self.phases.get(name, 0.0) + value
+            self.seconds += value
+            self.stored_seconds += value
+            if rated:
+                self.rate.seconds[name] = self.rate.seconds.get(name, 0.0) + value
+                self.step_seconds += value
+
     def settle(self) -> None:
         """Read all pending times (on CUDA: synchronize first) and add the time since the last call to `seconds`."""
         # Events have no times until the stream has passed them.
@@ -113,7 +127,8 @@ class Meter(MeterState):
 
     def state(self) -> MeterState:
         """Return the measurements that a later process resumes from; call `settle` first."""
-        return deepcopy(MeterState(self.phases, self.seconds, self.step_seconds, self.rate, self.warmup_steps))
+        rest = self.warmup_steps, self.stored_seconds
+        return deepcopy(MeterState(self.phases, self.seconds, self.step_seconds, self.rate, *rest))
 
     def resume(self, state: MeterState) -> None:
         """Add the measurements of an earlier process; this process has its own warm-up."""
@@ -123,6 +138,7 @@ class Meter(MeterState):
         # A copy, because this process adds to its rate, and `state` stays as it was saved.
         self.rate = deepcopy(state.rate)
         self.warmup_steps += state.warmup_steps
+        self.stored_seconds += state.stored_seconds
 
     def images_per_second(self, *phases: str) -> float | None:
         """Compute the rate over `phases` (default: whole steps), without the warm-up if any steps follow it."""

@@ -36,10 +36,11 @@ from runner.earlier_runs import load_teacher
 from runner.engine import Batch, learned_parameters
 from runner.failures import EXPECTED, describe_failure
 from runner.feature_training import learn_from_features
+from runner.meters import Meter
 from runner.planning import plan_run
 from runner.results import TrainResult
 from runner.session import Run, Session
-from runner.setup import Setup, build_initial_method, label_space, make_eval_transform, set_up
+from runner.setup import Setup, build_initial_method, label_space, make_test_transform, set_up
 from runner.stop_signals import StopRequest
 from runner.train import TrainingRequest, train_run
 from shards.image_selection import select_class_labels
@@ -106,7 +107,9 @@ class CheckCase:
     def set_up(self) -> Setup:
         """Set up the training anew: its method is in the first stage, and has the features if it learns from them."""
         setup = set_up(self.run, teacher=load_teacher(self.run))
-        return learn_from_features(self.run, setup, StopRequest()) if isinstance(setup.method, FeatureMethod) else setup
+        if not isinstance(setup.method, FeatureMethod):
+            return setup
+        return learn_from_features(self.run, setup, StopRequest(), Meter(self.run.session.device, warmup=0))
 
     def batch(self, setup: Setup) -> Batch:
         """Make the first batch of the training."""
@@ -134,7 +137,8 @@ class CheckCase:
     @torch.no_grad()
     def logits(self, method: Method, space: LabelSpace | None = None, images: int = BATCH) -> Tensor:
         """Classify the first images of the data set: logits [images, C]."""
-        transform, train_images = make_eval_transform(method.clip), self.shards.open_images("train")
+        transform = make_test_transform(method, self.config.dataset, self.config.seed)
+        train_images = self.shards.open_images("train")
         pixels = torch.stack([transform(train_images.image(i)) for i in range(images)])
         return method.classifier(space)(pixels.to(method.clip.device))
 

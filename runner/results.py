@@ -96,6 +96,7 @@ class TrainResult(FrozenModel):
     warmup_steps: Count = Field(default=0, description="steps left out of `images_per_second`")
     phases: dict[str, Amount] = Field(default_factory=dict, description="seconds by phase")
     peak_memory_bytes: Bytes | None = Field(default=None, description="allocated by tensors on a GPU")
+    stored_seconds: Amount = Field(default=0.0, description="of `seconds`: measured when the features were stored")
     trainable_parameters: Count
     statistics: dict[str, dict[str, float]] = Field(
         default_factory=dict, description="numbers about the learned parameters, see `DiagnosedMethod`"
@@ -241,6 +242,7 @@ class EvalResult(TargetResult):
     images_per_second: Rate | None = Field(description="decoding included")
     images_per_second_model: Rate | None = Field(description="decoding excluded")
     phases: dict[str, Amount] = Field(default_factory=dict)
+    stored_seconds: Amount = Field(default=0.0, description="of `seconds`: measured when the features were stored")
     peak_memory_bytes: Bytes | None = Field(default=None, description="allocated by tensors on a GPU")
     labels: list[Count] | None = Field(default=None, repr=False, description="true label of each image, in order")
     predicted: list[Count] | None = Field(default=None, repr=False, description="predicted label of each image")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from procap.methods.method import Method
     from runner.acceleration import Acceleration
     from runner.distributed.collectives import ProcessGroup
+    from runner.feature_store import FeatureStore
     from runner.results import TrainResult
     from runner.tracking.exporter import Exporter
     from runner.workbench import Workbench
@@ -94,6 +95,12 @@ class Session:
         from shards.kept_crops import KeptCrops
 
         return KeptCrops()
+
+    @cached_property
+    def features(self) -> FeatureStore:
+        from runner.feature_store import FeatureStore
+
+        return FeatureStore.from_environment()
 
     def dataset(self, name: str) -> ShardSet:
         """Open a packed data set once; its manifest is downloaded from a URL at the first call."""

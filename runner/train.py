@@ -140,7 +140,7 @@ def _train(run: Run, request: TrainingRequest, stop: StopRequest) -> TrainResult
         setup = set_up(run, initial, load_teacher(run))
     if isinstance(setup.method, FeatureMethod):
         with meter.phase("features", rated=False):
-            setup = learn_from_features(run, setup, stop)
+            setup = learn_from_features(run, setup, stop, meter)
     facts = describe_environment(session.device) | {"accelerations": asdict(setup.acceleration)}
     if session.is_first:
         if request.force:
@@ -372,6 +372,7 @@ def _write_result(run: Run, setup: Setup, state: TrainState, meter: Meter, facts
         images_per_second_model=None if on_features else meter.images_per_second("forward", "backward", "optimizer"),
         warmup_steps=meter.warmup_steps if meter.rate.images else 0,
         phases=meter.phases_with_other(),
+        stored_seconds=meter.stored_seconds,
         peak_memory_bytes=peak_memory(meter.device),
         trainable_parameters=sum(parameter.numel() for parameter in setup.method.parameters()),
         statistics=diagnosed.statistics() if diagnosed and state.step else {},

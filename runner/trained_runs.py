@@ -19,13 +19,15 @@ from runner.config import RunConfig
 from runner.devices import set_deterministic
 from runner.distributed.collectives import ProcessGroup
 from runner.engine import autocast
-from runner.inference import Inference, LogitSettings, PredictionCollector, RowCollector
+from runner.feature_store import feature_key
+from runner.inference import FeatureCollector, Inference, LogitSettings, PredictionCollector, RowCollector
 from runner.meters import Meter
 from runner.progress_bar import ProgressDisplay
 from runner.results import TrainResult
 from runner.session import Run, TrainedRun
 from runner.setup import build_initial_method, warn_of_names
 from runner.stop_signals import StopRequest
+from shards.eval_views import AnyEvalTransform
 from shards.reader import ImageList
 from shards.rng import generator
 from shards.transfer import upload
@@ -108,6 +110,33 @@ def prepare_inference(
     return inference
 
 
+def read_features(run: Run, inference: Inference, transform: AnyEvalTransform, meter: Meter) -> str:
+    """Give `inference` the stored features of its images, with their time, or make it keep those that it computes.
+
+    Returns the key that they are stored under by `store_features`; "" for images that a method encodes in its own way.
+    """
+    session, group = run.session, run.session.group
+    if not (session.features.most_bytes and inference.encodes_frozen):
+        return ""
+    how = {"transform": repr(transform), "precision": inference.precision, "batch": run.config.recipe.test_batch_size}
+    key = feature_key(inference.clip, inference.images, session.acceleration, **how)
+    if stored := group.call_on_first(lambda: session.features.read(key)):
+        inference.features = stored.features
+        meter.add(stored.seconds)
+    else:
+        inference.kept = FeatureCollector(len(inference.images), inference.clip.device)
+    return key
+
+
+def store_features(run: Run, inference: Inference, key: str, meter: Meter) -> None:
+    """Store the features that `inference` has kept of all images; all ranks call this."""
+    if inference.kept is not None:
+        data = meter.rate.seconds.get("data", 0.0)
+        encoded = inference.kept.encoded(run.session.group, {"data": data})
+        if run.session.is_first:
+            run.session.features.write(key, encoded)
+
+
 def collect_predictions(
     run: Run,
     inference: Inference,
@@ -131,7 +160,7 @@ def collect_predictions(
         # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
         with meter.phase("model"):
             # Rank 0, which reports, has a batch in every step.
-            evaluated = min(group.size * added.add(inference(images), indices), remaining)
+            evaluated = min(group.size * added.add(inference(images, indices), indices), remaining)
         remaining -= evaluated
         meter.step(evaluated)
         if display:

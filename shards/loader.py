@@ -23,10 +23,11 @@ from PIL.Image import Image
 from torch import Tensor
 
 from procap.errors import UsageError
+from shards.eval_views import AnyEvalTransform
 from shards.pools import prefetch, thread_pool
 from shards.reader import ImageList
 from shards.rng import generator, stream_seed
-from shards.transforms import EvalTransform, TrainAugment
+from shards.transforms import TrainAugment
 
 # Main memory for decoded training images, the encoded images that a training on all images mixes with each other, and
 # the batches that threads prepare while an earlier one is used.
@@ -212,7 +213,7 @@ def one_class_order(labels: Sequence[int], batch_size: int, draw: random.Random)
 
 def evaluation_batches(
     images: ImageList,
-    transform: EvalTransform,
+    transform: AnyEvalTransform,
     batch_size: int,
     workers: int = 0,
     *,
@@ -221,6 +222,7 @@ def evaluation_batches(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield (images [B, 3, S, S] float32, labels [B] int64, indices [B] int64) in list order, each image once.
 
+    With several views of each image the images are [B, views, 3, S, S].
     The shards are read from start to end, so every byte of them is compared with the manifest.
     With `world_size` processes each gets consecutive batches of those that one process has, because the last bits of
     logits depend on the size of a batch. All get equally many: those after the last are one image of zeros with label
@@ -236,9 +238,8 @@ def evaluation_batches(
         else:
             transform(images.decode(i, data), out)
 
-    shape = (3, transform.image_size, transform.image_size)
     with closing(read_batches(images, batch_size, rank=rank, world_size=world_size)) as batches:
-        for batch, pixels in prepare_batches(batches, prepare, shape, workers):
+        for batch, pixels in prepare_batches(batches, prepare, transform.shape, workers):
             indices = torch.tensor([i for i, _ in batch])
             # `labels[-1]` would be the label of the last image.
             yield pixels, torch.where(indices < 0, -1, labels[indices]), indices
@@ -248,15 +249,18 @@ def read_batches(
     images: ImageList, batch_size: int, *, rank: int = 0, world_size: int = 1
 ) -> Generator[list[tuple[int, bytes]]]:
     """Yield index and encoded bytes of the images of each batch of `evaluation_batches`; index -1 is padding."""
-    count = len(images)
-    batches = [range(start, min(start + batch_size, count)) for start in range(0, count, batch_size)]
-    first, last = (math.ceil(number * len(batches) / world_size) for number in (rank, rank + 1))
+    batches = deal_batches(len(images), batch_size, rank, world_size)
+    with closing(images.stream([i for batch in batches for i in batch if i >= 0])) as encoded:
+        for batch in batches:
+            yield [(i, next(encoded) if i >= 0 else b"") for i in batch]
+
+
+def deal_batches(count: int, batch_size: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:
+    """List the indices of a rank's batches of `count` images, as `evaluation_batches` deals them; -1 is padding."""
+    batches = [[*range(start, min(start + batch_size, count))] for start in range(0, count, batch_size)]
     # Consecutive images lie in few shards, which the rank reads as a whole.
-    with closing(images.stream([i for batch in batches[first:last] for i in batch])) as encoded:
-        for batch in batches[first:last]:
-            yield [(i, next(encoded)) for i in batch]
-        for _ in range(math.ceil(len(batches) / world_size) - (last - first)):
-            yield [(-1, b"")]
+    first, last = (math.ceil(number * len(batches) / world_size) for number in (rank, rank + 1))
+    return batches[first:last] + [[-1]] * (math.ceil(len(batches) / world_size) - (last - first))
 
 
 def prepare_batches(

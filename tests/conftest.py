@@ -36,6 +36,8 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 # Ray starts its workers with low priority (nice 15): beside other tests they would hardly run.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Each test computes its features: those that store them say so.
+os.environ["PROCAP_FEATURES_GB"] = "0"
 # Tests must not export to the MLflow store of the user who runs them.
 for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
     os.environ.pop(name, None)

@@ -87,6 +87,7 @@ HEADINGS: Mapping[str, Commands] = {
             {"backbone": ("benchmarks.cli.fetch_backbone:backbone", "Download the weights of a CLIP.")},
             "Download weights.",
         ),
+        "clean": ("benchmarks.cli.clean:clean", "Delete caches that later commands make again."),
     },
     "One run": {
         "train": ("benchmarks.cli.train:train", "Train methods on data sets."),

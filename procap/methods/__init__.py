@@ -71,6 +71,8 @@ METHODS: dict[str, str] = {
     "gallop": "procap.methods.gallop:GalLoP",
     "plotpp": "procap.methods.plotpp:PLOTPP",
     "tda": "procap.methods.tda:TDA",
+    "tpt": "procap.methods.tpt:TPT",
+    "tpt-coop": "procap.methods.tpt:TPTCoOp",
     "procap": "procap.methods.procap:ProCAP",
 }
 """The built-in methods: module and class of each, imported on first use."""

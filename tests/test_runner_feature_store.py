@@ -1,0 +1,110 @@
+"""Features that an earlier run has stored change the time of a run and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import run as command
+from safetensors.torch import load_file
+from sessions import evaluate, train
+from small_runs import make_runtime
+
+from procap.clip import CLIP
+from procap.plan import NO_CHANGE
+from runner.config import Target
+from runner.feature_store import EncodedImages, FeatureStore
+from runner.planning import plan_run
+from runner.run_folders import RunFolder
+
+TARGET = Target("digits", "base")
+OF_TIMES = {"seconds", "phases", "stored_seconds", "images_per_second", "images_per_second_model", "written"}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """The folder of the store, in an empty cache."""
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PROCAP_FEATURES_GB", "1")
+    return tmp_path / "home" / "features"
+
+
+def run(method, few_digits, short_checkpoint, results, **more):
+    """Train and evaluate; returns both results without times, and the checkpoint."""
+    fields = {"shots": 2, "backbone": str(short_checkpoint), "overrides": {"epochs": 2} if method == "coop" else {}}
+    config, runtime = plan_run(method=method, dataset="digits", **fields | more), make_runtime(few_digits, results)
+    trained = train(config, runtime)
+    tensors = load_file(RunFolder(results / config.path).checkpoint_file)
+    return trained, evaluate(config, TARGET, runtime), {name: tensor.tolist() for name, tensor in tensors.items()}
+
+
+def encode_blank(self, images, plan=NO_CHANGE):
+    """Encode an image of the warm-up; there is none to encode else."""
+    assert len(images) == 1 and not images.any()
+    return self.visual(images, plan, self.optimized)[0]
+
+
+def without_times(results):
+    trained, evaluated, tensors = results
+    return trained.model_dump(exclude=OF_TIMES | {"epochs"}), evaluated.model_dump(exclude=OF_TIMES), tensors
+
+
+@pytest.mark.parametrize("method", ["probe", "tipadapter", "coop", "tda"])
+def test_stored_features_give_the_bits_of_encoded_images(
+    method, few_digits, short_checkpoint, folder, tmp_path, monkeypatch
+):
+    first = run(method, few_digits, short_checkpoint, tmp_path / "first")
+    assert first[1].stored_seconds == 0 and list(folder.glob("*.safetensors"))
+    if method != "coop":
+        monkeypatch.setattr(CLIP, "encode_image", encode_blank)
+    second = run(method, few_digits, short_checkpoint, tmp_path / "second")
+    monkeypatch.undo()
+    assert without_times(first) == without_times(second)
+    # The rate is that of encoding and classifying, not that of reading a file.
+    assert 0 < second[1].stored_seconds < second[1].seconds
+    assert second[1].images_per_second < 1.5 * first[1].images_per_second
+
+
+def test_a_damaged_file_is_computed_again_and_the_oldest_make_room(folder, caplog):
+    store = FeatureStore(folder, most_bytes=50_000)
+    rows = torch.arange(2_000.0).reshape(20, 100)
+    for number in range(9):
+        store.write(f"list {number}", EncodedImages(rows + number, {"model": 0.5}))
+        if number > 1:
+            # A use, which keeps the first ones.
+            assert torch.equal(store.read("list 0").features, rows)
+    assert [number for number in range(9) if store.read(f"list {number}")] == [0, 4, 5, 6, 7, 8]
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 50_000
+    for file in folder.iterdir():
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+    assert store.read("list 8") is None and "its SHA-256 differs" in caplog.text
+    store.write("list 8", EncodedImages(rows, {}))
+    assert torch.equal(store.read("list 8").features, rows)
+    store.write("large", EncodedImages(torch.zeros(200, 100), {}))
+    assert store.read("large") is None
+
+
+def test_other_precision_shots_or_images_are_other_features(few_digits, short_checkpoint, folder, tmp_path):
+    counts = []
+    for number, more in enumerate(({}, {"shots": 1}, {"precision": "bf16"}, {"seed": 2}, {})):
+        run("ncm", few_digits, short_checkpoint, tmp_path / str(number), **more)
+        counts.append(len(list(folder.iterdir())))
+    # Training images of one shot, all in bf16, training images of another seed, and nothing new.
+    assert counts == [2, 3, 5, 6, 6]
+
+
+def test_clean_lists_what_can_be_made_again_and_deletes_it_when_told(folder, tmp_path, capsys):
+    FeatureStore(folder, 10**6).write("some", EncodedImages(torch.zeros(10, 10), {}))
+    kept = tmp_path / "home" / "data" / "digits" / "manifest.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    code, out, _ = command(capsys, "clean", "--json")
+    size = json.loads(out)["bytes"]["features"]
+    assert code == 0 and size == sum(file.stat().st_size for file in folder.iterdir()) > 400
+    code, out, err = command(capsys, "clean", "features", "--yes", "--json")
+    assert (code, json.loads(out)["bytes"]) == (0, {"features": size}) and "0.0 MB deleted" in err
+    assert not folder.exists() and kept.exists()
+    code, _, err = command(capsys, "clean", "feature")
+    assert code == 2 and "did you mean features" in err
