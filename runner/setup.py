@@ -16,7 +16,7 @@ from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.methods import build_method, method_class, method_options, method_source
 from procap.methods.features import FeatureMethod
-from procap.methods.hooks import TaughtMethod
+from procap.methods.hooks import TaughtMethod, ViewedMethod
 from procap.methods.method import Method
 from procap.methods.options import Pool, PoolOptions
 from procap.methods.plugins import MethodSource
@@ -32,6 +32,7 @@ from runner.schedule import Schedule
 from runner.session import Run
 from shards.device.crops import augments_on_device
 from shards.device.stream import DeviceTrainStream
+from shards.eval_views import AnyEvalTransform, EvalViews
 from shards.image_selection import (
     FewShot,
     check_classes,
@@ -291,6 +292,17 @@ def make_eval_transform(clip: CLIP, resize: Literal["crop", "squash"] = "crop") 
     """Make the test transform of the backbone; it squashes the images if `resize` says so, or its training did."""
     squash = clip.squash or resize == "squash"
     return EvalTransform(clip.geometry.image_size, clip.image_mean, clip.image_std, squash, clip.interpolation)
+
+
+def make_test_transform(
+    method: Method, dataset: str, seed: int, resize: Literal["crop", "squash"] = "crop"
+) -> AnyEvalTransform:
+    """Make the transform under which a run of `seed` classifies images of `dataset`, with the views of its method."""
+    plain = make_eval_transform(method.clip, resize)
+    if not isinstance(method, ViewedMethod):
+        return plain
+    views, mixes = method.test_views(dataset)
+    return EvalViews(plain, views, mixes, seed)
 
 
 def label_space(manifest: Manifest, classnames: tuple[str, ...]) -> LabelSpace:

@@ -31,10 +31,10 @@ from runner.run_folders import locate_run
 from runner.session import Run, TrainedRun
 from runner.setup import build_initial_method, changed_file, warn_of_names
 from runner.stop_signals import StopRequest
+from shards.eval_views import AnyEvalTransform
 from shards.reader import ImageList
 from shards.rng import generator
 from shards.transfer import upload
-from shards.transforms import EvalTransform
 
 SCORED = 4096
 """Images of an online classifier that are scored at once."""
@@ -145,7 +145,7 @@ def prepare_inference(
     return inference
 
 
-def read_features(run: Run, inference: Inference, transform: EvalTransform, meter: Meter) -> str:
+def read_features(run: Run, inference: Inference, transform: AnyEvalTransform, meter: Meter) -> str:
     """Give `inference` the stored features of its images, with their time, or make it keep those that it computes.
 
     Returns the key that they are stored under by `store_features`; "" for images that a method encodes in its own way.

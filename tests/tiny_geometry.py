@@ -43,7 +43,7 @@ IMAGE_METHODS = tuple(
 )
 """Methods whose training steps see images, without a teacher of their image size; others see features."""
 
-UNTRAINED = ("zeroshot", "tda")
+UNTRAINED = ("zeroshot", "tda", "tpt")
 STEPPED = tuple(
     name for name in METHODS
     if name not in UNTRAINED and getattr(method_class(name), "takes_steps", True)

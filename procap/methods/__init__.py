@@ -69,8 +69,11 @@ METHODS: dict[str, str] = {
     "mocoop": "procap.methods.mocoop:MoCoOp",
     "mmlop": "procap.methods.mmlop:MMLoP",
     "gallop": "procap.methods.gallop:GalLoP",
+    "plotpp": "procap.methods.plotpp:PLOTPP",
     "tda": "procap.methods.tda:TDA",
     "promptkd": "procap.methods.promptkd:PromptKD",
+    "tpt": "procap.methods.tpt:TPT",
+    "tpt-coop": "procap.methods.tpt:TPTCoOp",
     "procap": "procap.methods.procap:ProCAP",
 }
 """The built-in methods: module and class of each, imported on first use."""

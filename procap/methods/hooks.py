@@ -146,6 +146,17 @@ class TaughtMethod(Protocol):
 
 
 @runtime_checkable
+class ViewedMethod(Protocol):
+    """A method that adapts to each test image by views of it.
+
+    test_views: the number of views of an image of `dataset`, the plain one among them, and whether AugMix changes the
+        random ones. Its classifiers have as many `views`.
+    """
+
+    def test_views(self, dataset: str) -> tuple[int, bool]: ...
+
+
+@runtime_checkable
 class DiagnosedMethod(Protocol):
     """A method for which `train.json` has the gradient norms of its loss terms by epoch, and what the members return.
 

@@ -158,11 +158,14 @@ def _check_classes(method: Method, state: Mapping[str, Tensor]) -> None:
     if words is None or words.dim() != 3:
         return
     classnames = method.space.classnames
-    if len(words) != len(classnames):
-        raise UserError(f"trained on {len(words)} classes, while there are {len(classnames)} here")
+    # PLOT++ has several texts of each class, those of all classes behind each other.
+    texts = len(method.class_ids) // len(classnames)
+    if len(words) != len(method.class_ids):
+        raise UserError(f"trained on {len(words) // texts} classes, while there are {len(classnames)} here")
     # A suffix has the columns from behind the learned tokens to the end of the context, a whole table all columns.
     ours = method.clip.token_embedding(method.class_ids)[:, -words.shape[1] :]
-    others = [name for name, a, b in zip(classnames, words, ours, strict=True) if not _is_close(a, b)]
+    pairs = zip(classnames * texts, words, ours, strict=True)
+    others = list(dict.fromkeys(name for name, a, b in pairs if not _is_close(a, b)))
     if others:
         warnings.warn(
             f"the checkpoint was trained with other words for {len(others)} of {len(classnames)} classes, "
