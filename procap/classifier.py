@@ -40,9 +40,11 @@ class Classifier:
     A snapshot: training the method further does not change it. Works under autocast, never records gradients.
 
     keeps_class_features: they are the same for all images.
+    views: of each image; with several, it classifies images [B, views, 3, H, W], whose first view is the plain one.
     """
 
     keeps_class_features: ClassVar[bool] = True
+    views: int = 1
 
     def __init__(
         self, clip: CLIP, image_plan: Plan, class_features: Tensor, scale: Tensor, adapter: nn.Module | None = None

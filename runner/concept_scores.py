@@ -15,7 +15,7 @@ from runner.meters import Meter
 from runner.provenance import describe_environment, provenance
 from runner.results import ScoreResult, write_json
 from runner.session import Run
-from runner.setup import make_eval_transform
+from runner.setup import make_test_transform
 from runner.stop_signals import StopRequest
 from runner.trained_runs import load_trained, prepare_inference
 from shards.image_selection import select_target_images
@@ -46,7 +46,7 @@ def _score(run: Run, target: Target, stop: StopRequest) -> ScoreResult:
     session.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
     settings, selection = runtime.evaluation.for_run(config), select_target_images(shards, target.classes, target.split)
     count = min(len(selection.images), runtime.limit or len(selection.images))
-    transform = make_eval_transform(trained.clip, settings.resize)
+    transform = make_test_transform(trained.method, target.dataset, config.seed, settings.resize)
     # Their labels are no classes of the run; predictions need some that are.
     relabel = dict.fromkeys(range(len(selection.classnames)), 0)
     images = session.crops.wrap(selection.images.subset(range(count), relabel), transform)

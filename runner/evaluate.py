@@ -20,7 +20,7 @@ from runner.provenance import describe_environment, provenance
 from runner.results import EvalResult, write_json
 from runner.run_folders import AnyResult
 from runner.session import Run, Session
-from runner.setup import label_space, make_eval_transform
+from runner.setup import label_space, make_test_transform
 from runner.stop_signals import Interrupted, StopRequest
 from runner.temperature import fit_temperature
 from runner.threads import fitting_threads
@@ -32,8 +32,8 @@ from runner.trained_runs import (
     read_features,
     store_features,
 )
+from shards.eval_views import AnyEvalTransform
 from shards.image_selection import TargetImages, select_class_labels, select_target_images
-from shards.transforms import EvalTransform
 
 
 def evaluate(
@@ -112,13 +112,13 @@ def find_result(
 
 def _evaluate(run: Run, target: Target, temperature: float | None, stop: StopRequest) -> EvalResult:
     config, session, trained = run.config, run.session, load_trained(run)
-    runtime, group, clip, device = session.runtime, session.group, trained.clip, session.device
+    runtime, group, device = session.runtime, session.group, session.device
     settings, shards = runtime.evaluation.for_run(config), session.dataset(target.dataset)
     manifest = shards.manifest
     group.check_same(f"the content of {target.dataset}", manifest.digest)
     selection = select_target_images(shards, target.classes, target.split)
     count = min(len(selection.images), runtime.limit or len(selection.images))
-    transform = make_eval_transform(clip, settings.resize)
+    transform = make_test_transform(trained.method, target.dataset, config.seed, settings.resize)
     # Kept crops; cropping them again, as the transform does, changes nothing.
     images = session.crops.wrap(selection.images.subset(range(count)), transform)
     start_memory_peak(device)
@@ -161,7 +161,7 @@ def _evaluate(run: Run, target: Target, temperature: float | None, stop: StopReq
 
 
 def predict_images(
-    run: Run, inference: Inference, transform: EvalTransform, target: Target, meter: Meter, stop: StopRequest
+    run: Run, inference: Inference, transform: AnyEvalTransform, target: Target, meter: Meter, stop: StopRequest
 ) -> ImagePredictions:
     """Predict the images of `inference`, those of a target, and show the progress; `Interrupted` on a signal."""
     config, session, count = run.config, run.session, len(inference.images)

@@ -28,11 +28,11 @@ from runner.feature_store import EncodedImages
 from runner.meters import Meter
 from runner.results import PerClass
 from shards.device.evaluation import device_evaluation_batches, resizes_on_device
+from shards.eval_views import AnyEvalTransform
 from shards.loader import deal_batches, evaluation_batches
 from shards.reader import ImageList
 from shards.rng import generator
 from shards.transfer import to_device, upload
-from shards.transforms import EvalTransform
 
 WARMUP_BATCHES = 2
 
@@ -78,7 +78,8 @@ class Inference:
         encode: Forward = torch.inference_mode()(classifier.encode)
         forward: Forward = encode if self.is_online else classifier
         self._encode: Forward = GraphedFunction(encode) if on.graphs else encode
-        self._forward: Forward = GraphedFunction(forward) if on.graphs else forward
+        # Methods that adapt to the views of an image compute gradients, which a graph of a function has not.
+        self._forward: Forward = GraphedFunction(forward) if on.graphs and classifier.views == 1 else forward
         self.features: torch.Tensor | None = None
         self.kept: FeatureCollector | None = None
 
@@ -91,15 +92,23 @@ class Inference:
 
     def warm_up(self, images: int) -> None:
         """Run batches of `images` blank images before rates are measured."""
-        size = self.clip.geometry.image_size
-        blank = torch.zeros(images, 3, size, size, device=self.clip.device)
+        size, views = self.clip.geometry.image_size, self._classifier.views
+        shape = (3, size, size) if views == 1 else (views, 3, size, size)
+        blank = torch.zeros(self._batch_size(images), *shape, device=self.clip.device)
         for _ in range(WARMUP_BATCHES):
             self(blank)
 
+    def _batch_size(self, images: int) -> int:
+        """Return how many images with their views are as many inputs of the image tower as `images`."""
+        return max(1, images // self._classifier.views)
+
     def batches(
-        self, transform: EvalTransform, batch_size: int, workers: int, ranks: Ranks
+        self, transform: AnyEvalTransform, batch_size: int, workers: int, ranks: Ranks
     ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64]]]:
-        """Yield this rank's images [B, 3, S, S], or stored features [B, E], and their indices [B], -1 for padding."""
+        """Yield this rank's images [B, *transform.shape], or stored features [B, E], and their indices [B].
+
+        An index of -1 is padding. batch_size: most inputs of the image tower; each view of an image is one.
+        """
         if self.features is not None:
             for batch in deal_batches(len(self.images), batch_size, ranks.rank, ranks.size):
                 yield self.features[batch].to(self.clip.device), np.array(batch)
@@ -107,7 +116,8 @@ class Inference:
         make_batches = evaluation_batches
         if self._on_device and resizes_on_device(transform):
             make_batches = partial(device_evaluation_batches, device=self.clip.device)
-        batches = make_batches(self.images, transform, batch_size, workers, rank=ranks.rank, world_size=ranks.size)
+        size = self._batch_size(batch_size)
+        batches = make_batches(self.images, transform, size, workers, rank=ranks.rank, world_size=ranks.size)
         # Indices stay on the host, where labels are looked up by them.
         for images, _, indices in to_device(batches, self.clip.device, moved=(0,)):
             yield images, indices.numpy()

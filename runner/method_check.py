@@ -32,7 +32,6 @@ from runner.checkpoint import read_checkpoint
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks
-from runner.earlier_runs import load_teacher
 from runner.engine import Batch, learned_parameters
 from runner.failures import EXPECTED, describe_failure
 from runner.feature_training import learn_from_features
@@ -40,9 +39,10 @@ from runner.meters import Meter
 from runner.planning import plan_run
 from runner.results import TrainResult
 from runner.session import Run, Session
-from runner.setup import Setup, build_initial_method, label_space, make_eval_transform, set_up
+from runner.setup import Setup, build_initial_method, label_space, make_test_transform, set_up
 from runner.stop_signals import StopRequest
 from runner.train import TrainingRequest, train_run
+from runner.trained_runs import load_teacher
 from shards.image_selection import select_class_labels
 from shards.reader import ShardSet
 from shards.rng import generator
@@ -137,7 +137,8 @@ class CheckCase:
     @torch.no_grad()
     def logits(self, method: Method, space: LabelSpace | None = None, images: int = BATCH) -> Tensor:
         """Classify the first images of the data set: logits [images, C]."""
-        transform, train_images = make_eval_transform(method.clip), self.shards.open_images("train")
+        transform = make_test_transform(method, self.config.dataset, self.config.seed)
+        train_images = self.shards.open_images("train")
         pixels = torch.stack([transform(train_images.image(i)) for i in range(images)])
         return method.classifier(space)(pixels.to(method.clip.device))
 

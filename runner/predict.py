@@ -27,7 +27,7 @@ from runner.devices import num_decoders
 from runner.engine import autocast
 from runner.hub import load_run
 from runner.session import TrainedRun
-from runner.setup import make_eval_transform, warn_of_names
+from runner.setup import make_test_transform, warn_of_names
 from runner.threads import fitting_threads
 from shards.image_files import EncodedImage, OnError, load_batches, raise_error
 from shards.images import ImageError, Picture, convert
@@ -42,10 +42,11 @@ class ImageClassifier:
         self.space = replace(run.method.space, classnames=tuple(classnames)) if classnames else run.method.space
         self.classnames = self.space.names()
         warn_of_names(run.method, self.space)
-        self.batch_size = run.config.recipe.test_batch_size
-        self.transform = make_eval_transform(clip)
+        self.transform = make_test_transform(run.method, self.space.dataset, run.config.seed)
         with autocast(run.config.precision, clip.device):
             self._classifier = run.method.classifier(self.space)
+        # Each view of an image is an input of the image tower.
+        self.batch_size = max(1, run.config.recipe.test_batch_size // self._classifier.views)
 
     @classmethod
     def load(cls, folder: str | Path, classnames: Sequence[str] = (), device: str = "auto") -> ImageClassifier:
@@ -53,7 +54,7 @@ class ImageClassifier:
         return cls(load_run(folder, RuntimeConfig(device=device)), classnames)
 
     def __call__(self, images: Tensor | Sequence[Picture]) -> Tensor:
-        """Return probabilities [B, C] of images of any size, or of transformed images [B, 3, S, S].
+        """Return probabilities [B, C] of images of any size, or of transformed images [B, *transform.shape].
 
         A method that adapts at test time begins anew in each call, and adapts to the images in their order.
         Raises UsageError that names an image which cannot be read.

@@ -19,7 +19,7 @@ from runner.devices import num_decoders
 from runner.distributed.ranks import Ranks
 from runner.meters import Meter
 from runner.session import Run
-from runner.setup import make_eval_transform
+from runner.setup import make_test_transform
 from runner.threads import fitting_threads
 from runner.train import TrainingRequest, train_run
 from runner.trained_runs import load_trained, prepare_inference
@@ -77,7 +77,7 @@ def _train_fold(run: Run, fold: str, force: bool) -> Run:
 def _compute_logits(run: Run, images: ImageList) -> NDArray[np.float64]:
     """Compute logits [N, C] of images under the settings of the evaluation."""
     runtime, method, device = run.session.runtime, load_trained(run).method, run.session.device
-    transform = make_eval_transform(method.clip, runtime.evaluation.resize)
+    transform = make_test_transform(method, run.config.dataset, run.config.seed, runtime.evaluation.resize)
     batch_size, workers = run.config.recipe.test_batch_size, num_decoders(runtime.workers, device)
     with fitting_threads(method.clip, min(batch_size, len(images)), "eval"):
         inference = prepare_inference(run, images, method.space, Meter(device, warmup=0))

@@ -14,9 +14,10 @@ from runner.inference import Inference
 from runner.meters import Meter
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
 from runner.resumable_training import ResumableTraining
-from runner.setup import label_space, make_eval_transform
+from runner.setup import label_space, make_test_transform
 from runner.stop_signals import StopRequest
 from runner.trained_runs import collect_predictions, read_features, store_features
+from shards.eval_views import AnyEvalTransform
 from shards.image_selection import select_target_images
 from shards.reader import ImageList
 
@@ -63,8 +64,11 @@ class Validator:
                     self.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
                     selection = select_target_images(shards, target.classes, target.split)
                     space = label_space(shards.manifest, selection.classnames)
-                    images = session.crops.wrap(selection.images, make_eval_transform(self.method.clip))
+                    images = session.crops.wrap(selection.images, self._transform(target))
                     self._targets.append((target, space, images))
+
+    def _transform(self, target: Target) -> AnyEvalTransform:
+        return make_test_transform(self.method, target.dataset, self.training.config.seed)
 
     def resume(self) -> None:
         """Load the counts of the epochs before the restored state, and make those that its last epoch lacks."""
@@ -94,7 +98,7 @@ class Validator:
                 with autocast(config.precision, clip.device):
                     inference = Inference(clip, self.method.classifier(space), images, config.precision)
                 # A separate one: validated images must not count in the rates of the training.
-                meter, transform = Meter(clip.device, warmup=0), make_eval_transform(clip)
+                meter, transform = Meter(clip.device, warmup=0), self._transform(target)
                 key = read_features(training.run, inference, transform, meter)
                 batches = inference.batches(transform, batch_size, self._workers, self.group.ranks)
                 signum, predictions = collect_predictions(training.run, inference, batches, meter, self.stop)

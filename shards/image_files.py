@@ -13,11 +13,11 @@ from pathlib import Path, PurePosixPath
 from torch import Tensor
 
 from procap.errors import UsageError
+from shards.eval_views import AnyEvalTransform
 from shards.files import read_regular
 from shards.images import ImageError, decode
 from shards.loader import prepare_batches
 from shards.raw.folders import IMAGE_EXTENSIONS, LEAVINGS, NOTES, is_image_name, walk_files
-from shards.transforms import EvalTransform
 
 UNREAD_IMAGES = (".heic", ".heif", ".avif", ".jxl", ".jp2", ".ppm", ".pgm", ".svg", ".dng", ".cr2", ".nef", ".psd")
 """Endings of images that are not read, which have to be told from the texts and labels of a WebDataset shard."""
@@ -71,12 +71,12 @@ def _read_images(paths: Sequence[Path], on_error: OnError) -> Iterator[EncodedIm
 
 def load_batches(
     images: Iterable[EncodedImage],
-    transform: EvalTransform,
+    transform: AnyEvalTransform,
     batch_size: int,
     workers: int,
     on_error: OnError = raise_error,
 ) -> Iterator[tuple[list[str], Tensor]]:
-    """Yield names and transformed images [B, 3, S, S], in order. on_error: called for images that are left out."""
+    """Yield names and transformed images [B, *transform.shape], in order. on_error: called for what is left out."""
     # Threads write to it; it is read when all images of a batch are done.
     broken: dict[str, str] = {}
 
@@ -92,7 +92,7 @@ def load_batches(
     remaining = iter(images)
     # Python 3.12 has `itertools.batched` for this.
     batches = iter(lambda: list(islice(remaining, batch_size)), [])
-    for batch, pixels in prepare_batches(batches, prepare, (3, transform.image_size, transform.image_size), workers):
+    for batch, pixels in prepare_batches(batches, prepare, transform.shape, workers):
         for name, _ in batch:
             if name in broken:
                 on_error(name, broken[name])

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from shards.eval_views import AnyEvalTransform, EvalViews
 from shards.reader import ImageList
 from shards.transforms import EvalTransform
 
@@ -30,8 +31,13 @@ class KeptCrops:
         self.left = most_bytes
         self._crops: dict[Hashable, Crops] = defaultdict(dict)
 
-    def wrap(self, images: ImageList, transform: EvalTransform) -> ImageList:
-        """Return `images`, decoded to what `transform` crops of them, and read only if that is not kept."""
+    def wrap(self, images: ImageList, transform: AnyEvalTransform) -> ImageList:
+        """Return `images`, decoded to what `transform` crops of them, and read only if that is not kept.
+
+        Random views are made of whole images: these are returned as they are.
+        """
+        if isinstance(transform, EvalViews):
+            return images
         return _KeptImages(images, transform, self._crops[images.identity, transform], self)
 
 

@@ -23,10 +23,11 @@ from PIL.Image import Image
 from torch import Tensor
 
 from procap.errors import UsageError
+from shards.eval_views import AnyEvalTransform
 from shards.pools import prefetch, thread_pool
 from shards.reader import ImageList
 from shards.rng import generator, stream_seed
-from shards.transforms import EvalTransform, TrainAugment
+from shards.transforms import TrainAugment
 
 # Main memory for decoded training images, the encoded images that a training on all images mixes with each other, and
 # the batches that threads prepare while an earlier one is used.
@@ -212,7 +213,7 @@ def one_class_order(labels: Sequence[int], batch_size: int, draw: random.Random)
 
 def evaluation_batches(
     images: ImageList,
-    transform: EvalTransform,
+    transform: AnyEvalTransform,
     batch_size: int,
     workers: int = 0,
     *,
@@ -221,6 +222,7 @@ def evaluation_batches(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield (images [B, 3, S, S] float32, labels [B] int64, indices [B] int64) in list order, each image once.
 
+    With several views of each image the images are [B, views, 3, S, S].
     The shards are read from start to end, so every byte of them is compared with the manifest.
     With `world_size` processes each gets consecutive batches of those that one process has, because the last bits of
     logits depend on the size of a batch. All get equally many: those after the last are one image of zeros with label
@@ -236,9 +238,8 @@ def evaluation_batches(
         else:
             transform(images.decode(i, data), out)
 
-    shape = (3, transform.image_size, transform.image_size)
     with closing(read_batches(images, batch_size, rank=rank, world_size=world_size)) as batches:
-        for batch, pixels in prepare_batches(batches, prepare, shape, workers):
+        for batch, pixels in prepare_batches(batches, prepare, transform.shape, workers):
             indices = torch.tensor([i for i, _ in batch])
             # `labels[-1]` would be the label of the last image.
             yield pixels, torch.where(indices < 0, -1, labels[indices]), indices

@@ -38,8 +38,11 @@ class Normalise:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def __call__(self, image: Image, out: Tensor | None = None) -> Tensor:
-        """Write to `out` if it is given: allocating a tensor per image would cost as much as the arithmetic."""
+    def __call__(self, image: Image | NDArray[np.float32], out: Tensor | None = None) -> Tensor:
+        """Write to `out` if it is given: allocating a tensor per image would cost as much as the arithmetic.
+
+        image: of Pillow, or pixels [S, S, 3] from 0 to 255.
+        """
         pixels = np.asarray(image).transpose(2, 0, 1)
         out = torch.empty(pixels.shape) if out is None else out
         values = out.numpy()
@@ -72,6 +75,11 @@ class EvalTransform:
     @cached_property
     def normalise(self) -> Normalise:
         return Normalise(self.mean, self.std)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what an image is transformed to."""
+        return 3, self.image_size, self.image_size
 
     def crop(self, image: Image) -> Image:
         """Resize and crop to the S x S pixels that the model sees.

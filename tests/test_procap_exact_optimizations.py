@@ -229,6 +229,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("2sfs", {"first_stage": 0.0}),
     ("mmlop", {}),
     ("gallop", {}),
+    ("plotpp", {"vision_prompts": 2}),
     ("procap", {"zero_output": False}),
     ("procap", {"zero_output": False, "n_ctx": 2}),
     ("procap", {"zero_output": False, "class_prompt": "maple"}),

@@ -1,4 +1,4 @@
-"""GalLoP equals its public code; figures as in test_procap_public_code."""
+"""GalLoP and PLOT++ equal their public code; figures as in test_procap_public_code."""
 
 from types import SimpleNamespace
 
@@ -12,11 +12,13 @@ from small_runs import seeded
 
 from procap import reference
 from procap.errors import UsageError
+from procap.methods.plotpp import COMMON, SENTENCES, transport_plan
 from procap.methods.public import public_parameters
 from procap.plan import INPUT, Plan, TokenOp
 from runner.engine import Batch, Engine
 from runner.planning import plan_run
 from runner.schedule import Schedule
+from shards.catalogue import CATALOGUE
 
 
 def built_gallop(**options):
@@ -90,3 +92,55 @@ def test_patches_leave_out_what_a_plan_inserts_and_need_a_plain_tower():
 def test_gallop_needs_a_number_of_patches_for_each_local_prompt(topk):
     with pytest.raises(UsageError, match=r"topk = .*: give one number above 0, or one for each of 4 prompts"):
         public_code.build("gallop", topk=topk)
+
+
+def built_plotpp(stage=1):
+    method = public_code.build("plotpp", dataset="eurosat")
+    public_code.load_drawn(method, lambda name, _: 0.1)
+    method.begin_stage(stage)
+    return method
+
+
+@pytest.mark.parametrize("encoders", ["fast", pytest.param("plain", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stage", ["vision", "joint"])
+def test_plotpp_equals_the_public_code(stage, encoders):
+    figures, method = figures_of("plotpp"), built_plotpp(stage == "joint")
+    run = reference.with_plain_encoders(method) if encoders == "plain" else method
+    near(run.classifier()(images()), figures[f"{stage}/eval_logits"])
+    near(run.classifier()(images()[:1]), figures[f"{stage}/eval_logits_one_by_one"][:1])
+    near(run.classifier(public_code.novel_space(method, figures))(images()), figures[f"{stage}/novel_logits"])
+    engine = Engine(run, plan_run(method="plotpp", dataset="eurosat"))
+    learned = {name.removeprefix("prompt_learner."): tensor for name, tensor in public_parameters(method).items()}
+    start = learned["ctx"].detach().clone()
+    for step, _ in take_steps(engine, [Batch(images(), LABELS, ())] * 3, 0.002, figures[f"{stage}/steps/loss"]):
+        for name, tensor in learned.items() if not step else ():
+            if (key := f"{stage}/grad/{name}") in figures:
+                near_condensed(tensor.grad, figures[key])
+    near_condensed(learned["ctx_vision"], figures[f"{stage}/steps/after_3/ctx_vision"])
+    if stage == "joint":
+        near_condensed(learned["ctx"], figures["joint/steps/after_3/ctx"])
+    else:
+        assert torch.equal(learned["ctx"], start)
+
+
+@pytest.mark.parametrize("drawn", ["easy", "hard"])
+def test_a_transport_ends_as_in_the_public_code_and_for_each_image_alone(drawn):
+    figures = figures_of("plotpp")
+    rows = torch.from_numpy(figures[f"sinkhorn/{drawn}/similarity"])
+    near(transport_plan(rows[None])[0], figures[f"sinkhorn/{drawn}/plan"])
+    alone = transport_plan(rows[:, None])[:, 0]
+    near(alone, figures[f"sinkhorn/{drawn}/plan_row_by_row"])
+    # Of twelve images each has the plan that it has among other ones.
+    assert torch.equal(alone[3:7], transport_plan(rows[3:7, None])[:, 0])
+
+
+def test_plotpp_has_the_sentences_and_the_start_of_the_public_code():
+    figures, method = figures_of("plotpp"), public_code.build("plotpp", dataset="eurosat")
+    assert np.array_equal(method.class_ids, figures["token_ids"])
+    near_condensed(method.context, figures["init/ctx"])
+    sentences = {name.lower().replace("describabletextures", "dtd"): rest for name, rest in (
+        (line.split()[0], line.partition("whole=")[2]) for line in figures["rule/what_stays_fixed"].tolist()
+    )}  # fmt: skip
+    for dataset, whole in sentences.items():
+        [known] = [name for name in CATALOGUE if name.replace("-", "") == dataset]
+        assert "|".join(f"{sentence} dog ." for sentence in SENTENCES.get(known, COMMON)) == whole

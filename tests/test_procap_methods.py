@@ -72,6 +72,7 @@ def base16():
     ("2sfs", {}, 61_440 + 5 * 512),
     ("mmlop", {}, 11_556),
     ("gallop", {}, 606_208),
+    ("plotpp", {}, 14_336),
     ("maple", {}, 3_555_072),
     ("maple", {"depth": 3}, 1_185_024),
     ("procap", {}, 22_497_025),
@@ -96,6 +97,7 @@ VARIANTS = [
     ("skipt", {}),
     ("mmlop", {"rank": 2}),
     ("gallop", {}),
+    ("plotpp", {"texts": 3}),
     ("maple", {}),
     ("maple", {"fp16_rounding": True, "depth": 12}),
     ("procap", {"zero_output": False}),
@@ -355,5 +357,6 @@ def test_what_few_methods_define_is_seen_by_its_protocol():
         return {name for name in METHODS if issubclass(method_class(name), protocol)}
 
     assert methods_with(hooks.GradientRule) == {"prograd"}
-    assert methods_with(hooks.TaughtMethod) == {"kdpl", "kdpl-maple"}
+    assert methods_with(hooks.TaughtMethod) == {"kdpl", "kdpl-maple", "promptkd"}
+    assert methods_with(hooks.ViewedMethod) == {"tpt", "tpt-coop"}
     assert methods_with(hooks.DiagnosedMethod) == methods_with(hooks.GaussianMethod) == {"procap"}

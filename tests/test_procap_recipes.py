@@ -109,11 +109,17 @@ OWN = [
         32,
         {"warmup_epochs": 3, "grad_clip": 1.0, "test_batch_size": 32},
     ),
+    ("tpt-coop", "base-to-novel", 16, "dtd", 0.002, 200, 32, {"test_batch_size": 512}),
     ("kdpl", "base-to-novel", 16, "dtd", 0.002, 50, 32, {}),
     ("kdpl-maple", "base-to-novel", 16, "dtd", 0.0035, 5, 4, {}),
+    ("promptkd", "base-to-novel", 16, "dtd", 0.005, 20, 8, {}),
     ("mmrlpp", "base-to-novel", 16, "dtd", 0.001, 10, 4, MMRL),
     ("mmrlpp", "few-shot", 1, "dtd", 0.002, 100, 32, MMRL),
     ("mmlop", "base-to-novel", 16, "dtd", 0.0025, 30, 4, {}),
+    ("plotpp", "few-shot", 1, "dtd", 0.002, 100, 32, {}),
+    ("plotpp", "few-shot", 4, "dtd", 0.002, 200, 32, {}),
+    ("plotpp", "few-shot", 16, "dtd", 0.002, 400, 32, {}),
+    ("plotpp", "few-shot", 4, "imagenet", 0.002, 100, 32, {}),
     ("gallop", "base-to-novel", 16, "dtd", 0.002, 200, 32, GALLOP),
     ("gallop", "few-shot", 1, "eurosat", 0.002, 200, 10, GALLOP),
     ("gallop", "domain-generalization", 16, "imagenet", 0.002, 50, 128, GALLOP),
@@ -237,7 +243,7 @@ def test_tcp_takes_another_reference(build, short_clip, tiny_space):
 
 
 PUBLIC = [name for name in METHODS if method_class(name).public_layout]
-OPTIONS = {"mmrl": {"width": 16}}
+OPTIONS = {"mmrl": {"width": 16}, "promptkd": {"width": 48}}
 
 
 class Warmup(torch.optim.lr_scheduler.LRScheduler):
@@ -322,7 +328,7 @@ def saved(name, clip, space, seed=1):
     if layout.module == "adapter_learner":
         extra = {"token_embedding": words, "tokenized_prompts": method.class_ids}
     elif "prompt_learner.ctx" in public_names(method).values():
-        n_ctx = method.options.n_ctx
+        n_ctx = public.public_parameters(method)["prompt_learner.ctx"].shape[-2]
         extra = {"token_prefix": words[:, :1], "token_suffix": words[:, 1 + n_ctx :]}
         extra = extra if layout.module else {f"prompt_learner.{key}": value for key, value in extra.items()}
     else:
@@ -351,6 +357,7 @@ LAYOUTS = {
     "2sfs": ("two_stages", {"visual.transformer.resblocks.0.ln_1.weight": (128,),
                             "transformer.resblocks.1.ln_2.bias": (64,)}),
     "coop": ("prompt_learner", {"ctx": (4, 64)}),
+    "tpt-coop": ("prompt_learner", {"ctx": (4, 64)}),
     "cliplora": ("cliplora", {"visual.transformer.resblocks.0.attn.q_proj.w_lora_A": (2, 128)}),
     "prograd": ("prompt_learner", {"ctx": (16, 64)}),
     "bpl": ("prompt_learner", {"prompt_learner.ctx": (4, 64), "prompt_learner.std_posterior": (1, 64)}),
@@ -359,9 +366,12 @@ LAYOUTS = {
     "mmrlpp": ("MultiModalRepresentationLearner", {"image_encoder.A": (128, 64),
                                                    "representation_learner.srra_r2tproj.srra.6.bias": (64,)}),
     "mocoop": ("prompt_learner", {"prompt_learner.ctx_before_0": (4, 64), "prompt_learner.w": (1, 48)}),
+    "plotpp": ("prompt_learner", {"prompt_learner.ctx": (4, 4, 64), "prompt_learner.ctx_vision": (4, 2, 128)}),
     "gallop": ("gallop", {"global_prompt": (4, 4, 64), "local_proj.linear.weight": (128, 128)}),
     "kdpl": ("prompt_learner", {"ctx": (4, 64)}),
     "kdpl-maple": ("MultiModalPromptLearner", {"prompt_learner.ctx": (2, 64)}),
+    "promptkd": ("VLPromptLearner", {"image_encoder.VPT": (4, 128), "VPT_image_trans.conv1.1.running_var": (48,),
+                                     "VPT_image_trans.conv1.0.weight": (48, 48, 1, 1)}),
     "taskres": ("prompt_learner", {"text_feature_residuals": (5, 48)}),
     "clap": ("adapter", {"prototypes": (5, 48)}),
     "clipadapter": ("clip_adapter", {"fc.0.weight": (12, 48), "fc.2.weight": (48, 12)}),
@@ -390,7 +400,7 @@ def test_exports_have_the_names_and_shapes_of_the_public_code(tiny_clip, tiny_sp
     state = public.public_state(method)
     assert method.public_layout.folder == folder
     assert {key: tuple(state[key].shape) for key in tensors} == tensors
-    learned = sum(parameter.numel() for parameter in method.parameters())
+    learned = sum(tensor.numel() for tensor in method.state_dict().values())
     assert sum(tensor.numel() for tensor in state.values()) == learned
 
 

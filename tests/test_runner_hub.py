@@ -152,7 +152,7 @@ def compare(logits: torch.Tensor, expected: torch.Tensor) -> None:
 def test_an_onnx_graph_has_equal_logits_at_any_batch_size(name, trained, tmp_path, check_private):
     onnxruntime = pytest.importorskip("onnxruntime")
     config, runtime = trained(name)
-    if name in ("cocoop", "aapl", "tda"):
+    if name in ("cocoop", "aapl", "tda", "tpt", "tpt-coop"):
         with pytest.raises(UserError, match="adapts to the test images" if name == "tda" else "for each image"):
             export_model(make_run(config, runtime), tmp_path)
         return

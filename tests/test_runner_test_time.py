@@ -33,7 +33,7 @@ TARGETS = [Target("digits", "base"), Target("digits", "all")]
 
 def plan(checkpoint: str, seed: int = 1, method: str = "tda") -> RunConfig:
     # Of 60 test images there are four batches, of 30 two.
-    options = {"negative_alpha": 1.0} if method == "tda" else {}
+    options = {"tda": {"negative_alpha": 1.0}, "tpt": {"views": 8}}.get(method, {})
     fields = {"backbone": checkpoint, "shots": 1, "overrides": {"test_batch_size": 16}, "options": options}
     return plan_run(method=method, dataset="digits", seed=seed, **fields)
 
@@ -45,6 +45,7 @@ def evaluated(few_digits, short_checkpoint, tmp_path_factory) -> RuntimeConfig:
         plan(str(short_checkpoint)),
         plan(str(short_checkpoint), 2),
         plan(str(short_checkpoint), 1, "zeroshot"),
+        plan(str(short_checkpoint), 1, "tpt"),
     ):
         train(config, runtime)
         for target in TARGETS:
@@ -73,8 +74,9 @@ def repeat(data: str, folder: str, checkpoint: str) -> None:
     ranks = ranks_from_environment()
     runtime = make_runtime(data, folder if ranks.is_first else f"{folder}-of-{ranks.rank}")
     with init_process_group(ranks, torch.device("cpu")) as group:
-        for target in TARGETS:
-            evaluate(plan(checkpoint), target, runtime, force=True, group=group)
+        for config in (plan(checkpoint), plan(checkpoint, 1, "tpt")):
+            for target in TARGETS:
+                evaluate(config, target, runtime, force=True, group=group)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -84,9 +86,9 @@ def test_a_repetition_on_any_number_of_processes_writes_an_equal_file(
     shutil.copytree(evaluated.results, tmp_path, dirs_exist_ok=True)
     ends = run_ranks(size, repeat, str(few_digits), str(tmp_path), str(short_checkpoint))
     assert [end.code for end in ends] == [0] * size, "".join(end.err for end in ends)
-    folder = plan(str(short_checkpoint)).path
-    written = sorted(file.relative_to(tmp_path) for file in (tmp_path / folder).glob("eval/*.json"))
-    assert len(written) == 2
+    folders = [tmp_path / plan(str(short_checkpoint), 1, method).path for method in ("tda", "tpt")]
+    written = [file.relative_to(tmp_path) for folder in folders for file in folder.glob("eval/*.json")]
+    assert len(written) == 4
     for file in written:
         one, other = (json.loads((at / file).read_text()) for at in (evaluated.results, tmp_path))
         assert one["seconds"] != other["seconds"], "it was evaluated again"
@@ -112,6 +114,23 @@ def test_images_of_a_folder_are_one_stream_in_their_order_whatever_the_batches(e
     whole = classify([Image.open(BytesIO(data)) for _, data in files])
     probabilities = torch.stack([row for _, row in classify.predict(iter(files))])
     torch.testing.assert_close(probabilities, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_an_image_is_classified_by_views_of_its_pixels_in_every_target_and_batch_and_as_a_file(
+    evaluated, short_checkpoint
+):
+    config = plan(str(short_checkpoint), 1, "tpt")
+    base, everything = (evaluate(config, target, evaluated) for target in TARGETS)
+    assert base.total == 30 and everything.total == 60 and base.images_per_second > 0
+    dataset = open_dataset(evaluated.data, "digits")
+    selection = select_target_images(dataset, "base").images
+    classify = ImageClassifier.load(evaluated.results / config.path, device="cpu")
+    # One at a time, where the evaluation has two in a batch; the classes of the run are the base classes.
+    probabilities = torch.cat([classify([selection.image(i)]) for i in range(4)])
+    assert base.predicted[:4] == probabilities.argmax(dim=1).tolist()
+    assert base.confidence[:4] == pytest.approx(probabilities.amax(dim=1).tolist(), abs=1e-3)
+    plain = classify(torch.stack([classify.transform.plain(selection.image(i)) for i in range(4)]))
+    assert base.confidence[:4] != pytest.approx(plain.amax(dim=1).tolist(), abs=1e-3), "other views count"
 
 
 def test_a_method_that_adapts_to_test_images_is_no_teacher(evaluated, short_checkpoint, tmp_path):

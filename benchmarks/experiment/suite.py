@@ -53,10 +53,9 @@ def learns_from_features(method: str) -> bool:
 def _layers(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, dict[str, Any]]:
     """List the arguments of `plan_run` by where they come from: later ones replace earlier ones, empty ones do not."""
     from procap.methods import method_class
-    from procap.methods.options import ViewOptions
 
     profile, method, is_fast = options.profile, variant.method, learns_from_features(variant.method)
-    has_views = options.quick and issubclass(method_class(method).Options, ViewOptions)
+    has_views = options.quick and "views" in method_class(method).Options.model_fields
     has_recipe = recipe == profile.recipe and not is_fast
     rate = method_class(method).mini_lr if has_recipe and profile.is_generated and method in METHODS else None
     return {

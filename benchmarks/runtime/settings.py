@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from procap.errors import UsageError
 from runner.acceleration import Acceleration
 from runner.devices import num_decoders
 
@@ -50,9 +51,18 @@ class Settings:
 def make_settings(
     runtime: RuntimeConfig, device: torch.device, *, backbone: str = "mini", pretrained: str | None = None, **more: Any
 ) -> Settings:
-    """Make the settings for `device`, with `more` fields of `Settings`."""
+    """Make the settings for `device`, with `more` fields of `Settings`.
+
+    Raises UsageError for a method whose evaluation is not measured.
+    """
+    from procap.methods import method_class
+    from procap.methods.hooks import ViewedMethod
     from procap.weights.architectures import canonical_name
 
+    for method in more.get("methods", ()):
+        if issubclass(method_class(method), ViewedMethod):
+            # The speed of one view would be taken for that of an image.
+            raise UsageError(f"{method} sees several views of a test image: `procap eval` shows its images per second")
     backbone, pretrained = canonical_name(backbone, pretrained or None)
     workers, accelerations = num_decoders(runtime.workers, device), Acceleration.parse(runtime.accelerate, device)
     return Settings(backbone, pretrained, workers, accelerations, **more)

@@ -52,7 +52,7 @@ class ContextOptions(MethodOptions):
 class ContextMethod(Method):
     """A method that learns CoOp's context."""
 
-    public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES, module="prompt_learner")
+    public_layout: ClassVar[PublicLayout | None] = PublicLayout("prompt_learner", CONTEXT_NAMES, "prompt_learner")
     changes = ("text",)
     options: ContextOptions
 

@@ -46,7 +46,7 @@ class DPC(ContextMethod):
     title: ClassVar[str] = "DPC (CoOp)"
     mini_lr: ClassVar[float | None] = 1e-2
     # A public checkpoint has one of both prompts.
-    public_layout = None  # type: ignore[assignment]
+    public_layout = None
     first_stage = "coop"
     needs_every_class = True
     options: DPCOptions

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import cache, partial
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from shards.device.crops import HIGH_BITS, LOW_BITS, columns_first, fits, normalisation, resize_crops, taps
+from shards.eval_views import AnyEvalTransform
 from shards.images import shorter_side
 from shards.loader import BATCHES_AHEAD, read_batches
 from shards.pools import prefetch, thread_pool
@@ -24,9 +26,9 @@ from shards.transfer import SideStream, staging, upload, upload_all
 from shards.transforms import EvalTransform
 
 
-def resizes_on_device(transform: EvalTransform) -> bool:
+def resizes_on_device(transform: AnyEvalTransform) -> TypeGuard[EvalTransform]:
     """Whether `DeviceResize` computes `transform`: a bicubic resize and a crop."""
-    return transform.interpolation == "bicubic" and not transform.squash
+    return isinstance(transform, EvalTransform) and transform.interpolation == "bicubic" and not transform.squash
 
 
 def device_evaluation_batches(
