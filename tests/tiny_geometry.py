@@ -52,5 +52,5 @@ STEPPED = tuple(
 
 def needed_options(name: str, checkpoint: Path) -> dict[str, Any]:
     """Return the option without which a method does not train, if there is one; the teacher is `checkpoint`."""
-    values = {"sentences": "templates", "teacher": str(checkpoint)}
+    values = {"sentences": "templates", "proposals": "templates", "teacher": str(checkpoint)}
     return {option: value for option, value in values.items() if option == method_class(name).required_option}
