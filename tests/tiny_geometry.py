@@ -32,8 +32,9 @@ SHORT_OPTIONS: dict[str, dict[str, Any]] = {
     "procap": {"depth": 2}, "mmrlpp": {"first_block": 1}, "dept-maple": {"depth": 2},
     "kdpl-maple": {"depth": 2}, "cliplora": {"first_block": 1}, "rebapl": {"depth": 2},
     "gda": {"views": 2}, "clap": {"views": 2}, "prolip": {"views": 2}, "crossmodal": {"iterations": 20},
+    "ipo": {"proposals": "templates"},
 }  # fmt: skip
-"""Options by method for towers of three layers, whose last one gets no prompt of its own."""
+"""Options by method for towers of three layers, whose last one gets no prompt of its own, and for short trainings."""
 
 IMAGE_METHODS = tuple(
     name
@@ -52,5 +53,5 @@ STEPPED = tuple(
 
 def needed_options(name: str, checkpoint: Path) -> dict[str, Any]:
     """Return the option without which a method does not train, if there is one; the teacher is `checkpoint`."""
-    values = {"sentences": "templates", "proposals": "templates", "teacher": str(checkpoint)}
+    values = {"sentences": "templates", "teacher": str(checkpoint)}
     return {option: value for option, value in values.items() if option == method_class(name).required_option}
