@@ -1,19 +1,16 @@
-"""Read the finished runs that a training starts from, and learns from."""
+"""Read the finished runs that a training starts from, and refuse those that have seen other images."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from procap.errors import UsageError, UserError
-from procap.methods import data_use, method_class
+from procap.methods import method_class
 from procap.methods.features import FeatureMethod
-from procap.methods.hooks import TaughtMethod
-from procap.methods.method import Method
 from runner.checkpoint import InitialRun, decode_checkpoint, read_checkpoint_bytes
 from runner.config import RunConfig
-from runner.run_folders import RunFolder, locate_run
+from runner.run_folders import RunFolder
 from runner.session import Run
-from runner.trained_runs import load_trained
 
 
 def start_from(config: RunConfig, earlier: Run, results: Path) -> RunConfig:
@@ -80,22 +77,3 @@ def read_initial_run(run: Run) -> InitialRun | None:
 
     data, sha256 = session.group.call_on_first(read)
     return InitialRun(folder.path, decode_checkpoint(data, folder.checkpoint_file)[0], sha256)
-
-
-def load_teacher(run: Run) -> Method | None:
-    """Load the run that is the teacher of a run; None for another teacher, or none.
-
-    Raises UsageError for a run that has seen other images of the data set or adapts to those of a test, UserError for
-    one that is not finished.
-    """
-    config = run.config
-    cls = method_class(config.method)
-    folder = cls.teacher_run(cls.Options(**config.options)) if issubclass(cls, TaughtMethod) else None
-    if folder is None:
-        return None
-    teacher, results = locate_run(folder)
-    if data_use(teacher.method).unlabelled == "test":
-        # Its logits would depend on the other images of a batch.
-        raise UsageError(f"{teacher.path} adapts to test images: name a run of a different method as teacher")
-    check_same_images(teacher, config)
-    return load_trained(run.session.elsewhere(results, shares_backbone=False).get_run(teacher)).method

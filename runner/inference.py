@@ -8,7 +8,7 @@ Shapes: B images, C classes, E joint embedding, N images of the target, S image 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -26,7 +26,7 @@ from runner.distributed.ranks import Ranks
 from runner.engine import autocast
 from runner.feature_store import EncodedImages
 from runner.meters import Meter
-from runner.results import PerClass
+from runner.results import MCM, PerClass
 from shards.device.evaluation import device_evaluation_batches, resizes_on_device
 from shards.eval_views import AnyEvalTransform
 from shards.loader import deal_batches, evaluation_batches
@@ -46,10 +46,32 @@ class LogitSettings:
 
     base_classes: the classes [K] that the run was trained on, where there are others as well; their highest probability
         is recorded. temperature: divides the logits before their softmax.
+    score: the rule by which images of unknown classes are told from known ones, if that is the purpose. Then the
+        confidence is not rounded, and it is the classifier's own score under another rule than MCM.
     """
 
     base_classes: NDArray[np.int64] | None = None
     temperature: float = 1.0
+    score: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the logits have the score of the classifier in a last column."""
+        return self.score not in ("", MCM)
+
+
+class ScoredClassifier(Classifier):
+    """A classifier whose last column of logits [B, C + 1] is the score of the one that it is made of."""
+
+    def __init__(self, classifier: Classifier) -> None:
+        self.clip, self.image_plan, self.num_classes = classifier.clip, classifier.image_plan, classifier.num_classes
+        self.classifier, self.views = classifier, classifier.views
+
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier.encode(images)
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.classifier.logits(features), self.classifier.score(features)[:, None]], dim=1)
 
 
 class Inference:
@@ -70,7 +92,11 @@ class Inference:
         scoring: LogitSettings | None = None,
     ) -> None:
         """acceleration: `graphs` replays the forward pass, `images` resizes on the device, if that is a GPU."""
-        self.clip, self.images, self.precision, self.scoring = clip, images, precision, scoring or LogitSettings()
+        self.clip, self.images, self.precision = clip, images, precision
+        self.scoring = scoring or LogitSettings()
+        if self.scoring.score and classifier.score_name:
+            self.scoring = replace(self.scoring, score=classifier.score_name)
+            classifier = ScoredClassifier(classifier)
         on = acceleration or Acceleration()
         # A CPU is slower at that than Pillow.
         self._on_device = on.images and clip.device.type == "cuda"
@@ -222,8 +248,9 @@ class PredictionCollector:
         """Return the predictions of all N images on every rank; exactly one rank must have added each image."""
         # [N, 4] or [N, 5] to columns [N], in the order of the target.
         predicted, confidence, nll, brier, *base = self._rows.gather(group).numpy().astype(np.float64).T
+        confidence = confidence if self._scoring.score else confidence.round(DECIMALS)
         base = [probability.round(DECIMALS) for probability in base]
-        return ImagePredictions(self._labels, predicted.astype(np.int64), confidence.round(DECIMALS), nll, brier, *base)
+        return ImagePredictions(self._labels, predicted.astype(np.int64), confidence, nll, brier, *base)
 
 
 def count_by_class(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], names: Sequence[str]) -> PerClass:
@@ -237,14 +264,17 @@ def _score_images(logits: torch.Tensor, labels: torch.Tensor, scoring: LogitSett
 
     With base classes, rows [B, 5]: the last column is their highest probability.
     """
-    true = labels[:, None]
+    true, score = labels[:, None], None
+    if scoring.is_own:
+        logits, score = logits[:, :-1], logits[:, -1]
     # In float32: a softmax in bf16 would keep three digits.
     log_probabilities = (logits.float() / scoring.temperature).log_softmax(dim=1)
     probabilities = log_probabilities.exp()
     # Subtracting from 0 gives no -0.0, where a target has a single class.
     nll = 0 - log_probabilities.gather(1, true)[:, 0]
     brier = probabilities.scatter_add(1, true, -torch.ones_like(nll)[:, None]).square().sum(dim=1)
-    columns = [logits.argmax(dim=1).float(), probabilities.amax(dim=1), nll, brier]
+    confidence = probabilities.amax(dim=1) if score is None else score
+    columns = [logits.argmax(dim=1).float(), confidence, nll, brier]
     if scoring.base_classes is not None:
         base_classes = upload(torch.from_numpy(scoring.base_classes), logits.device)
         columns.append(probabilities.index_select(1, base_classes).amax(dim=1))

@@ -32,7 +32,6 @@ from runner.checkpoint import read_checkpoint
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks
-from runner.earlier_runs import load_teacher
 from runner.engine import Batch, learned_parameters
 from runner.failures import EXPECTED, describe_failure
 from runner.feature_training import learn_from_features
@@ -43,6 +42,7 @@ from runner.session import Run, Session
 from runner.setup import Setup, build_initial_method, label_space, make_test_transform, set_up
 from runner.stop_signals import StopRequest
 from runner.train import TrainingRequest, train_run
+from runner.trained_runs import load_teacher
 from shards.image_selection import select_class_labels
 from shards.reader import ShardSet
 from shards.rng import generator

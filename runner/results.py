@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, Validati
 
 from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import describe_change
+from procap.methods.options import Pool
 from procap.methods.plugins import MethodSource
 from procap.text import LabelSpace
 from runner.calibration import Calibration, Probabilities
@@ -70,6 +71,14 @@ class FewShotRecord(FrozenModel):
         return self
 
 
+class UnlabelledRecord(FrozenModel):
+    """The images that a run trained on without labels."""
+
+    pool: Pool
+    images: Count
+    digest: str = Field(description="of the paths of the images, in order")
+
+
 class ImportedFile(FrozenModel):
     """The checkpoint of a public trainer that a run was imported from."""
 
@@ -103,6 +112,7 @@ class TrainResult(FrozenModel):
     )
     kernels: str = Field(default="", description="implementation chosen by device, see `DiagnosedMethod`")
     fewshot: FewShotRecord | None = Field(default=None, description="None when nothing was trained")
+    unlabelled: UnlabelledRecord | None = Field(default=None, description="instead of labelled images")
     manifest_digest: str = Field(description="of the packed training set")
     checkpoint_sha256: str
     backbone_digest: str
@@ -214,10 +224,15 @@ class TargetResult(FrozenModel):
         return self.total < self.dataset_size
 
 
+MCM = "MCM"
+"""Maximum concept matching, the rule of scores: the highest probability of a class."""
+
+
 class ScoreResult(TargetResult):
     """A file in `scores`: how well each image of a target fits the classes that the run was trained on."""
 
-    scores: list[Annotated[float, Field(ge=0, le=1)]] = Field(
+    score: str = Field(default=MCM, description="the rule of the scores: MCM, or one of the method's own")
+    scores: list[Amount] = Field(
         repr=False, description="by `runner.concept_scores`, in the order of the images, six significant digits"
     )
 

@@ -18,6 +18,7 @@ from procap.methods import build_method, method_class, method_options, method_so
 from procap.methods.features import FeatureMethod
 from procap.methods.hooks import TaughtMethod, ViewedMethod
 from procap.methods.method import Method
+from procap.methods.options import Pool, PoolOptions
 from procap.methods.plugins import MethodSource
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -32,7 +33,14 @@ from runner.session import Run
 from shards.device.crops import augments_on_device
 from shards.device.stream import DeviceTrainStream
 from shards.eval_views import AnyEvalTransform, EvalViews
-from shards.image_selection import FewShot, check_classes, load_few_shot, select_class_labels, split_fold
+from shards.image_selection import (
+    FewShot,
+    check_classes,
+    load_few_shot,
+    select_class_labels,
+    select_unlabelled,
+    split_fold,
+)
 from shards.loader import WINDOW_BYTES, StreamOptions, TrainStream
 from shards.manifest import Manifest, lines_digest
 from shards.names import first_few, join_first
@@ -88,8 +96,10 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
     clip = session.workbench.load_backbone(config, device, acceleration)
     if fewshot and not learns_from_features:
         workers = num_decoders(session.runtime.workers, device)
-        stream = train_stream(fewshot.train, config, clip, acceleration, workers, group.ranks)
-    labels = fewshot.labels if fewshot else select_class_labels(shards, config.classes)
+        images = fewshot.unlabelled.images if fewshot.unlabelled else fewshot.train
+        stream = train_stream(images, config, clip, acceleration, workers, group.ranks)
+    selected = fewshot.unlabelled or fewshot if fewshot else None
+    labels = selected.labels if selected else select_class_labels(shards, config.classes)
     method, card = build_method_and_card(config, shards, clip, labels)
     warn_of_names(method, method.space)
     if stream and not any(parameter.requires_grad for parameter in method.parameters()):
@@ -107,7 +117,7 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         schedule = Schedule(config.recipe, stream, method)
         method.training_images = stream
         if isinstance(method, TaughtMethod):
-            method.set_teacher(teacher.classifier(method.space) if teacher else None)
+            method.set_teacher(teacher.classifier if teacher else lambda space: None)
     if fewshot:
         # Before digests are computed, because its errors name the option or file that is missing.
         method.prepare_training()
@@ -136,6 +146,9 @@ def load_training_images(config: RunConfig, shards: ShardSet, processes: int) ->
     if method_class(config.method).needs_every_class:
         check_class_sizes(fewshot, 1, f"{config.method} learns from images of each class: give --sampling natural")
     batch, images = config.recipe.batch_size, len(fewshot.train)
+    if pool := unlabelled_pool(config):
+        unlabelled = select_unlabelled(shards, fewshot, pool, config.classes)
+        fewshot, images = replace(fewshot, unlabelled=unlabelled), len(unlabelled.images)
     if config.recipe.batches == "class":
         rule = f"a batch has {batch} of one class: give more --shots, or --recipe-field batches=random"
         check_class_sizes(fewshot, batch, rule)
@@ -148,6 +161,15 @@ def load_training_images(config: RunConfig, shards: ShardSet, processes: int) ->
                 f"give --global-batch-size a multiple of {processes}, or start another number of processes"
             )
     return fewshot
+
+
+def unlabelled_pool(config: RunConfig) -> Pool | None:
+    """Return where a run draws the images from that it trains on without labels; None if it reads labels."""
+    if not method_class(config.method).learns_unlabelled:
+        return None
+    options = method_options(config.method, config.options)
+    assert isinstance(options, PoolOptions)
+    return options.unlabelled
 
 
 def build_method_and_card(
@@ -252,7 +274,7 @@ def train_stream(
         world_size=ranks.size,
         drop_last=recipe.drop_last,
         one_class=recipe.batches == "class",
-        window_bytes=None if config.shots else WINDOW_BYTES,
+        window_bytes=None if config.shots and unlabelled_pool(config) in (None, "few-shot") else WINDOW_BYTES,
     )
     if acceleration.images and augments_on_device(augment):
         return DeviceTrainStream(images, recipe.batch_size, augment, config.seed, options, clip.device)
@@ -261,15 +283,16 @@ def train_stream(
 
 def train_augment(recipe: Recipe, clip: CLIP, views: int = 1) -> TrainAugment:
     """Make the recipe's augmentation at the backbone's image size and normalisation."""
-    size, mean, std = clip.geometry.image_size, clip.image_mean, clip.image_std
+    size, mean, std = clip.geometry.image_size, clip.preparation.mean, clip.preparation.std
     names = ("crop_scale", "flip", "colour_jitter", "rotation", "augmentation")
     return TrainAugment(size, mean, std, views=views, **{name: getattr(recipe, name) for name in names})
 
 
 def make_eval_transform(clip: CLIP, resize: Literal["crop", "squash"] = "crop") -> EvalTransform:
     """Make the test transform of the backbone; it squashes the images if `resize` says so, or its training did."""
-    squash = clip.squash or resize == "squash"
-    return EvalTransform(clip.geometry.image_size, clip.image_mean, clip.image_std, squash, clip.interpolation)
+    images = clip.preparation
+    squash = images.squash or resize == "squash"
+    return EvalTransform(clip.geometry.image_size, images.mean, images.std, squash, images.interpolation)
 
 
 def make_test_transform(

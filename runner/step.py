@@ -52,12 +52,16 @@ class TrainStep:
         return self._graphed is not None
 
     def capture(self, batch: Batch) -> None:
-        """Warm up and capture, with `batch` as an example; weights and optimizer do not change."""
+        """Warm up and capture, with `batch` as an example; weights, buffers and optimizer do not change."""
+        # Buffers such as the statistics of a batch norm change in every forward pass.
+        buffers = [(buffer, buffer.clone()) for buffer in self.engine.method.buffers()]
         # A copy, whose memory all replays read: that of `batch` is freed and used again.
         self._example = batch.copy()
         # An objective of this step: that of the engine stays eager, for short batches and for measurements.
         objective = Objective(self.engine.method, self.engine.objective.config)
         self._graphed = capture_objective(objective, self._example.tensors)
+        for buffer, before in buffers:
+            buffer.copy_(before)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Take a step on `batch`.

@@ -19,14 +19,14 @@ from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_ch
 from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
 from runner.distributed.collectives import ProcessGroup
-from runner.earlier_runs import load_teacher, preliminary_run, read_initial_run
+from runner.earlier_runs import preliminary_run, read_initial_run
 from runner.engine import Batch, term_gradients
 from runner.failures import describe_failure
 from runner.feature_training import learn_from_features
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
-from runner.results import FewShotRecord, Progress, TrainResult, write_bytes, write_json
+from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, write_bytes, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
 from runner.session import Run, Session
@@ -34,6 +34,7 @@ from runner.setup import Setup, changed_file, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
+from runner.trained_runs import load_teacher
 from runner.validate import Callbacks, Validator
 from shards.device.stream import DeviceTrainStream
 from shards.rng import generator
@@ -362,6 +363,8 @@ def _write_result(run: Run, setup: Setup, state: TrainState, meter: Meter, facts
     for name, text in setup.method.records().items():
         write_bytes(folder.path / name, text.encode())
     few_shot = None if few is None else FewShotRecord(**drawn, digest=few.digest, samples=few.train.paths)
+    pool = few.unlabelled if few else None
+    unlabelled = UnlabelledRecord(pool=pool.pool, images=len(pool.images), digest=pool.digest) if pool else None
     result = TrainResult(
         config_hash=config.hash,
         steps=state.step,
@@ -380,6 +383,7 @@ def _write_result(run: Run, setup: Setup, state: TrainState, meter: Meter, facts
         statistics=diagnosed.statistics() if diagnosed and state.step else {},
         kernels=diagnosed.kernels() if diagnosed else "",
         fewshot=few_shot,
+        unlabelled=unlabelled,
         manifest_digest=setup.card.manifest_digest,
         checkpoint_sha256=save_checkpoint(folder.checkpoint_file, setup.method, setup.card),
         backbone_digest=setup.card.backbone_digest,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache, partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from procap.classifier import Classifier
-from procap.errors import UserError
-from procap.methods import method_source
+from procap.errors import UsageError, UserError
+from procap.methods import data_use, method_class, method_source
+from procap.methods.hooks import TaughtMethod
 from procap.methods.method import Method
 from procap.text import LabelSpace
 from runner.calibration import ImagePredictions
@@ -18,14 +20,16 @@ from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_byte
 from runner.config import RunConfig
 from runner.devices import set_deterministic
 from runner.distributed.collectives import ProcessGroup
+from runner.earlier_runs import check_same_images
 from runner.engine import autocast
 from runner.feature_store import feature_key
 from runner.inference import FeatureCollector, Inference, LogitSettings, PredictionCollector, RowCollector
 from runner.meters import Meter
 from runner.progress_bar import ProgressDisplay
 from runner.results import TrainResult
+from runner.run_folders import locate_run
 from runner.session import Run, TrainedRun
-from runner.setup import build_initial_method, warn_of_names
+from runner.setup import build_initial_method, changed_file, warn_of_names
 from runner.stop_signals import StopRequest
 from shards.eval_views import AnyEvalTransform
 from shards.reader import ImageList
@@ -60,7 +64,38 @@ def _load(run: Run) -> TrainedRun:
     session.group.check_same(f"the digest of the weights of {config.backbone}", clip.digest())
     method = build_initial_method(config, clip, card.space)
     load_into(method, tensors, file)
+    if isinstance(method, TaughtMethod):
+        # Loaded when the method asks for it, once: most need no teacher any more.
+        recall = cache(partial(_recall_teacher, run, training))
+        method.set_teacher(lambda space: teacher.classifier(space) if (teacher := recall()) else None)
     return TrainedRun(config, training, clip, method)
+
+
+def _recall_teacher(run: Run, training: TrainResult) -> Method | None:
+    """Load the run that taught a finished run; None if its teacher was none. Raises UserError if it has changed."""
+    teacher = load_teacher(run)
+    if changed_file(run.config, training.files):
+        raise UserError(f"{run.path} learned from another teacher than {run.config.options['teacher']} is now")
+    return teacher
+
+
+def load_teacher(run: Run) -> Method | None:
+    """Load the run that is the teacher of a run; None for another teacher, or none.
+
+    Raises UsageError for a run that has seen other images of the data set or adapts to those of a test, UserError for
+    one that is not finished.
+    """
+    config = run.config
+    cls = method_class(config.method)
+    folder = cls.teacher_run(cls.Options(**config.options)) if issubclass(cls, TaughtMethod) else None
+    if folder is None:
+        return None
+    teacher, results = locate_run(folder)
+    if data_use(teacher.method).unlabelled == "test":
+        # Its logits would depend on the other images of a batch.
+        raise UsageError(f"{teacher.path} adapts to test images: name a run of a different method as teacher")
+    check_same_images(teacher, config)
+    return load_trained(run.session.elsewhere(results, shares_backbone=False).get_run(teacher)).method
 
 
 def read_current_training(run: Run) -> TrainResult:

@@ -27,14 +27,30 @@ With the development halves a method is chosen by its accuracy on classes it was
 """
 
 CLASS_CHOICES: tuple[Classes, ...] = get_args(Classes)
+Pool = Literal["few-shot", "base", "all"]
+"""Where a training draws images without labels from, see `select_unlabelled`."""
 VAL_SHOTS = 4
+
+
+@dataclass(frozen=True)
+class UnlabelledImages:
+    """Images to train on without their labels: all are -1. labels: the data set's own, of the classes among them.
+
+    digest: that of their paths, in order.
+    """
+
+    pool: Pool
+    images: ImageList
+    labels: tuple[int, ...]
+    digest: str
 
 
 @dataclass(frozen=True)
 class FewShot:
     """The images a run trains on, relabelled 0..C-1 within its classes; `labels` are the data set's own.
 
-    An uneven sample may have no image of a class. digest: that of the training paths in drawn order.
+    An uneven sample may have no image of a class. digest: that of the training paths in drawn order. unlabelled: what
+    the run trains on instead of `train` if it reads no labels.
     """
 
     train: ImageList
@@ -42,6 +58,7 @@ class FewShot:
     classnames: tuple[str, ...]
     labels: tuple[int, ...]
     digest: str
+    unlabelled: UnlabelledImages | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +172,22 @@ def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all",
         labels=tuple(labels),
         digest=lines_digest(chosen.paths),
     )
+
+
+def select_unlabelled(shards: ShardSet, fewshot: FewShot, pool: Pool, classes: str = "all") -> UnlabelledImages:
+    """Select the images that a run on `classes` trains on without labels: `fewshot`, or all training images in order.
+
+    pool: "few-shot"; "base": all of the chosen classes; "all": of every class, but for half of the base classes, with
+    which a method is chosen, of the base classes alone.
+    """
+    images, labels = fewshot.train, [*fewshot.labels]
+    if pool != "few-shot":
+        whole = "base" if classes.startswith("dev-") else "all"
+        labels = select_class_labels(shards, classes if pool == "base" else whole)
+        train = shards.open_images("train", sequential=True)
+        images = train.subset(np.flatnonzero(np.isin(train.labels, labels)))
+    hidden = images.subset(range(len(images)), dict.fromkeys(images.labels.tolist(), -1))
+    return UnlabelledImages(pool, hidden, tuple(labels), lines_digest(images.paths))
 
 
 def split_fold(images: ImageList, fold: str) -> tuple[ImageList, ImageList]:

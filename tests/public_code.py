@@ -61,9 +61,9 @@ def walk(shapes, std, seed=13, key=None):
 
 
 @cache
-def small_clip(layers: int = 4) -> CLIP:
-    """Build the CLIP of the figures."""
-    source = draws(7)
+def small_clip(layers: int = 4, embed: int = EMBED, seed: int = 7, scale: float = 100.0) -> CLIP:
+    """Build the CLIP of the figures, or another one as a teacher."""
+    source = draws(seed)
 
     def normal(*shape: int, std: float) -> NDArray[np.float32]:
         values: NDArray[np.float32] = source.standard_normal(shape, dtype=np.float32) * np.float32(std)
@@ -91,17 +91,17 @@ def small_clip(layers: int = 4) -> CLIP:
     state = {
         "visual.class_embedding": normal(VISION, std=0.1),
         "visual.positional_embedding": normal(17, VISION, std=0.1),
-        "visual.proj": normal(VISION, EMBED, std=VISION**-0.5),
+        "visual.proj": normal(VISION, embed, std=VISION**-0.5),
         "visual.conv1.weight": normal(VISION, 3, 8, 8, std=0.05),
     }
     state |= norm(VISION, "visual.ln_pre") | norm(VISION, "visual.ln_post")
     state |= blocks(VISION, "visual") | blocks(TEXT, "text")
     state["text.positional_embedding"] = normal(77, TEXT, std=0.05)
-    state["text.text_projection"] = normal(TEXT, EMBED, std=TEXT**-0.5)
-    state["logit_scale"] = np.log(np.float32(100.0)).reshape(())
+    state["text.text_projection"] = normal(TEXT, embed, std=TEXT**-0.5)
+    state["logit_scale"] = np.log(np.float32(scale)).reshape(())
     state["text.token_embedding.weight"] = normal(49408, TEXT, std=0.2)
     state |= norm(TEXT, "text.ln_final")
-    geometry = Geometry(32, 8, VISION, layers, 12, TEXT, layers, 8, 77, 49408, EMBED, quick_gelu=True)
+    geometry = Geometry(32, 8, VISION, layers, 12, TEXT, layers, 8, 77, 49408, embed, quick_gelu=True)
     return CLIP.from_state({name: torch.from_numpy(np.asarray(array)) for name, array in state.items()}, geometry)
 
 

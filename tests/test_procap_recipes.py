@@ -113,6 +113,7 @@ OWN = [
     ("tpt-coop", "base-to-novel", 16, "dtd", 0.002, 200, 32, {"test_batch_size": 512}),
     ("kdpl", "base-to-novel", 16, "dtd", 0.002, 50, 32, {}),
     ("kdpl-maple", "base-to-novel", 16, "dtd", 0.0035, 5, 4, {}),
+    ("promptkd", "base-to-novel", 16, "dtd", 0.005, 20, 8, {}),
     ("mmrlpp", "base-to-novel", 16, "dtd", 0.001, 10, 4, MMRL),
     ("mmrlpp", "few-shot", 1, "dtd", 0.002, 100, 32, MMRL),
     ("mmlop", "base-to-novel", 16, "dtd", 0.0025, 30, 4, {}),
@@ -243,7 +244,7 @@ def test_tcp_takes_another_reference(build, short_clip, tiny_space):
 
 
 PUBLIC = [name for name in METHODS if method_class(name).public_layout]
-OPTIONS = {"mmrl": {"width": 16}}
+OPTIONS = {"mmrl": {"width": 16}, "promptkd": {"width": 48}}
 
 
 class Warmup(torch.optim.lr_scheduler.LRScheduler):
@@ -370,6 +371,8 @@ LAYOUTS = {
     "gallop": ("gallop", {"global_prompt": (4, 4, 64), "local_proj.linear.weight": (128, 128)}),
     "kdpl": ("prompt_learner", {"ctx": (4, 64)}),
     "kdpl-maple": ("MultiModalPromptLearner", {"prompt_learner.ctx": (2, 64)}),
+    "promptkd": ("VLPromptLearner", {"image_encoder.VPT": (4, 128), "VPT_image_trans.conv1.1.running_var": (48,),
+                                     "VPT_image_trans.conv1.0.weight": (48, 48, 1, 1)}),
     "taskres": ("prompt_learner", {"text_feature_residuals": (5, 48)}),
     "clap": ("adapter", {"prototypes": (5, 48)}),
     "clipadapter": ("clip_adapter", {"fc.0.weight": (12, 48), "fc.2.weight": (48, 12)}),
@@ -398,7 +401,7 @@ def test_exports_have_the_names_and_shapes_of_the_public_code(tiny_clip, tiny_sp
     state = public.public_state(method)
     assert method.public_layout.folder == folder
     assert {key: tuple(state[key].shape) for key in tensors} == tensors
-    learned = sum(parameter.numel() for parameter in method.parameters())
+    learned = sum(tensor.numel() for tensor in method.state_dict().values())
     assert sum(tensor.numel() for tensor in state.values()) == learned
 
 

@@ -12,7 +12,7 @@ from benchmarks.cli.selection import eval_settings, runtime_config, suite_change
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
 from benchmarks.experiment.profiles import MINI, PAPER, find_profile
-from benchmarks.report.report import write_report
+from benchmarks.report.report import ReportChoices, write_report
 from benchmarks.suites import ALL, PAPER_SUITES, load_suite
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
 from benchmarks.suites.plans import SuitePlan, find_obstacle, merge_runs
@@ -123,7 +123,7 @@ def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: Ru
     is_paper = named & {*PAPER.datasets} if named else any(is_packed(runtime.data, name) for name in PAPER.datasets)
     profile = find_profile(suite_flags.profile) if suite_flags.profile else PAPER if is_paper else MINI
     methods = changes.get("methods") or dict.fromkeys(method for suite in suites for method in suite.methods)
-    parsed = parse_options(suite_flags.option or (), methods)
+    parsed = parse_options(flags.given_options(suite_flags.option, suite_flags.unlabelled), methods)
     if "methods" in changes:
         of_profile = {method: profile.options(method) for method in changes["methods"]}
         changes["methods"] = trainable_methods(suite_flags.methods, changes["methods"], of_profile, parsed)
@@ -171,7 +171,7 @@ def _show_outputs(
         try:
             # The local folder of a URL is a cache, in which users would not find the report.
             out = Path("report") if runtime.results_url else None
-            page = write_report(runtime.results, out, data=runtime.data, shown=runtime_flags.results)
+            page = write_report(runtime.results, out, ReportChoices(data=runtime.data, shown=runtime_flags.results))
             note(f"report: {page}")
         except UserError as error:
             failed["procap report"] = str(error)

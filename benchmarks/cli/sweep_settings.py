@@ -14,6 +14,7 @@ from benchmarks.cli.flags import (
     SweepFlags,
     assignments,
     command_line,
+    given_options,
 )
 from benchmarks.cli.selection import recipe_overrides
 from benchmarks.console.parse import parse_datasets, parse_integers, parse_methods, parse_options, parse_shot_count
@@ -57,7 +58,7 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe_flags: Re
         "search": flags.search or ("grid" if is_listed and not flags.trials else "random"),
         "shots": parse_shot_count(selection.shots or "16"),
         "overrides": recipe_overrides(recipe_flags),
-        "options": parse_options(recipe_flags.option or (), methods),
+        "options": parse_options(given_options(recipe_flags.option, recipe_flags.unlabelled), methods),
     }
     try:
         settings = SweepSettings.model_validate(fields)

@@ -40,7 +40,7 @@ def synthetic_case(clip: CLIP, method: str, classes: int, batch: int) -> tuple[M
     built = build_method(method, clip, space, METHOD_OPTIONS.get(method, {}), generator(SEED, "init"))
     built.training_images = NoiseImages(torch.arange(classes), size)
     if isinstance(built, TaughtMethod):
-        built.set_teacher(build_method("zeroshot", clip, space, {}, generator(SEED, "init")).classifier())
+        built.set_teacher(build_method("zeroshot", clip, space, {}, generator(SEED, "init")).classifier)
     images = torch.randn(batch, 3, size, size, generator=generator(SEED, "images"))
     return built, images.to(clip.device), (torch.arange(batch) % classes).to(clip.device)
 

@@ -72,6 +72,7 @@ METHODS: dict[str, str] = {
     "gallop": "procap.methods.gallop:GalLoP",
     "plotpp": "procap.methods.plotpp:PLOTPP",
     "tda": "procap.methods.tda:TDA",
+    "promptkd": "procap.methods.promptkd:PromptKD",
     "tpt": "procap.methods.tpt:TPT",
     "tpt-coop": "procap.methods.tpt:TPTCoOp",
     "procap": "procap.methods.procap:ProCAP",
@@ -169,7 +170,10 @@ def data_use(name: str, options: Mapping[str, Any] | None = None) -> DataUse:
         uses: DataUse = _read_facts(METHODS[name])["uses"]
     else:
         uses = DataUse() if loading_error(name) else method_class(name).uses
-    return replace(uses, names="all") if (options or {}).get("new_names") else uses
+    given = options or {}
+    if (pool := given.get("unlabelled", "few-shot")) in ("base", "all"):
+        uses = replace(uses, unlabelled="base" if pool == "base" else "train")
+    return replace(uses, names="all") if given.get("new_names") or pool == "all" else uses
 
 
 def describe_method(name: str) -> dict[str, str]:

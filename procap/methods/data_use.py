@@ -11,14 +11,15 @@ class DataUse:
     """The data and the further models that a method looks at until it has classified the test images.
 
     labelled: the images with labels: the "few-shot" samples, or "none".
-    unlabelled: further images, without labels: "none", or of the "train" or the "test" split.
+    unlabelled: further images, without labels: "none", those of the "train" split, only those of the "base" classes in
+        it, or those of the "test" split.
     names: the class names: "none", those of the classes trained on ("base"), or while it trains also those of new
         classes ("all").
     models: further models and texts, such as "teacher" or "sentences".
     """
 
     labelled: Literal["none", "few-shot"] = "few-shot"
-    unlabelled: Literal["none", "train", "test"] = "none"
+    unlabelled: Literal["none", "base", "train", "test"] = "none"
     names: Literal["none", "base", "all"] = "base"
     models: tuple[str, ...] = ()
 

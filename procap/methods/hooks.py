@@ -5,7 +5,7 @@ Shapes: B images, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -17,6 +17,10 @@ from procap.classifier import Classifier
 from procap.errors import UsageError
 from procap.methods.options import MethodOptions
 from procap.recipe import Recipe
+from procap.text import LabelSpace
+
+MakeTeacher = Callable[[LabelSpace], Classifier | None]
+"""Makes the classifier of a teacher of some classes; None if the teacher is no finished run."""
 
 
 class TrainingImages(Protocol):
@@ -134,12 +138,15 @@ class GaussianMethod(Protocol):
 
 @runtime_checkable
 class TaughtMethod(Protocol):
-    """A method with a teacher: a finished run, whose folder `teacher_run` returns, or what else its options name."""
+    """A method with a teacher: a finished run, whose folder `teacher_run` returns, or what else its options name.
+
+    set_teacher: called before a training, and with each trained method that is loaded.
+    """
 
     @classmethod
     def teacher_run(cls, options: BaseModel) -> Path | None: ...
 
-    def set_teacher(self, classifier: Classifier | None) -> None: ...
+    def set_teacher(self, make: MakeTeacher) -> None: ...
 
 
 @runtime_checkable

@@ -3,90 +3,37 @@
 Source: Mistretta et al. 2024, "Improving Zero-shot Generalization of Learned Prompts via Unsupervised Knowledge
 Distillation", section 3, and the behaviour of its public code in the form with the training classes' names.
 
-Shapes: B images, C classes, K classes of a step, E joint embedding.
+Shapes: C classes.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor
 
-from procap.classifier import Classifier, cosine_logits
-from procap.errors import UsageError
+from procap.classifier import cosine_logits
 from procap.methods.coop import ContextMethod, ContextOptions
-from procap.methods.data_use import DataUse
 from procap.methods.maple import MaPLe, MaPLeOptions
-from procap.methods.method import Method, MethodOptions, Noise, PublishedOptions
-from procap.parallel import gather_batch
-from procap.plan import NO_CHANGE
+from procap.methods.method import Noise, PublishedOptions
+from procap.methods.taught import Taught, TaughtOptions
 from procap.recipe import Recipe
-from procap.teacher import keep_clip, keep_text_bank
-from procap.weights.loading import file_digest, weights_key
 
 
-class DistilledOptions(MethodOptions):
-    """The options of KDPL on any method."""
+class DistilledOptions(TaughtOptions):
+    """The options of KDPL on any method; the teacher of the paper is ViT-H-14-quickgelu:dfn5b."""
 
-    teacher: str = Field("", description="backbone:weights (in the paper ViT-H-14-quickgelu:dfn5b) or a run's folder")
     most_classes: int = Field(
         1000, ge=2, description="classes of a step: those with the highest mean probability of the teacher"
     )
 
 
-class Distilled(Method):
+class Distilled(Taught):
     """What KDPL changes in a prompt method, as a base class before that of the method."""
 
-    uses: ClassVar[DataUse] = DataUse(models=("teacher",))
-    required_option = "teacher"
-    # No larger CLIP knows generated data.
-    mini_options: ClassVar[Mapping[str, object]] = {"teacher": "mini"}
     options: DistilledOptions
-    teacher_classifier: Classifier | None = None
-
-    @classmethod
-    def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
-        """Return the SHA-256 of the file of the teacher's weights, or of the checkpoint of a run."""
-        assert isinstance(options, DistilledOptions)
-        checkpoint = Path(options.teacher).expanduser() / "checkpoint.safetensors"
-        if checkpoint.is_file():
-            return {"teacher": hashlib.sha256(checkpoint.read_bytes()).hexdigest()}
-        return {"teacher": file_digest(weights_key(*split_teacher(options.teacher)))}
-
-    @classmethod
-    def teacher_run(cls, options: BaseModel) -> Path | None:
-        """Return the folder that the option `teacher` names if it is that of a run."""
-        assert isinstance(options, DistilledOptions)
-        folder = Path(options.teacher).expanduser()
-        return folder if (folder / "config.json").is_file() else None
-
-    def set_teacher(self, classifier: Classifier | None) -> None:
-        """Set the classifier of a teacher that is a run."""
-        self.teacher_classifier = classifier
-
-    def prepare_training(self) -> None:
-        """Make the classifier of a teacher that is no run. Raises UsageError for one that reads other images."""
-        super().prepare_training()
-        teacher, name = self.teacher_classifier, split_teacher(self.options.teacher)
-        clip = teacher.clip if teacher else keep_clip(weights_key(*name), self.clip.device)
-        if (clip.geometry.image_size, clip.image_mean) != (self.clip.geometry.image_size, self.clip.image_mean):
-            raise UsageError(f"{clip.name} reads images of another size or normalisation than {self.clip.name}")
-        # After the refusal, because a large teacher takes long for the texts of many classes.
-        if teacher is None:
-            # With the scale of the student, as in the public code.
-            self.teacher_classifier = Classifier(clip, NO_CHANGE, keep_text_bank(clip, self.space), self.scale())
-
-    @torch.no_grad()
-    def teacher_logits(self, images: Tensor) -> Tensor:
-        """Compute the teacher's logits [B, C] of the global batch."""
-        assert self.teacher_classifier is not None
-        return gather_batch(self.group, self.teacher_classifier.logits(self.teacher_classifier.encode(images)))
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute half of both Kullback-Leibler divergences between teacher and student; labels are not read."""
@@ -102,12 +49,6 @@ class Distilled(Method):
             "kl_forward": F.kl_div(student, target, reduction="batchmean", log_target=True) / 2,
             "kl_reverse": F.kl_div(target, student, reduction="batchmean", log_target=True) / 2,
         }
-
-
-def split_teacher(name: str) -> tuple[str, str | None]:
-    """Split "backbone:weights"; without a colon the weights are the default ones."""
-    backbone, _, pretrained = name.partition(":")
-    return backbone, pretrained or None
 
 
 class KDPLOptions(DistilledOptions, ContextOptions):

@@ -80,6 +80,7 @@ class MethodFacts:
         base validation images; docs/methods.md has the command. mini_options: its options on generated data.
     first_stage: a method with a subset of its options, whose trained tensors are its initial ones.
     changes: the towers ("image", "text") that its plans change, or whose weights it reads.
+    learns_unlabelled: its training images have no labels, and are those that its option `unlabelled` names.
     knows_new_classes: it can classify images of classes that it was not trained on.
     needs_every_class: a training needs an image of each class, which `--sampling natural-any` may not give.
     """
@@ -95,6 +96,7 @@ class MethodFacts:
     mini_options: ClassVar[Mapping[str, object]] = {}
     first_stage: ClassVar[str] = ""
     changes: ClassVar[tuple[str, ...]] = ("image", "text")
+    learns_unlabelled: ClassVar[bool] = False
     knows_new_classes: ClassVar[bool] = True
     needs_every_class: ClassVar[bool] = False
 

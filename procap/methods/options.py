@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Pool = Literal["few-shot", "base", "all"]
+"""Where a training draws images without labels from, see `PoolOptions`."""
+
 
 class MethodOptions(BaseModel):
     """The options of a method, none here: a value never changes, an unknown field is refused."""
@@ -38,6 +41,16 @@ class SelectionOptions(MethodOptions):
         "validation",
         description="validation: choose on at most four validation images per class; test: the public rule, which "
         "searches all of them (ImageNet: the test images) and keeps what has the highest test accuracy",
+    )
+
+
+class PoolOptions(MethodOptions):
+    """The options of a method of which a training, or its first stage, draws images without labels."""
+
+    unlabelled: Pool = Field(
+        "few-shot",
+        description="images of a training without labels: the few-shot ones; base: all training images of the classes "
+        "trained on; all: those of every class, whose names are learned from as well, as the public code does",
     )
 
 

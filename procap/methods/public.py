@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from procap.clip import CLIP, describe_differences
 from procap.errors import UserError
@@ -119,27 +119,35 @@ def frozen_state(clip: CLIP) -> dict[str, Tensor]:
 
 
 def public_names(method: Method) -> dict[str, str]:
-    """Map the name of each parameter to its name in the public code of the method; empty without public code."""
-    known = dict(method.public_layout.names) if method.public_layout else {}
+    """Map the name of each parameter to its name in the public code of the method; empty without public code.
+
+    So are the buffers that the public code saves, such as the statistics of a batch norm.
+    """
+    known, parameters = (
+        dict(method.public_layout.names) if method.public_layout else {},
+        dict(method.named_parameters()),
+    )
     names = {}
     for name in method.state_dict() if known else ():
         # With a point at the end, so that "text" does not fit "text_mu".
-        ours = max((start for start in known if f"{name}.".startswith(f"{start}.")), key=len)
-        rest = name.removeprefix(ours).lstrip(".").replace("/", ".")
-        names[name] = known[ours].format(rest, *rest.split("."))
+        fitting = [start for start in known if f"{name}.".startswith(f"{start}.")]
+        if fitting or name in parameters:
+            ours = max(fitting, key=len)
+            rest = name.removeprefix(ours).lstrip(".").replace("/", ".")
+            names[name] = known[ours].format(rest, *rest.split("."))
     return names
 
 
-def public_parameters(method: Method) -> dict[str, nn.Parameter]:
-    """Return the parameters by their names in the public code of the method."""
-    parameters = dict(method.named_parameters())
-    return {theirs: parameters[ours] for ours, theirs in public_names(method).items()}
+def public_parameters(method: Method) -> dict[str, Tensor]:
+    """Return the parameters, and buffers, by their names in the public code of the method."""
+    tensors = method.state_dict(keep_vars=True)
+    return {theirs: tensors[ours] for ours, theirs in public_names(method).items()}
 
 
 def _learned(method: Method) -> dict[str, Tensor]:
-    """Return the parameters by their names in a file of the public code."""
+    """Return the tensors of `public_parameters` by their names in a file of the public code."""
     module = f"{layout_of(method).module}."
-    return {theirs.removeprefix(module): parameter for theirs, parameter in public_parameters(method).items()}
+    return {theirs.removeprefix(module): tensor for theirs, tensor in public_parameters(method).items()}
 
 
 def _check_classes(method: Method, state: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,77 @@
+"""Trainings on images without labels: which images, what is recorded of them, and what a trained run still needs."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+from sessions import evaluate, train
+from small_runs import make_runtime
+
+from benchmarks.results import frame as results
+from procap.errors import UserError
+from procap.methods import data_use
+from runner.config import Target
+from runner.planning import plan_run
+from runner.run_folders import RunFolder
+from shards.image_selection import load_few_shot, select_unlabelled
+from shards.reader import open_dataset
+
+SHORT = {"epochs": 1, "batch_size": 8, "warmup": "none"}
+
+
+def planned(checkpoint, pool="few-shot", method="promptkd", **options):
+    options = {"teacher": str(checkpoint), "depth": 2, "width": 48, "unlabelled": pool} | options
+    fields = {"backbone": str(checkpoint), "shots": 2, "overrides": SHORT}
+    return plan_run(method=method, dataset="digits", options=options, **fields)
+
+
+@pytest.mark.parametrize(("pool", "classes", "labels"), [
+    ("few-shot", "base", range(5)), ("base", "base", range(5)), ("all", "base", range(10)),
+    ("base", "dev-base", range(3)), ("all", "dev-base", range(5)),
+])  # fmt: skip
+def test_a_pool_has_the_images_of_its_classes_without_labels(few_digits, pool, classes, labels):
+    shards = open_dataset(few_digits, "digits")
+    fewshot = load_few_shot(shards, 2, seed=1, classes=classes)
+    chosen = select_unlabelled(shards, fewshot, pool, classes)
+    assert chosen.labels == tuple(labels) and {*chosen.images.labels.tolist()} == {-1}
+    train = shards.open_images("train")
+    every = train.subset(np.flatnonzero(np.isin(train.labels, [*labels]))).paths
+    assert chosen.images.paths == (fewshot.train.paths if pool == "few-shot" else every)
+
+
+def test_a_run_records_its_pool_and_says_what_it_has_looked_at(few_digits, short_checkpoint, tmp_path):
+    runtime, digests = make_runtime(few_digits, tmp_path), set()
+    seen = {"few-shot": "none base", "base": "base base", "all": "train all"}
+    for pool, looked_at in seen.items():
+        config = planned(short_checkpoint, pool)
+        record = train(config, runtime).unlabelled
+        assert record.pool == pool and record.images == {"few-shot": 10, "base": 61, "all": 120}[pool]
+        digests.add((config.hash, record.digest))
+        for half in ("base", "novel"):
+            evaluate(config, Target("digits", half), runtime)
+        uses = data_use("promptkd", config.options)
+        assert f"{uses.unlabelled} {uses.names}" == looked_at
+    assert len(digests) == len({digest for _, digest in digests}) == 3
+    rows = results.load(tmp_path)
+    assert {*(rows.unlabelled + " " + rows["names"])} == {*seen.values()}
+
+
+def test_learned_classes_need_no_teacher_any_more_and_new_ones_the_same_teacher(few_digits, short_checkpoint, tmp_path):
+    runtime = make_runtime(few_digits, tmp_path / "results")
+    teacher = plan_run(method="coop", dataset="digits", backbone=str(short_checkpoint), shots=2, overrides=SHORT)
+    result, folder = train(teacher, runtime), RunFolder(runtime.results / teacher.path)
+    config = planned(short_checkpoint, teacher=str(folder.path))
+    assert train(config, runtime).files == {"teacher": result.checkpoint_sha256}
+    base, novel = (Target("digits", half) for half in ("base", "novel"))
+    assert evaluate(config, novel, runtime).num_classes == 5
+    tensors = folder.checkpoint_file.read_bytes()
+    folder.checkpoint_file.write_bytes(tensors + b" ")
+    assert evaluate(config, base, runtime).num_classes == 5
+    with pytest.raises(UserError, match="SHA-256 differs"):
+        evaluate(config, novel, runtime, force=True)
+    train(teacher, runtime, force=True)
+    shutil.rmtree(folder.path)
+    with pytest.raises(UserError, match=re.escape(str(folder.path))) as raised:
+        evaluate(config, novel, runtime, force=True)
+    assert "\n" not in str(raised.value)
