@@ -48,8 +48,8 @@ class IPOOptions(MethodOptions):
 
     proposals: str = Field(
         "",
-        description="file with a template a line, such as the proposals.tsv of a run; {dataset} in its path is the data"
-        " set; or templates: hand-written ones; training needs one of them, or an endpoint",
+        description="file with a template a line, {dataset} in its path is the data set; or templates: hand-written "
+        "ones; training needs one of the two, or an endpoint",
     )
     endpoint: str = Field("", description=f"URL of an OpenAI-compatible API that proposes them; its key is ${KEY}")
     model: str = Field("", description="language model of the endpoint")
