@@ -88,7 +88,7 @@ def test_scores_are_the_highest_softmax_of_plain_cosines(few_digits, short_check
     loaded, shards = load_trained(config, runtime), open_dataset(few_digits, "digits")
     clip, space = loaded.clip, loaded.method.space
     assert isinstance(space, LabelSpace) and space.classnames == shards.classnames[:5]
-    transform = EvalTransform(32, clip.image_mean, clip.image_std)
+    transform = EvalTransform(32, clip.preparation.mean, clip.preparation.std)
     test = shards.open_images("test")
     images = torch.stack([transform(test.image(i)) for i in range(len(test)) if test.labels[i] >= 5])
     text = unit(clip.encode_text(clip.tokenize(space.prompts())))
