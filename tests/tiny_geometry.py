@@ -33,8 +33,9 @@ SHORT_OPTIONS: dict[str, dict[str, Any]] = {
     "kdpl-maple": {"depth": 2}, "cliplora": {"first_block": 1}, "rebapl": {"depth": 2},
     "promptkd": {"depth": 2, "width": 48},
     "gda": {"views": 2}, "clap": {"views": 2}, "prolip": {"views": 2}, "crossmodal": {"iterations": 20},
+    "ipo": {"proposals": "templates"},
 }  # fmt: skip
-"""Options by method for towers of three layers, whose last one gets no prompt of its own."""
+"""Options by method for towers of three layers, whose last one gets no prompt of its own, and for short trainings."""
 
 IMAGE_METHODS = tuple(
     name

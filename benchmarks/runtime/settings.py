@@ -51,10 +51,7 @@ class Settings:
 def make_settings(
     runtime: RuntimeConfig, device: torch.device, *, backbone: str = "mini", pretrained: str | None = None, **more: Any
 ) -> Settings:
-    """Make the settings for `device`, with `more` fields of `Settings`.
-
-    Raises UsageError for a method whose evaluation is not measured.
-    """
+    """Make the settings for `device`, with `more` fields of `Settings`. Raises UsageError for a method like TPT."""
     from procap.methods import method_class
     from procap.methods.hooks import ViewedMethod
     from procap.weights.architectures import canonical_name

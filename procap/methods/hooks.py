@@ -71,6 +71,10 @@ class TrainingHooks(nn.Module):
             needed = f"{name}: {self.Options.model_fields[name].description}"
             raise UsageError(f"{type(self).__name__} needs --option {name}=..., which is empty ({needed})")
 
+    def records(self) -> dict[str, str]:
+        """Return texts that a finished training stores in the folder of its run, by the name of their file."""
+        return {}
+
     def stage_starts(self, steps: int) -> tuple[int, ...]:
         """Return the first step (0-based) of every stage of a training of `steps` steps; most methods have one stage.
 

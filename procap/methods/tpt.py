@@ -43,10 +43,7 @@ def entropies(log_probabilities: Tensor) -> Tensor:
 
 
 def choose_views(logits: Tensor, share: float) -> Tensor:
-    """Choose the views with the lowest entropies of their logits [B, V, C]: positions [B, K].
-
-    share: K / V; K is rounded down, and at least one.
-    """
+    """Choose the share of the views whose logits [B, V, C] have the lowest entropies: positions [B, K]."""
     count = max(1, int(share * logits.shape[1]))
     return entropies(logits.log_softmax(dim=2)).argsort(dim=1, stable=True)[:, :count]
 
