@@ -50,6 +50,7 @@ class LedgerEntry(FrozenModel):
     backbone: str
     precision: Precision
     recipe: str
+    recipe_fields: dict[str, Any]
     options: dict[str, Any]
     manifest_digest: Digest
     backbone_digest: Digest
@@ -83,6 +84,7 @@ def write_entry(run: Run, folder: Path) -> Path:
         **{name: getattr(config, name) for name in ("method", "dataset", "classes", "shots", "seed", "precision")},
         backbone=config.backbone_name,
         recipe=config.recipe_name,
+        recipe_fields=config.recipe.model_dump(mode="json"),
         options=config.portable().options,
         imported=training.imported is not None,
         train_seconds=training.seconds,
