@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 HALVES = (Column("Base"), Column("Novel"), Column("HM"))
 SPEEDS = (Column("FPS", "", digits=0), Column("training s", "", digits=1))
 """No end is marked better: runs were timed at different times, on any machine, and while other programs ran."""
+PARAMETERS = Column("parameters, k", "", digits=1)
+"""Learned parameters in thousands."""
 NOTE_ON_SPEED = (
     "FPS: images per second of the evaluations, with decoding, without warm-up; FPS of the model: without waiting for "
     "images. Training s: of the optimizer's steps and checkpoints. `procap bench runtime` measures methods in the same "
@@ -81,6 +83,12 @@ def suite_table(
 
 def published_title(method: str, venue: str = "") -> str:
     return f"{method} ({'published' if venue in ('', 'Ours') else venue})"
+
+
+def count_parameters(rows: pd.DataFrame) -> Metric | None:
+    """Return the learned parameters in thousands; they can differ between seeds, and are unknown for some imports."""
+    counts = rows.groupby("seed").parameters.first().dropna()
+    return Metric(float(counts.mean()) / 1000) if len(counts) else None
 
 
 def average_speeds(rows: pd.DataFrame) -> tuple[Metric | None, Metric | None, Metric | None]:
