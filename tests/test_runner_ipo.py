@@ -25,17 +25,22 @@ KEY = "sk-of-this-test"
 
 
 class Model(BaseHTTPRequestHandler):
-    """Gives the next answer to each request, and keeps the requests."""
+    """Gives the next answer to each request but the first, for which it is busy, and keeps the requests."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append((self.path, self.headers["Authorization"], body))
+        if len(self.server.requests) == 1:
+            self.send_response(429)
+            self.send_header("Retry-After", "0")
+            self.end_headers()
+            return
         if body["model"] == "moved":
             self.send_response(302)
             self.send_header("Location", "/elsewhere")
             self.end_headers()
             return
-        text = ANSWERS[(len(self.server.requests) - 1) % len(ANSWERS)]
+        text = ANSWERS[(len(self.server.requests) - 2) % len(ANSWERS)]
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps({"choices": [{"message": {"content": text}}]}).encode())
@@ -68,7 +73,7 @@ def test_a_search_is_stored_with_the_run_and_replays_without_the_endpoint(
     runtime, address = make_runtime(few_digits, tmp_path), f"http://127.0.0.1:{server.server_port}/v1"
     config = plan(endpoint=address, model="words", rounds=2, candidates=3, threshold=0)
     train(config, runtime)
-    assert len(server.requests) == 6
+    assert len(server.requests) == 1 + 6
     for path, key, body in server.requests:
         assert (path, key, body["model"]) == ("/v1/chat/completions", f"Bearer {KEY}", "words")
     first, last = (server.requests[at][2]["messages"][0]["content"] for at in (0, -1))

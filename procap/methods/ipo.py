@@ -191,15 +191,20 @@ def make_request(space: LabelSpace, scores: Scores, options: IPOOptions) -> str:
 
 def ask(options: IPOOptions, request: str) -> str:
     """Send a request to the endpoint and return the answer. Raises UserError that names the endpoint."""
-    import requests
+    from requests import Session
+    from requests.adapters import HTTPAdapter, Retry
 
     headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
     messages, url = [{"role": "user", "content": request}], f"{options.endpoint.rstrip('/')}/chat/completions"
     body: dict[str, Any] = {"model": options.model, "messages": messages, "temperature": 1.0, "max_tokens": 40}
+    # A limit of the rate, or a busy server, must not end a search.
+    patience = Retry(connect=0, read=1, status=6, backoff_factor=1, status_forcelist=(429, 503), allowed_methods=None)
     try:
-        # A redirect would take the key to another host.
-        answer = requests.post(url, json=body, headers=headers, timeout=60, allow_redirects=False)
-        answer.raise_for_status()
-        return str(answer.json()["choices"][0]["message"]["content"])
+        with Session() as session:
+            session.mount(options.endpoint, HTTPAdapter(max_retries=patience))
+            # A redirect would take the key to another host.
+            answer = session.post(url, json=body, headers=headers, timeout=60, allow_redirects=False)
+            answer.raise_for_status()
+            return str(answer.json()["choices"][0]["message"]["content"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{options.endpoint} gives no answer of {options.model}: {error}") from error
