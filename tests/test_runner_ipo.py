@@ -78,18 +78,17 @@ def test_a_search_is_stored_with_the_run_and_replays_without_the_endpoint(
         assert (path, key, body["model"]) == ("/v1/chat/completions", f"Bearer {KEY}", "words")
     first, last = (server.requests[at][2]["messages"][0]["content"] for at in (0, -1))
     assert "a drawing of a <CLASS>" not in first and "a drawing of a <CLASS>\naccuracy" in last
-    log = tmp_path / config.path / "proposals.tsv"
-    scores = {template: (float(right), float(loss)) for right, loss, template in
-              (line.split("\t") for line in log.read_text().splitlines())}  # fmt: skip
+    log = tmp_path / config.path / "proposals.json"
+    scores = json.loads(log.read_text())
     assert [*scores] == ["a photo of a {}.", "a drawing of a {}", "the number {}."]
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
 
     again = plan(proposals=str(log))
     train(again, runtime)
     assert again.hash != config.hash and str(tmp_path) not in json.dumps(again.identity())
-    assert (tmp_path / again.path / "proposals.tsv").read_text() == log.read_text()
+    assert (tmp_path / again.path / "proposals.json").read_text() == log.read_text()
     methods = [load_trained(each, runtime).method for each in (config, again)]
-    best = max(scores, key=lambda template: (scores[template][0], -scores[template][1]))
+    best = max(scores, key=lambda template: (scores[template]["accuracy"], -scores[template]["cross_entropy"]))
     assert [bytes(method.found.tolist()).decode() for method in methods] == [best, best]
     # What was found is zero-shot CLIP with that template, on new classes as well.
     method = methods[0]
@@ -105,11 +104,12 @@ def test_the_template_with_the_highest_accuracy_and_then_the_lowest_loss_is_kept
     file.write_text("a bad photo of the {}.\n\nan origami <CLASS>\nitap of a {}.\n")
     config = plan(proposals=str(tmp_path / "{dataset}.txt"))
     train(config, make_runtime(few_digits, tmp_path))
-    rows = [line.split("\t") for line in (tmp_path / config.path / "proposals.tsv").read_text().splitlines()]
-    assert [row[2] for row in rows] == ["a photo of a {}.", "a bad photo of the {}.", "an origami {}", "itap of a {}."]
-    best = max(rows, key=lambda row: (float(row[0]), -float(row[1])))
+    scores = json.loads((tmp_path / config.path / "proposals.json").read_text())
+    assert [*scores] == ["a photo of a {}.", "a bad photo of the {}.", "an origami {}", "itap of a {}."]
+    best = max(scores, key=lambda template: (scores[template]["accuracy"], -scores[template]["cross_entropy"]))
     method = load_trained(config, make_runtime(few_digits, tmp_path)).method
-    assert bytes(method.found.tolist()).decode() == best[2] and len({row[1] for row in rows}) == 4
+    assert bytes(method.found.tolist()).decode() == best
+    assert len({score["cross_entropy"] for score in scores.values()}) == 4
     file.write_text("a photo of many {}.\n")
     with pytest.raises(UserError, match="was trained on another content of proposals"):
         train(config, make_runtime(few_digits, tmp_path))
