@@ -1,12 +1,11 @@
-"""Make the pictures of pages again that show what the program shows: python -m tools.pictures FOLDER.
+"""Make the pictures of pages again that show the report, predictions and MLflow: python -m tools.pictures FOLDER.
 
-It runs the demo and the suite `qualitative` on generated data in FOLDER, where finished runs are kept, and takes
-pictures of the report and of MLflow with chromium: ten minutes on two cores.
+FOLDER gets data and results of the demo and of the suite `qualitative`; finished runs in it are kept. Chromium takes
+the pictures (apt install chromium). Five minutes on two cores.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -14,73 +13,54 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+from PIL import Image
+
+PAGES = Path(__file__).parents[1] / "docs" / "results"
 PROCAP = (sys.executable, "-m", "benchmarks.cli")
-PORT = 5917
-START_SECONDS = 120
+SIZE, MLFLOW_PART = (1400, 900), (195, 0, 1035, 680)
+"""The window, and the part of MLflow's page between its menu and its assistant."""
 
 
-def make_results(folder: Path) -> Path:
-    """Run the demo and the suite below `folder`; returns the results, with a report on the demo's suite."""
-    results = folder / "results"
-    places = ["--data", str(folder / "data"), "--results", str(results)]
-    for words in (
-        ["demo", "--out", str(folder)],
-        ["bench", "qualitative", "--profile", "mini", *places],
-        ["report", "base-to-novel", *places],
-    ):
-        subprocess.run([*PROCAP, *words], check=True)
-    return results
-
-
-def photograph(url: str, file: Path, size: tuple[int, int], wait_seconds: int = 5) -> None:
+def photograph(url: str, file: Path, wait_seconds: int) -> None:
     """Write what chromium shows of a page, after its scripts had `wait_seconds`."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        raise SystemExit("chromium is needed: apt install chromium")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    flags += [f"--window-size={size[0]},{size[1]}", f"--virtual-time-budget={1000 * wait_seconds}"]
-    subprocess.run([chromium, *flags, f"--screenshot={file}", url], check=True, stderr=subprocess.DEVNULL)
+    flags += [f"--window-size={SIZE[0]},{SIZE[1]}", f"--virtual-time-budget={1000 * wait_seconds}"]
+    subprocess.run(["chromium", *flags, f"--screenshot={file}", url], check=True, stderr=subprocess.DEVNULL)
 
 
-@contextmanager
-def mlflow(results: Path) -> Iterator[dict[str, str]]:
-    """Serve MLflow in the block; yields the links of `procap ui`."""
-    words = [*PROCAP, "ui", "--results", str(results), "--suite", "base-to-novel", "--port", str(PORT), "--json"]
+def photograph_mlflow(results: Path, file: Path) -> None:
+    """Serve MLflow until the comparison of the demo's runs is photographed."""
+    words = [*PROCAP, "ui", "--results", str(results), "--suite", "base-to-novel", "--json"]
     # In its own process group, so that its workers end with it.
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert server.stdout is not None
-        links = json.loads(server.stdout.readline())
-        for _ in range(START_SECONDS):
+        url = json.loads(server.stdout.readline())["side by side"]
+        while True:
             try:
-                urlopen(f"http://127.0.0.1:{PORT}/health").close()
+                urlopen(f"{url.partition('#')[0]}health").close()
                 break
             except URLError:
                 time.sleep(1)
-        yield links
+        photograph(url, file, wait_seconds=30)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait()
-
-
-def main(folder: Path) -> None:
-    results = make_results(folder.absolute())
-    photograph(
-        (results / "report-base-to-novel" / "index.html").as_uri(), RESULTS / "paper" / "report.png", (1400, 900)
-    )
-    shutil.copy(results / "collections" / "suite" / "qualitative" / "predictions.png", RESULTS / "paper")
-    with mlflow(results) as links:
-        photograph(links["side by side"], RESULTS / "mlflow" / "side-by-side.png", (1400, 900), wait_seconds=30)
+    Image.open(file).crop(MLFLOW_PART).save(file)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="folder of data and results")
-    main(parser.parse_args().folder)
+    folder, places = Path(sys.argv[1]).absolute(), ["--data", "data", "--results", "results"]
+    folder.mkdir(parents=True, exist_ok=True)
+    results, suite = folder / "results", ["bench", "qualitative", "--profile", "mini"]
+    for command in (["demo", "--out", "."], [*suite, *places], ["report", "base-to-novel", *places]):
+        # There, because the report shows the names of folders as they are given.
+        subprocess.run([*PROCAP, *command], check=True, cwd=folder)
+    page = (results / "report-base-to-novel" / "index.html").as_uri()
+    photograph(page, PAGES / "paper" / "report.png", wait_seconds=5)
+    shutil.copy(results / "collections" / "suite" / "qualitative" / "predictions.png", PAGES / "paper")
+    photograph_mlflow(results, PAGES / "mlflow" / "side-by-side.png")
