@@ -12,7 +12,7 @@ from shards.files import write_file
 LEDGER = Path(__file__).parents[1] / "docs" / "results" / "ledger"
 PAGE = LEDGER / "README.md"
 TABLE = re.compile(r"(?<=<!-- made by python -m tools.ledger -->\n).*?(?=<!-- end -->)", re.DOTALL)
-HEADERS = ("data set", "method", "backbone", "shots, seed", "recipe", "target: correct of all", "device", "program")
+HEADERS = ("data set", "method", "training", "correct of all", "device, program")
 
 
 def read_entries(folder: Path = LEDGER) -> dict[str, LedgerEntry]:
@@ -24,14 +24,14 @@ def make_table(entries: Sequence[LedgerEntry]) -> str:
     """Make a Markdown table with a row for each run."""
     rows = [HEADERS, tuple("---" for _ in HEADERS)]
     for entry in sorted(entries, key=lambda entry: (entry.dataset, entry.method, entry.backbone, entry.seed)):
-        counts = "; ".join(
-            f"{count.target}: {count.correct} of {count.total} ({100 * count.correct / count.total:.2f} %)"
+        counts = "<br>".join(
+            f"{count.target}: {count.correct} of {count.total}, {100 * count.correct / count.total:.2f} %"
             for count in entry.counts
         )
-        source = "imported" if entry.imported else entry.recipe
-        shots = f"{entry.shots}, {entry.seed}"
+        source = "imported" if entry.imported else f"{entry.recipe} recipe"
+        training = f"{entry.backbone}, {entry.shots} shots<br>seed {entry.seed}, {source}"
         name = f"[{entry.method}]({entry.file})"
-        rows.append((entry.dataset, name, entry.backbone, shots, source, counts, entry.device, entry.program))
+        rows.append((entry.dataset, name, training, counts, f"{entry.device}<br>{entry.program}"))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
