@@ -102,7 +102,7 @@ def test_a_search_is_stored_with_the_run_and_replays_without_the_endpoint(
 def test_the_template_with_the_highest_accuracy_and_then_the_lowest_loss_is_kept(plan, few_digits, tmp_path):
     file = tmp_path / "digits.txt"
     file.write_text("a bad photo of the {}.\n\nan origami <CLASS>\nitap of a {}.\n")
-    config = plan(proposals=str(tmp_path / "{dataset}.txt"))
+    config = plan(proposals=str(tmp_path / "{dataset}.txt"), start="a photo of a <CLASS>.")
     train(config, make_runtime(few_digits, tmp_path))
     scores = json.loads((tmp_path / config.path / "proposals.json").read_text())
     assert [*scores] == ["a photo of a {}.", "a bad photo of the {}.", "an origami {}", "itap of a {}."]

@@ -101,7 +101,7 @@ class IPO(FeatureMethod):
         self.scores: Scores = {}
         self.proposals: list[str] = []
         # The bytes of the template: a checkpoint holds tensors.
-        self.register_buffer("found", torch.tensor([*options.start.encode()], dtype=torch.uint8))
+        self.register_buffer("found", torch.tensor([*read_template(options.start).encode()], dtype=torch.uint8))
 
     @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
@@ -124,7 +124,7 @@ class IPO(FeatureMethod):
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:
         """Score the start and all proposals, and keep the best one; of equal ones the first."""
-        self.add([self.options.start, *self.proposals], bank)
+        self.add([read_template(self.options.start), *self.proposals], bank)
         for _ in range(self.options.rounds if self.options.endpoint else 0):
             request = make_request(self.space, self.scores, self.options)
             answers = [ask(self.options, request) for _ in range(self.options.candidates)]
