@@ -41,9 +41,11 @@ class Classifier:
 
     keeps_class_features: they are the same for all images.
     views: of each image; with several, it classifies images [B, views, 3, H, W], whose first view is the plain one.
+    score_name: of `score`, its own score of images of unknown classes; empty: the highest probability (MCM).
     """
 
     keeps_class_features: ClassVar[bool] = True
+    score_name: ClassVar[str] = ""
     views: int = 1
 
     def __init__(
@@ -75,6 +77,10 @@ class Classifier:
         with torch.autocast(features.device.type, enabled=False):
             logits = self.scale * unit(features) @ self.class_features.t()
             return logits if self.clip.logit_bias is None else logits + self.clip.logit_bias
+
+    def score(self, features: Tensor) -> Tensor:
+        """Compute how well images fit the classes [B], higher for known ones, if there is a `score_name`."""
+        raise NotImplementedError
 
 
 class HeadClassifier(Classifier):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -23,12 +24,24 @@ OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
+@dataclass(frozen=True)
+class ImagePreparation:
+    """How images are prepared: resized, then normalised by `mean` and `std` of each channel.
+
+    squash: resizes to a square instead of the shorter side and a crop.
+    """
+
+    mean: tuple[float, ...] = OPENAI_MEAN
+    std: tuple[float, ...] = OPENAI_STD
+    interpolation: str = "bicubic"
+    squash: bool = False
+
+
 class CLIP(nn.Module):
     """Both towers, the temperature, and the bias of a model trained with a sigmoid; frozen, in evaluation mode.
 
     geometry, name, pretrained: what was loaded.
-    image_mean, image_std, interpolation, squash: how its images are normalised and resized; squash: to a square,
-        instead of the shorter side and a crop.
+    preparation: how its images are resized and normalised.
     visual, text: towers of `procap.towers`, or open_clip's own modules (`FrozenTower`), which no method changes.
     optimized: whether encoding takes the exact shortcuts of `procap.towers`.
     fused_kernels: whether a method may use its Triton kernels; `runner.acceleration` decides.
@@ -41,17 +54,13 @@ class CLIP(nn.Module):
         geometry: Geometry,
         name: str = "custom",
         pretrained: str = "random",
-        image_mean: Sequence[float] = OPENAI_MEAN,
-        image_std: Sequence[float] = OPENAI_STD,
-        interpolation: str = "bicubic",
-        squash: bool = False,
+        preparation: ImagePreparation = ImagePreparation(),
         visual: FrozenTower | None = None,
         text: FrozenTower | None = None,
     ) -> None:
         super().__init__()
         self.geometry, self.name, self.pretrained = geometry, name, pretrained
-        self.image_mean, self.image_std = tuple(image_mean), tuple(image_std)
-        self.interpolation, self.squash = interpolation, squash
+        self.preparation = preparation
         self.optimized, self.fused_kernels = True, False
         # Methods are checked against `plain_towers` before they use a tower, so that the types hold for them.
         self.visual = cast(VisionTower, visual or VisionTower(geometry))
@@ -186,9 +195,8 @@ class CLIP(nn.Module):
             return self._digest
         # A new field of `Geometry` changes every digest, by which finished runs recognise their backbone.
         sha = hashlib.sha256(repr(self.geometry).encode())
-        images = (self.image_mean, self.image_std, self.interpolation, self.squash)
-        if images != (OPENAI_MEAN, OPENAI_STD, "bicubic", False):
-            sha.update(repr(images).encode())
+        if self.preparation != ImagePreparation():
+            sha.update(repr(self.preparation).encode())
         for name, weight in sorted(self.state_dict().items()):
             sha.update(name.encode())
             sha.update(weight.detach().cpu().float().contiguous().numpy().tobytes())

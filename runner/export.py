@@ -72,8 +72,8 @@ def describe_inputs(trained: TrainedRun) -> dict[str, object]:
         "run": trained.config.path,
         "classnames": list(trained.method.space.names()),
         "image_size": clip.geometry.image_size,
-        "mean": list(clip.image_mean),
-        "std": list(clip.image_std),
-        "interpolation": clip.interpolation,
-        "resize": "squash" if clip.squash else "shorter side, then the centre",
+        "mean": list(clip.preparation.mean),
+        "std": list(clip.preparation.std),
+        "interpolation": clip.preparation.interpolation,
+        "resize": "squash" if clip.preparation.squash else "shorter side, then the centre",
     }

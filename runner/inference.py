@@ -7,8 +7,8 @@ Shapes: B images, C classes, E joint embedding, N images of the target, S image 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -24,9 +24,8 @@ from runner.cuda_graphs import GraphedFunction
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.engine import autocast
-from runner.feature_store import EncodedImages
 from runner.meters import Meter
-from runner.results import PerClass
+from runner.results import MCM, PerClass
 from shards.device.evaluation import device_evaluation_batches, resizes_on_device
 from shards.eval_views import AnyEvalTransform
 from shards.loader import deal_batches, evaluation_batches
@@ -46,10 +45,32 @@ class LogitSettings:
 
     base_classes: the classes [K] that the run was trained on, where there are others as well; their highest probability
         is recorded. temperature: divides the logits before their softmax.
+    score: the rule by which images of unknown classes are told from known ones, if that is the purpose. Then the
+        confidence is not rounded, and it is the classifier's own score under another rule than MCM.
     """
 
     base_classes: NDArray[np.int64] | None = None
     temperature: float = 1.0
+    score: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the logits have the score of the classifier in a last column."""
+        return self.score not in ("", MCM)
+
+
+class ScoredClassifier(Classifier):
+    """A classifier whose last column of logits [B, C + 1] is the score of the one that it is made of."""
+
+    def __init__(self, classifier: Classifier) -> None:
+        self.clip, self.image_plan, self.num_classes = classifier.clip, classifier.image_plan, classifier.num_classes
+        self.classifier, self.views = classifier, classifier.views
+
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier.encode(images)
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.classifier.logits(features), self.classifier.score(features)[:, None]], dim=1)
 
 
 class Inference:
@@ -70,7 +91,11 @@ class Inference:
         scoring: LogitSettings | None = None,
     ) -> None:
         """acceleration: `graphs` replays the forward pass, `images` resizes on the device, if that is a GPU."""
-        self.clip, self.images, self.precision, self.scoring = clip, images, precision, scoring or LogitSettings()
+        self.clip, self.images, self.precision = clip, images, precision
+        self.scoring = scoring or LogitSettings()
+        if self.scoring.score and classifier.score_name:
+            self.scoring = replace(self.scoring, score=classifier.score_name)
+            classifier = ScoredClassifier(classifier)
         on = acceleration or Acceleration()
         # A CPU is slower at that than Pillow.
         self._on_device = on.images and clip.device.type == "cuda"
@@ -87,8 +112,8 @@ class Inference:
     def encodes_frozen(self) -> bool:
         """Whether features are those of the unchanged image tower, which other runs compute too."""
         classifier = self._classifier
-        is_plain = type(classifier).encode is Classifier.encode and not classifier.image_plan
-        return is_plain and classifier.clip is self.clip
+        is_plain = all(getattr(type(classifier), name) is getattr(Classifier, name) for name in ("__call__", "encode"))
+        return is_plain and not classifier.image_plan and classifier.clip is self.clip
 
     def warm_up(self, images: int) -> None:
         """Run batches of `images` blank images before rates are measured."""
@@ -134,6 +159,7 @@ class Inference:
                 return self._forward(images)
             with self.kept.meter.phase("model"):
                 features = self._encode(images)
+            self.kept.dtype = features.dtype
             self.kept.add(features, indices)
             return self._score(features)
 
@@ -181,21 +207,11 @@ class RowCollector:
 
 
 class FeatureCollector(RowCollector):
-    """Collects features of images, and the time of their computation in `meter`."""
+    """Collects features of images, their type, and the time of their computation in `meter`."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         super().__init__(count)
-        self.meter = Meter(device, warmup=0)
-        self._dtype = torch.float32
-
-    def add(self, rows: torch.Tensor, indices: NDArray[np.int64]) -> int:
-        self._dtype = rows.dtype
-        return super().add(rows, indices)
-
-    def encoded(self, group: ProcessGroup, seconds: Mapping[str, float]) -> EncodedImages:
-        """Return the features [N, E] of all images on every rank. seconds: what else they took, by phase."""
-        self.meter.settle()
-        return EncodedImages(self.gather(group).to(self._dtype), {**seconds, **self.meter.phases})
+        self.meter, self.dtype = Meter(device, warmup=0), torch.float32
 
 
 class PredictionCollector:
@@ -222,8 +238,9 @@ class PredictionCollector:
         """Return the predictions of all N images on every rank; exactly one rank must have added each image."""
         # [N, 4] or [N, 5] to columns [N], in the order of the target.
         predicted, confidence, nll, brier, *base = self._rows.gather(group).numpy().astype(np.float64).T
+        confidence = confidence if self._scoring.score else confidence.round(DECIMALS)
         base = [probability.round(DECIMALS) for probability in base]
-        return ImagePredictions(self._labels, predicted.astype(np.int64), confidence.round(DECIMALS), nll, brier, *base)
+        return ImagePredictions(self._labels, predicted.astype(np.int64), confidence, nll, brier, *base)
 
 
 def count_by_class(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], names: Sequence[str]) -> PerClass:
@@ -237,14 +254,17 @@ def _score_images(logits: torch.Tensor, labels: torch.Tensor, scoring: LogitSett
 
     With base classes, rows [B, 5]: the last column is their highest probability.
     """
-    true = labels[:, None]
+    true, score = labels[:, None], None
+    if scoring.is_own:
+        logits, score = logits[:, :-1], logits[:, -1]
     # In float32: a softmax in bf16 would keep three digits.
     log_probabilities = (logits.float() / scoring.temperature).log_softmax(dim=1)
     probabilities = log_probabilities.exp()
     # Subtracting from 0 gives no -0.0, where a target has a single class.
     nll = 0 - log_probabilities.gather(1, true)[:, 0]
     brier = probabilities.scatter_add(1, true, -torch.ones_like(nll)[:, None]).square().sum(dim=1)
-    columns = [logits.argmax(dim=1).float(), probabilities.amax(dim=1), nll, brier]
+    confidence = probabilities.amax(dim=1) if score is None else score
+    columns = [logits.argmax(dim=1).float(), confidence, nll, brier]
     if scoring.base_classes is not None:
         base_classes = upload(torch.from_numpy(scoring.base_classes), logits.device)
         columns.append(probabilities.index_select(1, base_classes).amax(dim=1))

@@ -224,10 +224,15 @@ class TargetResult(FrozenModel):
         return self.total < self.dataset_size
 
 
+MCM = "MCM"
+"""Maximum concept matching, the rule of scores: the highest probability of a class."""
+
+
 class ScoreResult(TargetResult):
     """A file in `scores`: how well each image of a target fits the classes that the run was trained on."""
 
-    scores: list[Annotated[float, Field(ge=0, le=1)]] = Field(
+    score: str = Field(default=MCM, description="the rule of the scores: MCM, or one of the method's own")
+    scores: list[Amount] = Field(
         repr=False, description="by `runner.concept_scores`, in the order of the images, six significant digits"
     )
 

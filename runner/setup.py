@@ -283,15 +283,16 @@ def train_stream(
 
 def train_augment(recipe: Recipe, clip: CLIP, views: int = 1) -> TrainAugment:
     """Make the recipe's augmentation at the backbone's image size and normalisation."""
-    size, mean, std = clip.geometry.image_size, clip.image_mean, clip.image_std
+    size, mean, std = clip.geometry.image_size, clip.preparation.mean, clip.preparation.std
     names = ("crop_scale", "flip", "colour_jitter", "rotation", "augmentation")
     return TrainAugment(size, mean, std, views=views, **{name: getattr(recipe, name) for name in names})
 
 
 def make_eval_transform(clip: CLIP, resize: Literal["crop", "squash"] = "crop") -> EvalTransform:
     """Make the test transform of the backbone; it squashes the images if `resize` says so, or its training did."""
-    squash = clip.squash or resize == "squash"
-    return EvalTransform(clip.geometry.image_size, clip.image_mean, clip.image_std, squash, clip.interpolation)
+    images = clip.preparation
+    squash = images.squash or resize == "squash"
+    return EvalTransform(clip.geometry.image_size, images.mean, images.std, squash, images.interpolation)
 
 
 def make_test_transform(

@@ -360,6 +360,8 @@ def _write_result(run: Run, setup: Setup, state: TrainState, meter: Meter, facts
     on_features = isinstance(setup.method, FeatureMethod)
     diagnosed = setup.method if isinstance(setup.method, DiagnosedMethod) else None
     drawn = {name: getattr(config, name) for name in ("shots", "sampling", "seed")}
+    for name, document in setup.method.records().items():
+        write_json(folder.path / name, document)
     few_shot = None if few is None else FewShotRecord(**drawn, digest=few.digest, samples=few.train.paths)
     pool = few.unlabelled if few else None
     unlabelled = UnlabelledRecord(pool=pool.pool, images=len(pool.images), digest=pool.digest) if pool else None

@@ -44,6 +44,7 @@ class RawLayout:
     split_file: the official list of train, val and test. split_digests: digests of its splits, if known.
     indices: ImageNet's numbers of the classes, for a set with a part of them; () means all of them in order.
     hub: its archive in the Hub repository of `shards.fetch`. archives: the official sources.
+    gigabytes: about the size of the archive, 1e9 bytes each; 0 if unknown.
     """
 
     layout: FolderLayout
@@ -56,6 +57,7 @@ class RawLayout:
     indices: tuple[int, ...] = field(default=(), repr=False)
     hub: str = ""
     archives: tuple[Archive, ...] = field(default=(), repr=False)
+    gigabytes: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -306,6 +306,21 @@ def test_a_dry_run_lists_the_runs_with_their_state_and_writes_nothing(capsys, tm
     assert read_files(tmp_path) == before
 
 
+def test_a_dry_run_says_what_a_training_needs_that_is_not_here(capsys, tmp_path, shards):
+    words = ["--methods", "coop,kdpl", "--datasets", "caltech101,digits", "--shots", "500", "--data", shards]
+    weights = ["--backbone", "ViT-B-16-quickgelu", "--pretrained", "dfn2b"]
+    code, out, err = run(capsys, "train", *words, *weights, "--dry-run", "--json")
+    needs = {entry["run"].split("/ViT")[0]: entry["needs"] for entry in json.loads(out)["runs"]}
+    assert code == 0 and "needs" in err.splitlines()[0]
+    get = "weights of ViT-B-16 (598 MB): --download, or procap fetch backbone ViT-B-16"
+    get += " --pretrained dfn2b"
+    assert needs["base/caltech101/coop"] == ["caltech101, not packed: procap data fetch caltech101", get]
+    assert needs["base/digits/coop"][0].startswith("--shots 500: the largest base class of 'digits' has")
+    assert needs["base/digits/kdpl"][1:] == [get, "--option kdpl.teacher=..."]
+    words = ["--methods", "kdpl", "--datasets", "digits", "--option", "teacher=mini", "--data", shards, "--dry-run"]
+    assert json.loads(run(capsys, "train", *words, "--json")[1])["runs"][0]["needs"] == []
+
+
 def test_flags_are_read_from_a_file_and_written_to_one(capsys, tmp_path, shards):
     file, saved = tmp_path / "flags.yaml", tmp_path / "saved.yaml"
     file.write_text("methods: [maple, coop]\ndatasets: digits\nepochs: 2\noption: {maple.depth: 3}\ntracking: off\n")

@@ -127,7 +127,7 @@ def test_the_data_page_names_every_raw_folder_and_list():
     for dataset in RAW_SETS:
         assert dataset.raw
         row = next(line for line in page.splitlines() if line.startswith(f"| `{dataset.name}` "))
-        assert f"`{dataset.raw.folders[0]}`" in row and dataset.raw.split_file in row
+        assert f"`{dataset.raw.folders[0]}/" in row and dataset.raw.split_file in row
         assert dataset.raw.images[0].strip(".") in row
 
 

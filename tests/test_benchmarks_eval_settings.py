@@ -88,7 +88,7 @@ def probabilities(config: RunConfig, runtime: RuntimeConfig, samples: int) -> to
     """Average probabilities [N, C] of an image at a time, with the noise of the seed's stream."""
     trained, shards = sessions.load_trained(config, runtime), reader.open_dataset(runtime.data, "digits")
     selection = image_selection.select_target_images(shards, TARGET.classes)
-    transform = transforms.EvalTransform(32, trained.clip.image_mean, trained.clip.image_std)
+    transform = transforms.EvalTransform(32, trained.clip.preparation.mean, trained.clip.preparation.std)
     prompts = trained.method.prompts_of(setup.label_space(shards.manifest, selection.classnames))
     found = []
     for number in range(samples):
@@ -117,7 +117,7 @@ def test_samples_give_the_mean_of_their_probabilities(config, runtime, samples):
     noises = [trained.method.draw(rng.generator(config.seed, "samples", number)) for number in range(samples)]
     space = setup.label_space(reader.open_dataset(runtime.data, "digits").manifest, selection.classnames)
     classify = trained.method.sampled_classifier(noises, space)
-    transform = transforms.EvalTransform(32, trained.clip.image_mean, trained.clip.image_std)
+    transform = transforms.EvalTransform(32, trained.clip.preparation.mean, trained.clip.preparation.std)
     logits = classify(torch.stack([transform(selection.images.image(i)) for i in range(4)]))
     torch.testing.assert_close(logits.softmax(dim=1).double(), expected[:4], rtol=1e-5, atol=1e-7)
 

@@ -150,8 +150,8 @@ def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(cap
 
     taught = [name for name in METHODS if method_class(name).required_option == "teacher"]
     teachers = [f"{name}.teacher=ViT-L-14" for name in taught]
-    assert planned("all") == {*METHODS} - {"coprompt", *taught} and "coprompt" not in planned("table1")
-    needed = "coprompt.sentences={dataset}.json", *teachers
+    assert planned("all") == {*METHODS} - {"coprompt", "ipo", *taught} and "coprompt" not in planned("table1")
+    needed = "coprompt.sentences={dataset}.json", "ipo.proposals={dataset}.txt", *teachers
     assert planned("all", "mini") == {*METHODS} == planned("all", "paper", *needed)
     assert planned("coprompt,mma") == {"coprompt", "mma"}, "a named method is refused by its training"
     with pytest.warns(

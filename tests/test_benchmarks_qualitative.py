@@ -108,7 +108,7 @@ def test_every_picked_image_is_answered_as_recorded(pair, run, place):
     selection = image_selection.select_target_images(reader.open_dataset(place.data, "digits"), "base")
     for method in PAIR:
         loaded = sessions.load_trained(run(method), place)
-        transform = transforms.EvalTransform(32, loaded.clip.image_mean, loaded.clip.image_std)
+        transform = transforms.EvalTransform(32, loaded.clip.preparation.mean, loaded.clip.preparation.std)
         classifier = loaded.method.classifier(dataclasses.replace(loaded.method.space, classnames=selection.classnames))
         for pick in pair["picks"]:
             assert selection.images.paths[pick["index"]] == pick["path"]

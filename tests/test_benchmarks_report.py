@@ -15,7 +15,7 @@ from report_pages import Node, Page, begin, every, put_entry, tables, words_of
 
 from benchmarks.cli import main
 from benchmarks.plots import style
-from benchmarks.report.report import write_report
+from benchmarks.report.report import ReportChoices, write_report
 from benchmarks.report.sections import read_sections
 from benchmarks.results.metrics import Metric
 from procap.errors import UsageError, UserError
@@ -58,7 +58,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(results, tmp_path_factory.mktemp("page") / "report", shown="results")
+    return write_report(results, tmp_path_factory.mktemp("page") / "report", ReportChoices(shown="results"))
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(pag
 
 
 def test_the_same_files_give_the_same_page(page, results, tmp_path):
-    again = write_report(results, tmp_path / "again", shown="results")
+    again = write_report(results, tmp_path / "again", ReportChoices(shown="results"))
     files = sorted(path.relative_to(page.parent) for path in page.parent.rglob("*") if path.is_file())
     assert files == sorted(path.relative_to(again.parent) for path in again.parent.rglob("*") if path.is_file())
     assert any(file.suffix == ".tex" for file in files) and any(file.suffix == ".pdf" for file in files)
@@ -189,7 +189,7 @@ def test_hostile_names_stay_text_and_a_suite_of_ones_own_has_its_place(tmp_path)
     file.write_text(OWN)
     _, entries = begin(root, str(file))
     put_entry(root, entries[0])
-    text = write_report(root, names=[str(file)]).read_text()
+    text = write_report(root, choices=ReportChoices([str(file)])).read_text()
     tree = Page(text).root
     assert len(tree.all("script")) == 1 and HOSTILE not in text
     assert not [node for node in every(tree) if "onload" in node.attributes]
@@ -280,7 +280,7 @@ def test_suites_without_results_are_on_the_page_and_none_at_all_is_an_error(tmp_
     with pytest.raises(UserError, match="no run below"):
         write_report(root)
     with pytest.raises(UsageError, match="did you mean ablation"):
-        write_report(root, names=["abalation"])
+        write_report(root, choices=ReportChoices(["abalation"]))
     begin(root, "few-shot")
     (root / "collections/suite/duration").mkdir(parents=True)
     (root / "collections/suite/duration/collection.json").write_text("[]")

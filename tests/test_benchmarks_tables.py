@@ -24,7 +24,7 @@ from benchmarks.cli import main
 from benchmarks.console.output import note, safe_output, show_json
 from benchmarks.experiment.titles import title_method
 from benchmarks.plots.style import draw_styled
-from benchmarks.report.report import write_report
+from benchmarks.report.report import ReportChoices, write_report
 from benchmarks.results import load
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import SuiteResults
@@ -446,7 +446,7 @@ def test_the_diagram_shows_the_accuracy_of_every_bin(done):
 def test_the_report_has_the_measures_and_the_diagram(done, tmp_path):
     runs, settings = tuple(done.paths), done.options.to_json()
     write_collection(done.results, Collection(kind="suite", name=done.name, runs=runs, settings=settings))
-    page = write_report(done.results, tmp_path / "page", names=[done.name])
+    page = write_report(done.results, tmp_path / "page", ReportChoices([done.name]))
     assert {"Calibration"} <= {*tables(Page(page.read_text()).root)}
     assert (page.parent / "figures" / "reliability.png").is_file()
 

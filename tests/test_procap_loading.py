@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from tiny_geometry import open_clip_config
 
 from benchmarks.cli import main
-from procap.clip import CLIP
+from procap.clip import CLIP, ImagePreparation
 from procap.errors import UsageError, UserError
 from procap.methods import build_method
 from procap.text import LabelSpace
@@ -166,7 +166,7 @@ def test_a_file_with_the_configuration_of_its_tag_beside_it_is_prepared_for_as_t
         tmp_path, True, mean=[0.5, 0.4, 0.3], std=[0.2, 0.2, 0.1], resize_mode="squash", interpolation="bilinear"
     )
     loaded = load_clip("tiny-vit", str(path))
-    assert (tuple(loaded.image_mean), loaded.interpolation, loaded.squash) == ((0.5, 0.4, 0.3), "bilinear", True)
+    assert loaded.preparation == ImagePreparation((0.5, 0.4, 0.3), (0.2, 0.2, 0.1), "bilinear", True)
     (tmp_path / "open_clip_config.json").write_text("{")
     with pytest.raises(UserError, match=r"open_clip_config\.json is no configuration of open_clip"):
         load_clip("tiny-vit", str(path))
@@ -203,7 +203,7 @@ def test_a_file_or_folder_with_its_configuration_needs_no_name(tiny_clip, tiny_c
     assert torch.equal(loaded.text.token_embedding.weight, tiny_clip.text.token_embedding.weight)
     # Two files of equal weights whose images are prepared differently are two backbones.
     assert loaded.digest() != tiny_clip.digest()
-    assert (loaded.image_mean, loaded.interpolation, loaded.squash) == ((0.5, 0.4, 0.3), "bilinear", True)
+    assert loaded.preparation == ImagePreparation((0.5, 0.4, 0.3), (0.2, 0.2, 0.1), "bilinear", True)
 
 
 def test_a_file_that_is_replaced_gets_a_new_digest(short_clip, short_checkpoint, tmp_path):
@@ -394,7 +394,7 @@ def test_weights_in_the_hubs_cache_are_found_with_their_settings(monkeypatch, tm
     monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny-vit", {"openai": tag})
     loaded = load_clip(spelling)
     assert torch.equal(loaded.text.token_embedding.weight, tiny_clip.text.token_embedding.weight)
-    assert loaded.image_mean == (0.5, 0.4, 0.3) and loaded.image_std == (0.2, 0.2, 0.1)
+    assert loaded.preparation == ImagePreparation((0.5, 0.4, 0.3), (0.2, 0.2, 0.1))
 
 
 def test_a_backbone_is_fetched_once_for_machines_without_a_network(monkeypatch, tmp_path, tiny_clip, capsys):

@@ -83,6 +83,7 @@ OWN = [
     ("gda", "few-shot", 16, "dtd", 1e-3, 1, 256, {**FEATURES, "crop_scale": (0.5, 1.0)}),
     ("gda", "base-to-novel", 16, "imagenet", 1e-3, 1, 256, FEATURES),
     ("sstext", "few-shot", 16, "dtd", 1e-3, 1, 256, FEATURES),
+    ("ipo", "base-to-novel", 1, "dtd", 1e-3, 1, 256, FEATURES),
     ("crossmodal", "few-shot", 16, "dtd", 1e-3, 1, 256, FEATURES),
     ("clap", "few-shot", 16, "imagenet", 0.1, 300, 256, {"weight_decay": 0.0}),
     ("prolip", "base-to-novel", 16, "dtd", 1e-5, 300, 100_000, {**TIP, "optimizer": "adam", "weight_decay": 0.0}),

@@ -42,7 +42,7 @@ def test_labels_that_do_not_fit_the_counts_are_refused(tmp_path):
 def test_a_file_has_the_probabilities_of_the_prediction_and_of_the_likeliest_base_class(trained, short_checkpoint):
     config = plan(str(short_checkpoint))
     loaded = load_trained(config, trained)
-    transform = transforms.EvalTransform(32, loaded.clip.image_mean, loaded.clip.image_std)
+    transform = transforms.EvalTransform(32, loaded.clip.preparation.mean, loaded.clip.preparation.std)
     selection = image_selection.select_target_images(reader.open_dataset(trained.data, "digits"), "all")
     images = torch.stack([transform(selection.images.image(i)) for i in range(len(selection.images))])
     classifier = loaded.method.classifier(replace(loaded.method.space, classnames=selection.classnames))
@@ -118,7 +118,7 @@ def trained(few_digits, short_checkpoint, tmp_path_factory) -> RuntimeConfig:
 def test_bits_are_those_of_looking_at_one_image_after_the_other(trained, short_checkpoint):
     config = plan(str(short_checkpoint))
     loaded = load_trained(config, trained)
-    transform = transforms.EvalTransform(32, loaded.clip.image_mean, loaded.clip.image_std)
+    transform = transforms.EvalTransform(32, loaded.clip.preparation.mean, loaded.clip.preparation.std)
     for target in TARGETS:
         selection = image_selection.select_target_images(reader.open_dataset(trained.data, "digits"), target.classes)
         classifier = loaded.method.classifier(replace(loaded.method.space, classnames=selection.classnames))

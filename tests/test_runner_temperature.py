@@ -72,7 +72,7 @@ def test_each_image_is_held_out_of_one_training_which_the_temperature_is_fitted_
         held_out += (absent := [path for path in samples if path not in seen])
         assert len(absent) == 5 and len({images.labels[samples.index(path)] for path in absent}) == 5
         trained = load_trained(fold.read_config(), replace(runtime, results=folder.path / ".folds"))
-        transform = transforms.EvalTransform(32, trained.clip.image_mean, trained.clip.image_std)
+        transform = transforms.EvalTransform(32, trained.clip.preparation.mean, trained.clip.preparation.std)
         pixels = torch.stack([transform(images.image(samples.index(path))) for path in absent])
         logits.append(trained.method.classifier()(pixels).double())
         labels += [images.labels[samples.index(path)] for path in absent]
@@ -92,7 +92,7 @@ def test_results_have_the_predictions_of_the_run_and_divided_logits(runtime, sho
     assert fitted[0].temperature == fitted[1].temperature and plain[0].temperature is None
     trained = load_trained(config, runtime)
     selection = image_selection.select_target_images(reader.open_dataset(runtime.data, "digits"), "novel")
-    transform = transforms.EvalTransform(32, trained.clip.image_mean, trained.clip.image_std)
+    transform = transforms.EvalTransform(32, trained.clip.preparation.mean, trained.clip.preparation.std)
     pixels = torch.stack([transform(selection.images.image(i)) for i in range(len(selection.images))])
     logits = trained.method.classifier(replace(trained.method.space, classnames=selection.classnames))(pixels)
     probabilities = (logits / fitted[1].temperature).softmax(dim=1)

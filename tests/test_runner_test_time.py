@@ -55,7 +55,7 @@ def evaluated(few_digits, short_checkpoint, tmp_path_factory) -> RuntimeConfig:
 
 def test_the_stream_has_the_order_of_the_named_stream_of_the_seed(evaluated, short_checkpoint):
     loaded = load_trained(config := plan(str(short_checkpoint)), evaluated)
-    transform = EvalTransform(32, loaded.clip.image_mean, loaded.clip.image_std)
+    transform = EvalTransform(32, loaded.clip.preparation.mean, loaded.clip.preparation.std)
     selection = select_target_images(open_dataset(evaluated.data, "digits"), "base")
     images = torch.stack([transform(selection.images.image(i)) for i in range(len(selection.images))])
     order = torch.randperm(len(images), generator=generator(1, "test order"))

@@ -39,13 +39,15 @@ def plan(checkpoint: str) -> RunConfig:
     return plan_run(method="zeroshot", dataset="digits", backbone=checkpoint)
 
 
-def put_scores(results: Path, config: RunConfig, target: str, scores: list[float], of: int | None = None) -> None:
+def put_scores(
+    results: Path, config: RunConfig, target: str, scores: list[float], of: int | None = None, **more: str
+) -> None:
     at = Target.parse_unchecked(target)
     file = RunFolder(results / config.path).score_file(at)
     result = ScoreResult(
         config_hash=config.hash, target=str(at), total=len(scores), limit=len(scores) if of else None,
         dataset_size=of or len(scores), precision="fp32", manifest_digest="e" * 16, backbone_digest="b" * 16,
-        checkpoint_sha256=f"{config.hash:0<64}", **provenance({}), scores=scores,
+        checkpoint_sha256=f"{config.hash:0<64}", **provenance({}), scores=scores, **more,
     )  # fmt: skip
     write_json(file, result)
 
@@ -86,7 +88,7 @@ def test_scores_are_the_highest_softmax_of_plain_cosines(few_digits, short_check
     loaded, shards = load_trained(config, runtime), open_dataset(few_digits, "digits")
     clip, space = loaded.clip, loaded.method.space
     assert isinstance(space, LabelSpace) and space.classnames == shards.classnames[:5]
-    transform = EvalTransform(32, clip.image_mean, clip.image_std)
+    transform = EvalTransform(32, clip.preparation.mean, clip.preparation.std)
     test = shards.open_images("test")
     images = torch.stack([transform(test.image(i)) for i in range(len(test)) if test.labels[i] >= 5])
     text = unit(clip.encode_text(clip.tokenize(space.prompts())))
@@ -98,6 +100,35 @@ def test_scores_are_the_highest_softmax_of_plain_cosines(few_digits, short_check
     write_json(file, json.loads(file.read_text()) | {"checkpoint_sha256": "0" * 64})
     again = score_run(make_run(config, runtime), NOVEL)
     assert (again.scores, again.checkpoint_sha256) == (scored.scores, scored.checkpoint_sha256)
+
+
+def test_a_classifier_with_its_own_score_is_scored_by_that_under_its_name(few_digits, short_checkpoint, tmp_path):
+    runtime = make_runtime(few_digits, tmp_path)
+    config = plan_run(
+        method="gallop", dataset="digits", shots=2, backbone=str(short_checkpoint), overrides={"epochs": 1}
+    )
+    train(config, runtime)
+    scored, loaded = score_run(make_run(config, runtime), NOVEL), load_trained(config, runtime)
+    test, transform = (
+        open_dataset(few_digits, "digits").open_images("test"),
+        EvalTransform(32, loaded.clip.preparation.mean, loaded.clip.preparation.std),
+    )
+    images = torch.stack([transform(test.image(i)) for i in range(len(test)) if test.labels[i] >= 5])
+    classifier = loaded.method.classifier()
+    with torch.inference_mode():
+        expected = classifier.score(classifier.encode(images))
+    assert scored.score == "GL-MCM" and scored.scores == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+def test_tables_name_a_score_that_is_not_the_common_one(made, capsys):
+    config = put_run(made, "gallop", "digits")
+    put_score(made, config, "digits:base", 2, 3)
+    for target, scores in {"digits:base": [1.5, 1.4], "tiles": [0.5, 1.6]}.items():
+        put_scores(made, config, target, scores, score="GL-MCM")
+    found = {row.method: row.unknown["tiles:all:test"] for row in load(made).itertuples()}
+    assert {method: detection.score for method, detection in found.items()} == {"maple": "MCM", "gallop": "GL-MCM"}
+    _, text, _ = run(capsys, "table", "--results", made)
+    assert "GalLoP has its own score, GL-MCM." in text and "MaPLe has its own" not in text
 
 
 def scores_of_a_rank(data: str, results: str, checkpoint: str) -> None:

@@ -35,8 +35,9 @@ SHORT_OPTIONS: dict[str, dict[str, Any]] = {
     "caspl-maple": {"boost_depth": 2, "depth": 2},
     "caspl-promptsrc": {"boost_depth": 2, "depth": 2, "vision_depth": 2},
     "gda": {"views": 2}, "clap": {"views": 2}, "prolip": {"views": 2}, "crossmodal": {"iterations": 20},
+    "ipo": {"proposals": "templates"},
 }  # fmt: skip
-"""Options by method for towers of three layers, whose last one gets no prompt of its own."""
+"""Options by method for towers of three layers, whose last one gets no prompt of its own, and for short trainings."""
 
 IMAGE_METHODS = tuple(
     name

@@ -13,7 +13,7 @@ import argparse
 import gc
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -73,7 +73,7 @@ def prepare_size(
     models: Models, name: str, size: Size, settings: Settings, mode: ModeName
 ) -> tuple[Preparation, Callable[[], object]]:
     """Prepare the work of one mode; returns its preparation and the call to time, which always has the same images."""
-    config = run_config(name, size.precision, settings, batch=size.batch)
+    config = run_config(name, size.precision, replace(settings, batch=size.batch, test_batch=size.batch))
     method, images, labels = synthetic_case(models[mode], name, size.classes, size.batch)
     if size.kind == "eval":
         evaluation = Evaluation(method, config, mode, settings.accelerations)

@@ -13,9 +13,9 @@ import typer
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.data_sources import packing_root, report_packed, select_published
 from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag, switch
-from benchmarks.console.output import columns, note, show
+from benchmarks.console.output import columns, note, plural, show
 from benchmarks.console.packing_progress import pack_with_progress
-from procap.errors import Unreachable, UserError
+from procap.errors import UserError
 from runner.devices import available_cores
 from runner.progress_bar import ProgressDisplay
 from shards.catalogue import Archive, Dataset
@@ -44,7 +44,8 @@ def fetch_datasets(
     """Download published data sets, compare them with the published splits and pack them.
 
     They come from the Hub ($HF_ENDPOINT) as one archive each with CoOp's split file. An interrupted download is
-    continued by the same command, and archives are deleted once their set is packed. --dry-run lists sources and sizes.
+    continued by the same command, and archives are deleted once their set is packed. --dry-run lists sources, sizes and
+    licences without a network.
     """
     root = packing_root(data)
     datasets = {dataset.name: dataset for dataset in select_published(names)}
@@ -70,30 +71,20 @@ def _hub_files(datasets: Sequence[Dataset], official: bool) -> dict[str, Archive
 
 
 def _show_plan(missing: Sequence[Dataset], packed: Iterable[str], root: Path, official: bool) -> int:
-    """Print what would be downloaded; without a network the sizes are missing."""
-    sizes: dict[str, int] = {}
-    with suppress(UserError):
-        hub_files = _hub_files(missing, official)
-        for dataset in missing:
-            try:
-                sizes[dataset.name] = plan_fetch(dataset, hub_files).size
-            except Unreachable:
-                break
-            # ImageNet without a token, and a set without an official archive.
-            except UserError:
-                continue
-    rows = [(name, f"packed in {root}", "-", "-", "-") for name in packed]
+    """Print what would be downloaded, by the catalogue alone: it needs no network."""
+    rows, sizes = [(name, "packed already", "-", "-", "-") for name in packed], list[float]()
     for dataset in missing:
         source, token = describe_source(dataset, official)
-        size = f"{sizes[dataset.name] / 1e9:,.2f} GB" if dataset.name in sizes else "unknown"
-        rows.append((dataset.name, source, size, token, dataset.licence))
-    note(f"packed into {root}; archives lie in {work_folder(root, 'NAME')} until then")
-    table = columns(("data set", "source", "size", "token", "licence"), rows)
-    known = len(sizes) == len(missing)
-    total = f"{sum(sizes.values()) / 1e9:,.2f} GB in all. " if known else ""
-    show(f"{table}\n{total}Nothing was downloaded.")
-    if not known:
-        note("other ways: --official, a mirror in $HF_ENDPOINT, or your own files: procap data pack NAME --raw FOLDER")
+        sizes.append(dataset.raw.gigabytes if dataset.raw else 0.0)
+        rows.append((dataset.name, source, f"{sizes[-1]:,.2f} GB" if sizes[-1] else "unknown", token, dataset.licence))
+    show(columns(("data set", "source", "about", "token", "licence"), rows))
+    # As `check_space`: all shards, and of one set at a time the archive and its images.
+    most = sum(sizes) + 2 * max(sizes, default=0.0)
+    unknown = f", and {plural(sizes.count(0.0), 'set')} of unknown size" if 0.0 in sizes else ""
+    show(f"packed into {root / 'NAME'}: about {sum(sizes):,.1f} GB, {most:,.1f} GB while it is packed{unknown}")
+    show("Nothing was downloaded.")
+    note(f"archives lie in {work_folder(root, 'NAME')} until they are packed")
+    note("other ways: --official, a mirror in $HF_ENDPOINT, or your own files: procap data pack NAME --raw FOLDER")
     return 0
 
 

@@ -131,12 +131,13 @@ def _show_evaluations(
         known = known_target(config)
         detected = detect_unknown(known, results).get(results[0].settings.label, {})
         detections += [
-            {"run": config.path, "known": str(known), "unknown": target, "auroc": each.auroc, "fpr95": each.fpr95}
+            {"run": config.path, "known": str(known), "unknown": target, "score": each.score}
+            | {"auroc": each.auroc, "fpr95": each.fpr95}
             for target, each in detected.items()
         ]
     if detections:
-        cells = [(*[*row.values()][:3], f"{row['auroc']:.2f}", f"{row['fpr95']:.2f}") for row in detections]
-        show("\n" + columns(("run", "known", "unknown", "AUROC", "FPR95"), cells))
+        cells = [(*[*row.values()][:4], f"{row['auroc']:.2f}", f"{row['fpr95']:.2f}") for row in detections]
+        show("\n" + columns(("run", "known", "unknown", "score", "AUROC", "FPR95"), cells))
     code = note_failures(len(done), failures.reasons)
     if output.json:
         evaluated = [

@@ -11,7 +11,7 @@ import typer
 from benchmarks.cli.flags import Data, FilterFlags, OutputFlags, Reference, Results, command, command_line, flag
 from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import show, show_json
-from benchmarks.report.report import write_report
+from benchmarks.report.report import ReportChoices, write_report
 from benchmarks.results.frame import open_results
 from procap.errors import UsageError, check_names
 from procap.methods import method_paths
@@ -55,7 +55,7 @@ def report(
     out = out or (Path() if is_url(results) else root) / "-".join(["report", *parts])[:200]
     chosen = selected if selecting else None
     shards = data_root(data)
-    page = write_report(root, out, names=names or (), selected=chosen, shown=results, data=shards, reference=reference)
+    page = write_report(root, out, ReportChoices(names or (), chosen, results, shards, reference))
     show(str(page))
     if output.json:
         show_json({"page": str(page)})

@@ -12,7 +12,7 @@ from benchmarks.cli.selection import eval_settings, runtime_config, suite_change
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
 from benchmarks.experiment.profiles import MINI, PAPER, find_profile
-from benchmarks.report.report import write_report
+from benchmarks.report.report import ReportChoices, write_report
 from benchmarks.suites import ALL, PAPER_SUITES, load_suite
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
 from benchmarks.suites.plans import SuitePlan, find_obstacle, merge_runs
@@ -171,7 +171,7 @@ def _show_outputs(
         try:
             # The local folder of a URL is a cache, in which users would not find the report.
             out = Path("report") if runtime.results_url else None
-            page = write_report(runtime.results, out, data=runtime.data, shown=runtime_flags.results)
+            page = write_report(runtime.results, out, ReportChoices(data=runtime.data, shown=runtime_flags.results))
             note(f"report: {page}")
         except UserError as error:
             failed["procap report"] = str(error)

@@ -129,7 +129,7 @@ def _show_outcome(
     # Includes the records of what was exported to MLflow.
     sweep.session.remote.push()
     if configurations:
-        show(render(outcome.sweep_table(settings, configurations), "md"))
+        show(render(outcome.sweep_table(settings, configurations, sweep.session.runtime.results), "md"))
     if left := sweep.count("unfinished"):
         note(f"{plural(left, 'configuration')} unfinished, with their states kept: repeat the command to resume")
     if commands:

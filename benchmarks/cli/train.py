@@ -14,7 +14,13 @@ from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import runtime_config, selected_runs, start_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing_progress import find_unpacked, pack_missing_with_progress
-from benchmarks.suites.preconditions import check_training_images, check_weights_of, note_warmup, note_warning
+from benchmarks.suites.preconditions import (
+    check_training_images,
+    check_weights_of,
+    list_needs,
+    note_warmup,
+    note_warning,
+)
 from procap.methods import method_class, method_options
 from runner.config import RunConfig
 from runner.distributed.ranks import ranks_from_environment
@@ -56,7 +62,11 @@ def train(
         session.remote.pull()
         configs = selected_runs(selection, recipe_flags, runtime.data)
         specs = [RunSpec(config=config) for config in (start_runs(configs, init, session) if init else configs)]
-        return show_plan(specs, read_states(session, specs, force=mode.force), output)
+        states = read_states(session, specs, force=mode.force)
+        needs = {
+            spec.path: list_needs(spec.config, runtime.data) for spec in specs if not states[spec.path].is_finished
+        }
+        return show_plan(specs, states, output, needs)
     # One process checks its flags before it imports torch, which takes seconds. Several check them inside the group, so
     # that an error of one host alone, such as missing data, reaches the others.
     plan = partial(_plan_runs, selection, recipe_flags, force=mode.force, init=init)

@@ -77,8 +77,8 @@ def make_training(
     classes, batch = size
     on = on or Acceleration()
     method, images, labels = synthetic_case(models_by_mode(clip or case.clip, on)["fast"], name, classes, batch)
-    settings = Settings(case.backbone, case.pretrained, 0, Acceleration())
-    training = Training(method, run_config(name, precision, settings, batch=batch), "fast", on)
+    settings = Settings(case.backbone, case.pretrained, 0, Acceleration(), batch=batch)
+    training = Training(method, run_config(name, precision, settings), "fast", on)
     noise = generator(SEED, "parity")
     with torch.no_grad():
         for parameter in method.parameters():

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from benchmarks.experiment.published import title_target
 from benchmarks.plots import style
 from benchmarks.plots.style import Plots
-from benchmarks.results.unknown_images import Detection
+from benchmarks.results.unknown_images import Detection, score_rule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,8 +53,8 @@ def score_histograms(frame: pd.DataFrame) -> Figure:
             # The known images are a grey area behind the lines of the others.
             look = {"color": style.make_look(number - 1).colour} if number else {"color": style.GREY, "fill": True}
             panel.stairs(shares, edges, label=name, **look)
-        panel.set_title(f"{title}, {known.removesuffix(':test')}")
+        panel.set_title(f"{title} ({score_rule(rows)}), {known.removesuffix(':test')}")
         style.grid(panel, "y")
-    style.heading(figure, "Maximum concept matching of known and unknown images")
+    style.heading(figure, "Scores of known and unknown images")
     style.legend(figure)
     return figure

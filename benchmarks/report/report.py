@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,21 +23,26 @@ from runner.config import RunConfig
 from runner.failures import describe_failure
 
 
-def write_report(
-    results: Path,
-    out: Path | None = None,
-    *,
-    names: Sequence[str] = (),
-    selected: Callable[[RunConfig], bool] | None = None,
-    shown: str = "",
-    data: Path | None = None,
-    reference: str = "",
-) -> Path:
+@dataclass(frozen=True)
+class ReportChoices:
+    """What a report shows.
+
+    names: suites and sweeps, by default all and the runs that belong to none. selected: shows only these runs instead,
+        whatever they belong to. shown: the results folder or URL as commands in the page name it, by default the path.
+    data, reference: flags of `procap report`.
+    """
+
+    names: Sequence[str] = ()
+    selected: Callable[[RunConfig], bool] | None = None
+    shown: str = ""
+    data: Path | None = None
+    reference: str = ""
+
+
+def write_report(results: Path, out: Path | None = None, choices: ReportChoices = ReportChoices()) -> Path:
     """Write the report of `results` to the folder `out` (default: `report` in `results`); returns the path of its page.
 
-    An old report there is replaced as a whole, anything else is a UsageError. names: suites and sweeps, by default all
-    and the runs that belong to none. selected: shows only these runs instead, whatever they belong to. shown: the
-    results folder or URL as commands in the page name it. The rest: flags of `procap report`.
+    An old report there is replaced as a whole, anything else is a UsageError.
     """
     folder = out or results / "report"
     page = folder / "index.html"
@@ -46,7 +52,7 @@ def write_report(
         if f'content="{GENERATOR}"' not in head:
             raise UsageError(f"{folder} is not empty and no report: name another folder with --out")
     # The old report stays until the new one is made.
-    report = build_report(results, names, selected, shown=shown or str(results), data=data, reference=reference)
+    report = build_report(results, replace(choices, shown=choices.shown or str(results)))
     if folder.exists():
         shutil.rmtree(folder)
     write_page(report, folder)
@@ -58,41 +64,34 @@ def write_report(
     return page
 
 
-def build_report(
-    results: Path,
-    names: Sequence[str] = (),
-    selected: Callable[[RunConfig], bool] | None = None,
-    *,
-    shown: str,
-    data: Path | None = None,
-    reference: str = "",
-) -> dict[str, Any]:
-    """Collect what the template of the page shows, see `write_report`.
+def build_report(results: Path, choices: ReportChoices) -> dict[str, Any]:
+    """Collect what the template of the page shows.
 
     sections: one for each suite, sweep, and the other runs. problems: what could not be read or made.
     """
-    sections, problems = _read_sections(results, data, names, selected, reference)
+    shown = choices.shown
+    sections, problems = _read_sections(results, choices)
     if not sections and not problems:
         hint = f"procap ls runs --results {shlex.quote(shown)}"
-        raise UserError(f"no run below {shown}{' fits' if selected else ''}; see `{hint}`, train with `procap train`")
+        raise UserError(
+            f"no run below {shown}{' fits' if choices.selected else ''}; see `{hint}`, train with `procap train`"
+        )
     finished = not any(section.unfinished for section in sections)
     # Without names, classes and mistakes are shown of the first suite, and of the runs that belong to none.
     lead = next((section for section in sections if section.suite_results and len(section.frame)), None)
     parts = []
     for section in sections:
-        is_detailed = section is lead or section.name == "runs" or bool(section.suite_results and names)
-        parts.append(_make_part(section, shown, data, problems, reference, detailed=is_detailed))
+        is_detailed = section is lead or section.name == "runs" or bool(section.suite_results and choices.names)
+        parts.append(_make_part(section, choices, problems, detailed=is_detailed))
     return {"shown": shown, "sections": parts, "problems": problems, "complete": finished and not problems}
 
 
-def _read_sections(
-    results: Path, data: Path | None, names: Sequence[str], selected: Callable[[RunConfig], bool] | None, reference: str
-) -> tuple[list[Section], list[Problem]]:
-    if selected:
-        runs = read_runs(results, selected, "Selected runs", reference)
+def _read_sections(results: Path, choices: ReportChoices) -> tuple[list[Section], list[Problem]]:
+    if choices.selected:
+        runs = read_runs(results, choices.selected, "Selected runs", choices.reference)
         return ([runs] if runs else []), []
-    sections, problems = read_sections(results, data, names, reference)
-    if names:
+    sections, problems = read_sections(results, choices.data, choices.names, choices.reference)
+    if choices.names:
         return sections, problems
     members = {path for section in sections for path in section.paths}
     other_sets = {config.dataset for _, config in run_folders(results) if config.path not in members}
@@ -101,7 +100,7 @@ def _read_sections(
         # What needs no training is compared with everything on the same data set, as in `procap table`.
         return config.path not in members or (config.dataset in other_sets and not config.recipe.epochs)
 
-    read = partial(read_runs, results, is_shown, "Other runs", reference)
+    read = partial(read_runs, results, is_shown, "Other runs", choices.reference)
     runs = _attempt(problems, "runs", "the other runs", read, None)
     return sections + ([runs] if runs else []), problems
 
@@ -115,15 +114,14 @@ def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], A
         return otherwise
 
 
-def _make_part(
-    section: Section, shown: str, data: Path | None, problems: list[Problem], reference: str, *, detailed: bool
-) -> dict[str, Any]:
+def _make_part(section: Section, choices: ReportChoices, problems: list[Problem], *, detailed: bool) -> dict[str, Any]:
     """Make what the page shows of a section. detailed: with classes and mistakes."""
     attempt = partial(_attempt, problems, section.name)
     mistakes: list[Mistakes] = []
     if detailed and len(section.frame):
-        mistakes = attempt("where it is wrong", partial(list_mistakes, section.frame, data, reference), mistakes)
-    ui = ["procap", "ui", "--results", shown, *(["--suite", section.name] if section.name != "runs" else [])]
+        find = partial(list_mistakes, section.frame, choices.data, choices.reference)
+        mistakes = attempt("where it is wrong", find, mistakes)
+    ui = ["procap", "ui", "--results", choices.shown, *(["--suite", section.name] if section.name != "runs" else [])]
     return {
         **vars(section),
         "ui": shlex.join(ui),

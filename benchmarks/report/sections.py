@@ -182,6 +182,6 @@ def _read_sweep(folder: Path, session: Session) -> Section:
         f"Sweep {settings.name}",
         frame,
         [config.path for _, config in folders],
-        lambda: [sweep_table(settings, configurations)],
+        lambda: [sweep_table(settings, configurations, results)],
         {path: state for path, state in unfinished.items() if path not in ended},
     )

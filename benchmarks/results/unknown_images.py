@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.results.open_world import detect
 from runner.config import Target
-from runner.results import ScoreResult
+from runner.results import MCM, ScoreResult
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class Detection:
     """Known against unknown images by `runner.concept_scores`; `auroc` and `fpr95` in percent, see `detect`.
 
     known [P], unknown [Q]: their scores. manifest: digest of the unknown images. limited: the first images alone.
+    score: the rule of the scores.
     """
 
     auroc: float
@@ -26,6 +31,12 @@ class Detection:
     unknown: NDArray[np.float64]
     manifest: str
     limited: bool
+    score: str = MCM
+
+
+def score_rule(frame: pd.DataFrame) -> str:
+    """Return the rule of the scores in the rows of a method."""
+    return next(detection.score for unknown in frame.unknown for detection in unknown.values())
 
 
 def detect_unknown(known: Target, results: Iterable[ScoreResult]) -> Mapping[str, Mapping[str, Detection]]:
@@ -47,4 +58,5 @@ def _compare(known: ScoreResult, unknown: ScoreResult) -> Detection:
     scores = np.array([*known.scores, *unknown.scores])
     is_known = np.arange(len(scores)) < known.total
     limited = known.limited or unknown.limited
-    return Detection(*detect(is_known, scores), scores[is_known], scores[~is_known], unknown.manifest_digest, limited)
+    parts, digest = (scores[is_known], scores[~is_known]), unknown.manifest_digest
+    return Detection(*detect(is_known, scores), *parts, digest, limited, unknown.score)

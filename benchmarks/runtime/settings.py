@@ -51,10 +51,7 @@ class Settings:
 def make_settings(
     runtime: RuntimeConfig, device: torch.device, *, backbone: str = "mini", pretrained: str | None = None, **more: Any
 ) -> Settings:
-    """Make the settings for `device`, with `more` fields of `Settings`.
-
-    Raises UsageError for a method whose evaluation is not measured.
-    """
+    """Make the settings for `device`, with `more` fields of `Settings`. Raises UsageError for a method like TPT."""
     from procap.methods import method_class
     from procap.methods.hooks import ViewedMethod
     from procap.weights.architectures import canonical_name
@@ -70,7 +67,7 @@ def make_settings(
 
 def run_config(
     method: str, precision: str, settings: Settings, *, dataset: str = "shapes", data: Path | None = None,
-    classes: str = "all", batch: int | None = None,
+    classes: str = "all",
 ) -> RunConfig:  # fmt: skip
     """Configure a run with ProCAP's recipe, so that only the methods differ. data: of sets not in the catalogue."""
     from runner.planning import plan_run
@@ -87,8 +84,8 @@ def run_config(
         recipe="procap",
         shared_overrides={
             "epochs": settings.epochs,
-            "batch_size": batch or settings.batch,
-            "test_batch_size": batch or settings.test_batch,
+            "batch_size": settings.batch,
+            "test_batch_size": settings.test_batch,
         },
         options={**METHOD_OPTIONS.get(method, {}), **settings.options.get(method, {})},
         data=data,

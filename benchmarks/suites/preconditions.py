@@ -13,7 +13,7 @@ from runner.config import RunConfig, RuntimeConfig
 from runner.run_folders import RunFolder
 from shards.image_selection import check_classes, check_shots
 from shards.reader import open_dataset
-from shards.resolve import is_packed
+from shards.resolve import is_packed, resolve_dataset
 
 
 def check_weights(backbones: Iterable[tuple[str, str | None]]) -> None:
@@ -29,6 +29,57 @@ def check_weights_of(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> No
     if runtime.results_url is None:
         new = (config for config in configs if not RunFolder(runtime.results / config.path).train_file.exists())
         check_weights((config.backbone, config.pretrained) for config in new)
+
+
+def list_needs(config: RunConfig, data: Path) -> list[str]:
+    """List what the training of a run needs and is not on this machine, each with what gets it.
+
+    A generated data set is none of that: the training packs it.
+    """
+    from procap.methods import method_class
+    from procap.methods.hooks import TaughtMethod
+
+    needs, cls = list[str](), method_class(config.method)
+    if resolve_dataset(config.dataset, data).images_from == "published" and not is_packed(data, config.dataset):
+        needs.append(f"{config.dataset}, not packed: procap data fetch {config.dataset}")
+    try:
+        check_training_images([config], data)
+    except UserError as error:
+        needs.append(str(error))
+    needs += _missing_weights(config.backbone, config.pretrained)
+    if config.recipe.epochs and cls.required_option and not config.options.get(cls.required_option):
+        needs.append(f"--option {config.method}.{cls.required_option}=...")
+    elif issubclass(cls, TaughtMethod):
+        folder = cls.teacher_run(cls.Options(**config.options))
+        if folder and not RunFolder(folder).train_file.exists():
+            needs.append(f"teacher {folder}, not finished")
+        elif not folder:
+            backbone, _, tag = config.options["teacher"].partition(":")
+            needs += _missing_weights(backbone, tag or None)
+    return needs
+
+
+def _missing_weights(backbone: str, pretrained: str | None) -> list[str]:
+    """Describe weights that are not on this machine, with their size in float32; empty for others."""
+    import torch
+
+    from procap.clip import CLIP
+    from procap.weights.architectures import geometry_from_config, model_configs, plain_towers
+
+    try:
+        check_weights([(backbone, pretrained)])
+    except UserError as error:
+        config = model_configs().get(backbone)
+        if not config:
+            return [str(error)]
+        size = ""
+        if len(plain_towers(config)) == 2:
+            with torch.device("meta"):
+                clip = CLIP(geometry_from_config(config, quick_gelu=False))
+            size = f" ({sum(weight.nbytes for weight in clip.state_dict().values()) / 1e6:,.0f} MB)"
+        tag = f" --pretrained {pretrained}" if pretrained else ""
+        return [f"weights of {backbone}{size}: --download, or procap fetch backbone {backbone}{tag}"]
+    return []
 
 
 def check_code(paths: Iterable[str], results: Path) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
 from typing import Any, get_args
 
 from benchmarks.results.metrics import Metric
+from benchmarks.tables.rows import PARAMETERS
 from benchmarks.tables.table import Column, Row, Table
 from cluster.space import Values
 from cluster.sweep_record import METRICS, Configuration, State, SweepSettings
 from procap.recipe import format_value
+from runner.run_folders import RunFolder
 
 
 def sort_configurations(configurations: Iterable[Configuration]) -> list[Configuration]:
@@ -32,19 +36,28 @@ def find_best(configurations: Iterable[Configuration]) -> Configuration | None:
     return next(iter(sort_configurations(finished)), None)
 
 
-def sweep_table(settings: SweepSettings, configurations: Sequence[Configuration]) -> Table:
-    """Make a row for each configuration, the best first."""
+def sweep_table(settings: SweepSettings, configurations: Sequence[Configuration], results: Path) -> Table:
+    """Make a row for each configuration, the best first; `results` has their runs."""
     rows = []
     for number, configuration in enumerate(sort_configurations(configurations), 1):
         seeds = tuple(sorted(map(int, configuration.by_seed)))
         score = None if configuration.score is None else Metric(configuration.score, configuration.spread, seeds)
         values = [format_value(configuration.values.get(field)) for field in settings.domains]
         epochs = f"{configuration.epoch} of {configuration.epochs}"
-        rows.append(Row((str(number),), (*values, score, epochs, configuration.state)))
+        cells = (*values, score, _count_parameters(configuration, results), epochs, configuration.state)
+        rows.append(Row((str(number),), cells))
     fields = [Column(field.rpartition(".")[2], "") for field in settings.domains]
-    columns = (*fields, Column(f"{settings.metric}, %", "high"), Column("Epochs", ""), Column("State", ""))
+    score_column = Column(f"{settings.metric}, %", "high")
+    columns = (*fields, score_column, PARAMETERS, Column("Epochs", ""), Column("State", ""))
     note = f"Score: {METRICS[settings.metric]}; mean ± sample standard deviation over seeds. Test images are not used."
     return Table(settings.name, f"Sweep {settings.name}", ("Rank",), columns, tuple(rows), [note])
+
+
+def _count_parameters(configuration: Configuration, results: Path) -> Metric | None:
+    """Return the mean number of learned parameters of the finished runs, in thousands."""
+    trained = [RunFolder(results / path).read_training() for path in configuration.runs]
+    counts = [training.trainable_parameters for training in trained if training]
+    return Metric(fmean(counts) / 1000) if counts else None
 
 
 def format_configuration(configuration: Configuration) -> str:

@@ -16,7 +16,16 @@ from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.calibration_means import calibration_tables
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
-from benchmarks.tables.rows import HALVES, NOTE_ON_SPEED, SPEEDS, Printed, average_speeds, published_title, suite_table
+from benchmarks.tables.rows import (
+    HALVES,
+    NOTE_ON_SPEED,
+    SPEEDS,
+    Heading,
+    Printed,
+    average_speeds,
+    published_title,
+    suite_table,
+)
 from benchmarks.tables.table import Cell, Column, Table
 from runner.config import Target
 
@@ -46,16 +55,13 @@ def _average_table(results: SuiteResults) -> Table:
     def cells(variant: Variant, _: str) -> Sequence[Cell]:
         return *halves_with_published(results, variant, AVERAGE, "base_to_novel"), results.mean_of_hms(variant)
 
-    return suite_table(
-        results,
-        f"{results.name}-average",
-        f"{results.suite.heading}, on average over {len(results.options.datasets)} data sets",
-        ["Method"],
-        (*HALVES, Column("mean of HMs")),
-        cells,
-        "HM: of the averages; mean of HMs: of the data sets.",
-        printed=lambda _: ((words, (*row, None)) for words, row in _printed_rows(results, AVERAGE, "base_to_novel")),
-    )
+    def printed(_: str) -> Printed:
+        return ((words, (*row, None)) for words, row in _printed_rows(results, AVERAGE, "base_to_novel"))
+
+    title = f"{results.suite.heading}, on average over {len(results.options.datasets)} data sets"
+    columns, rules = (*HALVES, Column("mean of HMs")), ["HM: of the averages; mean of HMs: of the data sets."]
+    heading = Heading(f"{results.name}-average", title, ["Method"], columns, rules)
+    return suite_table(results, heading, cells, printed=printed)
 
 
 def _speed_tables(results: SuiteResults) -> list[Table]:
@@ -73,16 +79,10 @@ def _speed_tables(results: SuiteResults) -> list[Table]:
 
     missing = {path for path, _ in results.missing}
     unfinished = [(run.variant, run.dataset) for run in results.runs if run.path in missing]
-    table = suite_table(
-        results,
-        f"{results.name}-speed",
-        f"{results.suite.heading}: speed",
-        ["Method"],
-        (SPEEDS[0], Column("FPS of the model", "", digits=0), SPEEDS[1]),
-        cells,
-        "Means over data sets; not measured in the same conditions.",
-        details=[NOTE_ON_SPEED],
-    )
+    columns = (SPEEDS[0], Column("FPS of the model", "", digits=0), SPEEDS[1])
+    about = (f"{results.name}-speed", f"{results.suite.heading}: speed", ["Method"], columns)
+    rules = ["Means over data sets; not measured in the same conditions."]
+    table = suite_table(results, Heading(*about, rules, details=[NOTE_ON_SPEED]), cells)
     return [table] if table.metrics else []
 
 
@@ -102,16 +102,13 @@ def ablation_tables(results: SuiteResults) -> list[Table]:
             if any(numbers):
                 yield [published_title(row.variant)], numbers
 
-    main = suite_table(
-        results,
-        results.name,
-        results.suite.heading,
-        ["Variant"],
-        [Column(display_name(name)) for name in sets],
-        lambda variant, _: [halves_with_published(results, variant, name, "ablation")[2] for name in sets],
-        " ".join(filter(None, [_hm_rule(results, means=True), _describe_gradients(results)])),
-        printed=printed,
-    )
+    def cells(variant: Variant, _: str) -> list[Cell]:
+        return [halves_with_published(results, variant, name, "ablation")[2] for name in sets]
+
+    columns = [Column(display_name(name)) for name in sets]
+    rules = [" ".join(filter(None, [_hm_rule(results, means=True), _describe_gradients(results)]))]
+    heading = Heading(results.name, results.suite.heading, ["Variant"], columns, rules)
+    main = suite_table(results, heading, cells, printed=printed)
     title = f"{results.suite.heading}: both halves"
     halves = halves_table(results, f"{results.name}-halves", title, label="Variant")
     return [main, halves, *comparison_tables(results)]
@@ -128,7 +125,7 @@ def _describe_gradients(results: SuiteResults) -> str:
 
 def prompt_length_tables(results: SuiteResults) -> list[Table]:
     """Make base, novel and HM by the number of tokens, for every data set and on average."""
-    main = halves_table(results, results.name, "Number of prompt tokens", key="n_ctx", key_label="Tokens")
+    main = halves_table(results, results.name, "Number of prompt tokens", key=("n_ctx", "Tokens"))
     unchanged = [title for title, variant in results.by_title.items() if variant.key.get("n_ctx") == PAPER_TOKENS]
     return [main, *comparison_tables(results, reference=unchanged[0] if unchanged else None)]
 
@@ -138,19 +135,15 @@ def duration_tables(results: SuiteResults) -> list[Table]:
     title, name, count = results.suite.heading, results.name, len(results.options.datasets)
     tables = []
     if count > 1:
+        average_title = f"{title}, on average over {count} data sets"
         table = suite_table(
             results,
-            name,
-            f"{title}, on average over {count} data sets",
-            ["Method", "Epochs"],
-            HALVES,
+            Heading(name, average_title, ["Method", "Epochs"], HALVES, [_hm_rule(results)], key="epochs"),
             lambda variant, _: halves_with_published(results, variant, AVERAGE, "training_duration"),
-            _hm_rule(results),
             printed=lambda _: _printed_rows(results, AVERAGE, "training_duration", key="epochs"),
-            key="epochs",
         )
         tables, name = [table], f"{name}-datasets"
-    tables.append(halves_table(results, name, title, key="epochs", key_label="Epochs"))
+    tables.append(halves_table(results, name, title, key=("epochs", "Epochs")))
     return [*tables, *comparison_tables(results)]
 
 
@@ -161,24 +154,19 @@ def halves_table(
     *,
     printed: str = "",
     label: str = "Method",
-    key: str = "",
-    key_label: str = "",
+    key: tuple[str, str] = ("", ""),
 ) -> Table:
     """Make base, novel and HM of every variant, for every data set and on average.
 
-    printed: the paper's table whose rows are next to ours. key: of the variants, shown in a column `key_label`.
+    printed: the paper's table whose rows are next to ours. key: of the variants, and the label of its column.
     """
+    labels, rules = ["Data set", label, *filter(None, key[1:])], [_hm_rule(results, means=printed == "seed_stability")]
     return suite_table(
         results,
-        name,
-        title,
-        list(filter(None, ["Data set", label, key_label])),
-        HALVES,
+        Heading(name, title, labels, HALVES, rules, key=key[0]),
         lambda variant, dataset: halves_with_published(results, variant, dataset, printed),
-        _hm_rule(results, means=printed == "seed_stability"),
         datasets=results.datasets_and_average,
         printed=lambda dataset: _printed_rows(results, dataset, printed),
-        key=key,
     )
 
 
@@ -229,9 +217,8 @@ def open_world_tables(results: SuiteResults) -> list[Table]:
     """Make OPEN_WORLD of every variant on each data set and on average."""
     cells, old = partial(open_world_cells, results), _count_old(results)
     repeat = f"WITHOUT PROBABILITIES: {plural(old, 'evaluation')}; `procap eval --force` repeats them." if old else ""
-    labels, rules = ["Data set", "Method"], filter(None, (OPEN_WORLD_RULE, repeat))
-    sets = results.datasets_and_average
-    return [suite_table(results, results.name, results.suite.heading, labels, OPEN_WORLD, cells, *rules, datasets=sets)]
+    about = (results.name, results.suite.heading, ["Data set", "Method"], OPEN_WORLD, [OPEN_WORLD_RULE, repeat])
+    return [suite_table(results, Heading(*about), cells, datasets=results.datasets_and_average)]
 
 
 def open_world_cells(results: SuiteResults, variant: Variant, dataset: str) -> list[Metric | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
@@ -15,6 +16,9 @@ from benchmarks.tables.table import Column, Row, Table
 
 if TYPE_CHECKING:
     import pandas as pd
+
+LEAST_TASKS = 6
+"""With five, p of the permutation test is at least 2^(1 - 5) = 0.06, whatever the differences are."""
 
 
 def comparison_tables(
@@ -44,22 +48,26 @@ def comparison_table(
     # A is the reference in every comparison, so that a positive difference is in its favour.
     compared = ((title, compare(variants, reference, title, draws=draws)) for title in variants if title != reference)
     comparisons = {title: comparison for title, comparison in compared if len(comparison.tasks)}
-    corrected = holm([comparison.p for comparison in comparisons.values()])
+    tested = [title for title, comparison in comparisons.items() if len(comparison.tasks) >= LEAST_TASKS]
+    corrected = dict(zip(tested, holm([comparisons[title].p for title in tested]), strict=True))
     tasks, measure = {"hm": ("data sets", "mean of HMs"), "accuracy": ("targets", "accuracy")}[measure_of(variants)]
     rows = []
-    for (title, comparison), corrected_p in zip(comparisons.items(), corrected, strict=True):
+    for title, comparison in comparisons.items():
         means, seeds = comparison.tasks[["a", "b"]].mean(), comparison.seeds
         ours = _mean_of(variants[reference], float(means.a), seeds)
         theirs = _mean_of(variants[title], float(means.b), seeds)
         difference = Metric(comparison.difference, comparison.std, comparison.seeds)
         interval = "{:.2f} to {:.2f}".format(*comparison.interval) if comparison.interval else None
-        cells = (ours, theirs, difference, interval, f"{comparison.p:.2g}", f"{corrected_p:.2g}")
+        p = (f"{comparison.p:.2g}", f"{corrected[title]:.2g}") if title in corrected else (None, None)
+        cells = (ours, theirs, difference, interval, *p)
         rows.append(Row((title, str(len(comparison.tasks))), cells))
+    holm_note = f"Holm's correction for {plural(len(tested), 'comparison')}."
+    few_note = f"- below {LEAST_TASKS} {tasks}, with which no p is under 0.05."
     note = (
         f"Difference: {reference} minus the row, in points, on the test images of both; ± over seeds. Interval: "
-        f"bootstrap over test images, {draws:,} draws. p: permutation test over {tasks}, Holm's correction for "
-        f"{plural(len(comparisons), 'comparison')}."
+        f"bootstrap over test images, {draws:,} draws. p: permutation test over {tasks}, "
     )
+    note += " ".join(compress((holm_note, few_note), (tested, len(tested) < len(comparisons))))
     titles = (f"{measure} of {reference}", measure, "Difference", "95 % interval", "p", "p (Holm)")
     columns = [Column(title, "") for title in titles]
     heading = f"{reference} compared with every other row, {measure}"

@@ -9,7 +9,7 @@ from benchmarks.results.metrics import Metric, average
 from benchmarks.results.suite_results import MACRO, SuiteResults
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
-from benchmarks.tables.rows import HALVES, suite_table
+from benchmarks.tables.rows import HALVES, Heading, suite_table
 from benchmarks.tables.table import Column, Row, Table
 from runner.config import Target
 
@@ -51,7 +51,8 @@ def imbalance_tables(results: SuiteResults) -> list[Table]:
         return results.halves(variant, dataset, MACRO)
 
     sets, title = results.datasets_and_average, results.suite.heading
-    return [suite_table(results, results.name, title, labels, columns, cells, rule, datasets=sets, key="sampling")]
+    heading = Heading(results.name, title, labels, columns, [rule], key="sampling")
+    return [suite_table(results, heading, cells, datasets=sets)]
 
 
 def accuracy_on(results: SuiteResults, variant: Variant, dataset: str) -> Metric | None:

@@ -10,7 +10,7 @@ from benchmarks.experiment.suite import Variant
 from benchmarks.experiment.titles import title_method
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.tables.rows import suite_table
+from benchmarks.tables.rows import Heading, suite_table
 from benchmarks.tables.table import Cell, Column, Row, Table
 
 
@@ -33,12 +33,10 @@ def _accuracy_table(results: SuiteResults) -> Table:
         number = PROMPT_PICTURE.get(dataset, {}).get(variant.method)
         return [results.with_published(results.metric(variant, dataset, target), number)]
 
+    labels, columns = ["Data set", "Method"], [Column("Base classes")]
     return suite_table(
         results,
-        f"{results.name}-accuracy",
-        "Accuracy of the pictured runs on base classes",
-        ["Data set", "Method"],
-        [Column("Base classes")],
+        Heading(f"{results.name}-accuracy", "Accuracy of the pictured runs on base classes", labels, columns),
         cells,
         datasets=results.options.datasets,
         printed=printed,

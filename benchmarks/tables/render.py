@@ -118,6 +118,7 @@ def to_latex(table: Table) -> str:
         # pandas raises ValueError for a position in a longtable, which is always centred.
         position_float=None if is_long else "centering",
         caption=escape_latex(f"{table.title.rstrip('.')}. {describe_marks(table)}".strip()),
+        label=f"tab:{table.name}",
     )
     return f"{NEEDS_LONG if is_long else NEEDS}\n{text.strip()}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.experiment.published import AVERAGE, display_name
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 HALVES = (Column("Base"), Column("Novel"), Column("HM"))
 SPEEDS = (Column("FPS", "", digits=0), Column("training s", "", digits=1))
 """No end is marked better: runs were timed at different times, on any machine, and while other programs ran."""
+PARAMETERS = Column("parameters, k", "", digits=1)
+"""Learned parameters in thousands."""
 NOTE_ON_SPEED = (
     "FPS: images per second of the evaluations, with decoding, without warm-up; FPS of the model: without waiting for "
     "images. Training s: of the optimizer's steps and checkpoints. `procap bench runtime` measures methods in the same "
@@ -28,25 +31,37 @@ Printed = Iterable[tuple[Sequence[str], Sequence[Cell | float]]]
 """Labels and numbers of rows of the paper."""
 
 
+@dataclass(frozen=True)
+class Heading:
+    """What stands around the cells of a suite's table.
+
+    rules: what the cells are, for the notes; empty ones are left out. key: of the variants, shown in the last column of
+        labels.
+    """
+
+    name: str
+    title: str
+    labels: Sequence[str]
+    columns: Sequence[Column]
+    rules: Sequence[str] = ()
+    key: str = ""
+    details: Sequence[str] = ()
+
+
 def suite_table(
     results: SuiteResults,
-    name: str,
-    title: str,
-    labels: Sequence[str],
-    columns: Sequence[Column],
+    heading: Heading,
     cells: Callable[[Variant, str], Iterable[Cell]],
-    *rules: str,
+    *,
     datasets: Sequence[str] = (),
     printed: Callable[[str], Printed] = lambda dataset: (),
-    key: str = "",
-    details: Sequence[str] = (),
 ) -> Table:
     """Make a table with a row for each variant, once or for each of `datasets`.
 
     cells: makes the cells of a variant on a data set, "" without `datasets`. printed: makes the paper's rows of a data
-    set. key: of the variants, shown in a column of labels. rules: what the cells are, for the notes.
+    set.
     """
-    rows = []
+    rows, key = [], heading.key
     for dataset in datasets or ("",):
         group, first = display_name(dataset), (display_name(dataset),) if dataset else ()
         more: dict[str, Any] = {"average": dataset == AVERAGE}
@@ -60,13 +75,20 @@ def suite_table(
             for variant in variants:
                 words = (variant_title, str(variant.key.get(key) or "-")) if key else (variant_title,)
                 rows.append(Row((*first, *words), tuple(cells(variant, dataset)), group=group, **more))
-    notes = suite_notes(results, *rules)
-    all_details, reference = (*details, *notes.details), results.reference(key)
-    return Table(name, title, tuple(labels), columns, rows, notes.lines, all_details, reference=reference)
+    notes = suite_notes(results, *filter(None, heading.rules))
+    details, labels = (*heading.details, *notes.details), tuple(heading.labels)
+    about = (heading.name, heading.title, labels, heading.columns)
+    return Table(*about, rows, notes.lines, details, reference=results.reference(key))
 
 
 def published_title(method: str, venue: str = "") -> str:
     return f"{method} ({'published' if venue in ('', 'Ours') else venue})"
+
+
+def count_parameters(rows: pd.DataFrame) -> Metric | None:
+    """Return the learned parameters in thousands; they can differ between seeds, and are unknown for some imports."""
+    counts = rows.groupby("seed").parameters.first().dropna()
+    return Metric(float(counts.mean()) / 1000) if len(counts) else None
 
 
 def average_speeds(rows: pd.DataFrame) -> tuple[Metric | None, Metric | None, Metric | None]:

@@ -21,7 +21,7 @@ from benchmarks.results.frame import (
 from benchmarks.results.metrics import Metric, average, harmonic
 from benchmarks.tables.calibration_means import calibration_tables
 from benchmarks.tables.notes import Notes, run_notes
-from benchmarks.tables.rows import HALVES, NOTE_ON_SPEED, SPEEDS, average_speeds
+from benchmarks.tables.rows import HALVES, NOTE_ON_SPEED, PARAMETERS, SPEEDS, average_speeds, count_parameters
 from benchmarks.tables.table import Column, Row, Table
 from benchmarks.tables.unknown_images import unknown_tables
 
@@ -89,23 +89,24 @@ def title_runs(frame: pd.DataFrame, reference: str = "") -> pd.DataFrame:
 
 def _halves_table(frame: pd.DataFrame) -> Table:
     datasets = list(dict.fromkeys(frame.dataset))
-    # By data set and title, the labels of a row: its cells of HALVES and SPEEDS.
+    # By data set and title, the labels of a row: its cells of HALVES, PARAMETERS and SPEEDS.
     cells_by_row: dict[tuple[str, str], Sequence[Metric | None]] = {}
     for (dataset, title), results in frame.groupby(["dataset", "title"], sort=False):
         base, novel = (metric_over_seeds(results[results.target_classes == half]) for half in ("base", "novel"))
-        cells_by_row[dataset, title] = [base, novel, harmonic(base, novel), *average_speeds(results)[:2]]
+        costs = [count_parameters(results), *average_speeds(results)[:2]]
+        cells_by_row[dataset, title] = [base, novel, harmonic(base, novel), *costs]
     for title in dict.fromkeys(frame.title) if len(datasets) > 1 else ():
         if all((dataset, title) in cells_by_row for dataset in datasets):
             by_dataset = zip(*(cells_by_row[dataset, title] for dataset in datasets), strict=True)
-            base, novel, _, *speeds = (average(column) for column in by_dataset)
+            base, novel, _, *costs = (average(column) for column in by_dataset)
             if base or novel:
-                cells_by_row[AVERAGE, title] = [base, novel, harmonic(base, novel), *speeds]
+                cells_by_row[AVERAGE, title] = [base, novel, harmonic(base, novel), *costs]
     rows = [Row(key, tuple(cells), group=key[0], average=key[0] == AVERAGE) for key, cells in cells_by_row.items()]
     averaged = any(row.average for row in rows)
     rule = f"HM: harmonic mean{' of base and novel accuracy (of the averages)' if averaged else ''}."
     notes = _note_runs(frame, rule, metrics=[each for cells in cells_by_row.values() for each in cells[:3]])
     details, labels = (NOTE_ON_SPEED, *notes.details), ("Data set", "Method")
-    return Table("table", "Base and novel classes", labels, (*HALVES, *SPEEDS), rows, notes.lines, details)
+    return Table("table", "Base and novel classes", labels, (*HALVES, PARAMETERS, *SPEEDS), rows, notes.lines, details)
 
 
 def _targets_table(frame: pd.DataFrame) -> Table:
@@ -115,12 +116,14 @@ def _targets_table(frame: pd.DataFrame) -> Table:
     rows, metrics = [], []
     for (trained_on, target, title), results_of_row in results.groupby(["trained_on", "target", "title"], sort=False):
         metrics.append(metric_over_seeds(results_of_row))
-        cells = (metrics[-1], *average_speeds(results_of_row)[:2])
+        cells = (metrics[-1], count_parameters(results_of_row), *average_speeds(results_of_row)[:2])
         # Only the method may vary within a group, so the training set is part of the group's name.
         rows.append(Row((trained_on, target, title), cells, group=f"{trained_on} {target}"))
     notes = _note_runs(frame, metrics=metrics)
     details, labels = (NOTE_ON_SPEED, *notes.details), ("Trained on", "Tested on", "Method")
-    return Table("table-targets", "Accuracy", labels, (Column("Accuracy"), *SPEEDS), rows, notes.lines, details)
+    return Table(
+        "table-targets", "Accuracy", labels, (Column("Accuracy"), PARAMETERS, *SPEEDS), rows, notes.lines, details
+    )
 
 
 def _note_runs(frame: pd.DataFrame, *rules: str, metrics: Iterable[Metric | None] = ()) -> Notes:

@@ -11,7 +11,7 @@ from benchmarks.experiment.suite import Variant
 from benchmarks.results.metrics import Metric, average
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.comparison import comparison_tables
-from benchmarks.tables.rows import Printed, published_title, suite_table
+from benchmarks.tables.rows import Heading, Printed, published_title, suite_table
 from benchmarks.tables.table import Column, Table
 from runner.config import Target
 
@@ -53,7 +53,7 @@ def _transfer_table(results: SuiteResults, source: str) -> Table:
 
     rule = f"Trained on {display_name(source)}, tested on all classes."
     mean_rule = f"{TARGET_MEAN}: without the source." if len(targets) > 1 else ""
-    return suite_table(results, name, title, ["Method"], columns, cells, rule, mean_rule, printed=printed)
+    return suite_table(results, Heading(name, title, ["Method"], columns, [rule, mean_rule]), cells, printed=printed)
 
 
 def _printed_numbers(row: Any, targets: Sequence[str]) -> list[float | None]:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 from benchmarks.experiment.published import title_target
 from benchmarks.results.frame import metric_over_seeds
 from benchmarks.results.metrics import Metric, average
+from benchmarks.results.unknown_images import score_rule
 from benchmarks.tables.notes import Notes
 from benchmarks.tables.table import Column, Row, Table
+from runner.results import MCM
 
 if TYPE_CHECKING:
     import pandas as pd
 
 RULE = (
-    "Maximum concept matching: the highest probability of a class at temperature 1 of the cosines. AUROC; FPR95: "
+    "Maximum concept matching (MCM): the highest probability of a class at temperature 1 of the cosines. AUROC; FPR95: "
     "unknown images that are taken for known ones at the threshold that keeps 95 % of these."
 )
 
@@ -35,7 +37,9 @@ def unknown_tables(variants: Mapping[str, pd.DataFrame], notes: Notes) -> list[T
         rows.append(Row((known, title), (*metrics, *means), group=known))
     names = [*map(title_target, targets), *["mean"] * (len(targets) > 1)]
     columns = [column for name in names for column in (Column(f"{name} AUROC"), Column(f"{name} FPR95", "low"))]
-    lines = [" ".join([RULE, *notes.lines[:1]]), *notes.lines[1:]]
+    own = {title: score for (_, title), results in by_row.items() if (score := score_rule(results)) != MCM}
+    rules = [f"{title} has its own score, {score}." for title, score in own.items()]
+    lines = [" ".join([RULE, *rules, *notes.lines[:1]]), *notes.lines[1:]]
     labels = ("Known images", "Method")
     return [Table("unknown", "Unknown images", labels, columns, rows, lines, notes.details)] if rows else []
 

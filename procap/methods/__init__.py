@@ -68,6 +68,7 @@ METHODS: dict[str, str] = {
     "cliplora": "procap.methods.cliplora:CLIPLoRA",
     "mocoop": "procap.methods.mocoop:MoCoOp",
     "mmlop": "procap.methods.mmlop:MMLoP",
+    "ipo": "procap.methods.ipo:IPO",
     "gallop": "procap.methods.gallop:GalLoP",
     "plotpp": "procap.methods.plotpp:PLOTPP",
     "tda": "procap.methods.tda:TDA",

@@ -139,6 +139,8 @@ class GalLoP(Method):
 class LocalClassifier(Classifier):
     """A classifier by the mean of the cosines of the class token and of the most similar patches."""
 
+    score_name: ClassVar[str] = "GL-MCM"
+
     def __init__(self, method: GalLoP, global_text: Tensor, local_text: Tensor) -> None:
         self.clip, self.image_plan, self.num_classes = method.clip, NO_CHANGE, global_text.shape[1]
         self.scale = method.scale().detach().float().clone()
@@ -156,6 +158,13 @@ class LocalClassifier(Classifier):
             features = unit(features)
             local = top_cosines(features[:, 1:], self.local_text, self.topk).mean(dim=2)
             return self.scale * (features[:, 0] @ self.global_text.t() + local) / 2
+
+    def score(self, features: Tensor) -> Tensor:
+        """Add the highest probabilities of a class for the class token and for any patch, at temperature 1."""
+        with torch.autocast(features.device.type, enabled=False):
+            features = unit(features)
+            image = (features[:, 0] @ self.global_text.t()).softmax(dim=1).amax(dim=1)
+            return image + (features[:, 1:] @ self.local_text.mean(dim=0).t()).softmax(dim=2).amax(dim=(1, 2))
 
 
 def encode(clip: CLIP, images: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:

@@ -70,7 +70,7 @@ class PLOTPP(Method):
     Options = PLOTPPOptions
     title: ClassVar[str] = "PLOT++"
     groups: ClassVar[tuple[str, ...]] = ("prompts", "local")
-    mini_lr: ClassVar[float | None] = 1e-2
+    mini_lr: ClassVar[float | None] = 4e-2
     public_layout = PublicLayout(
         "prompt_learner",
         {"context": "prompt_learner.ctx", "vision": "prompt_learner.ctx_vision"},

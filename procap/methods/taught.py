@@ -76,7 +76,8 @@ class Taught(Method):
         """
         made = self._make_teacher(space) if self._make_teacher else None
         clip = made.clip if made else keep_clip(weights_key(*split_teacher(self.options.teacher)), self.clip.device)
-        if (clip.geometry.image_size, clip.image_mean) != (self.clip.geometry.image_size, self.clip.image_mean):
+        theirs, ours = ((model.geometry.image_size, model.preparation) for model in (clip, self.clip))
+        if (theirs[0], theirs[1].mean, theirs[1].std) != (ours[0], ours[1].mean, ours[1].std):
             raise UsageError(f"{clip.name} reads images of another size or normalisation than {self.clip.name}")
         # After the refusal, because a large teacher takes long for the texts of many classes.
         return made or Classifier(clip, NO_CHANGE, keep_text_bank(clip, space), self.teacher_scale(clip))

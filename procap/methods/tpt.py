@@ -43,10 +43,7 @@ def entropies(log_probabilities: Tensor) -> Tensor:
 
 
 def choose_views(logits: Tensor, share: float) -> Tensor:
-    """Choose the views with the lowest entropies of their logits [B, V, C]: positions [B, K].
-
-    share: K / V; K is rounded down, and at least one.
-    """
+    """Choose the share of the views whose logits [B, V, C] have the lowest entropies: positions [B, K]."""
     count = max(1, int(share * logits.shape[1]))
     return entropies(logits.log_softmax(dim=2)).argsort(dim=1, stable=True)[:, :count]
 
@@ -76,8 +73,8 @@ class TPTClassifier(Classifier):
         return self.clip.encode_image(images.flatten(0, 1)).unflatten(0, images.shape[:2])
 
     def logits(self, features: Tensor) -> Tensor:
-        # Callers are in inference mode, whose tensors no backward pass may keep.
-        with torch.inference_mode(False):
+        # Callers record no gradient, and are in inference mode, whose tensors no backward pass may keep.
+        with torch.inference_mode(False), torch.enable_grad():
             features = unit(features.clone())
             contexts = self.tune(features)
             with torch.no_grad():

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from procap.clip import CLIP, describe_differences
+from procap.clip import CLIP, ImagePreparation, describe_differences
 from procap.errors import UsageError, UserError, unknown_name
 from procap.hub import hub_file
 from procap.towers import FrozenTower
@@ -186,10 +186,8 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
     # Weights do not tell the activation: a configuration, the file's metadata or the tag can name it.
     quick_gelu = any(values.get("quick_gelu") for values in (config, declared, source.settings))
     geometry, plain = geometry_from_config(config, quick_gelu), plain_towers(config)
-    names = {"mean": "image_mean", "std": "image_std", "interpolation": "interpolation"}
-    about: dict[str, Any] = {ours: source.settings[key] for key, ours in names.items() if key in source.settings}
-    about |= {"name": source.name, "pretrained": source.pretrained}
-    about["squash"] = source.settings.get("resize_mode") == "squash"
+    about: dict[str, Any] = {"name": source.name, "pretrained": source.pretrained}
+    about["preparation"] = _image_preparation(source.settings)
     try:
         if len(plain) < 2:
             model = _build(source, state, quick_gelu, seed)
@@ -215,6 +213,13 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
             f"--backbone {source.name.removesuffix('-quickgelu')}-quickgelu"
         )
     return clip
+
+
+def _image_preparation(settings: Mapping[str, Any]) -> ImagePreparation:
+    """Read open_clip's settings of images; what they do not name is CLIP's own."""
+    fields: dict[str, Any] = {name: tuple(settings[name]) for name in ("mean", "std") if name in settings}
+    fields |= {"interpolation": settings["interpolation"]} if "interpolation" in settings else {}
+    return ImagePreparation(**fields, squash=settings.get("resize_mode") == "squash")
 
 
 def _build(source: WeightsSource, state: dict[str, Tensor], quick_gelu: bool, seed: int) -> Any:
