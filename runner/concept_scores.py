@@ -46,7 +46,8 @@ def _score(run: Run, target: Target, stop: StopRequest) -> ScoreResult:
     session.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
     settings, selection = runtime.evaluation.for_run(config), select_target_images(shards, target.classes, target.split)
     count = min(len(selection.images), runtime.limit or len(selection.images))
-    transform = make_test_transform(trained.method, target.dataset, config.seed, settings.resize)
+    # Known and unknown images have equal views, whatever set the unknown ones are from.
+    transform = make_test_transform(trained.method, config.dataset, config.seed, settings.resize)
     # Their labels are no classes of the run; predictions need some that are.
     relabel = dict.fromkeys(range(len(selection.classnames)), 0)
     images = session.crops.wrap(selection.images.subset(range(count), relabel), transform)

@@ -21,9 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from procap.errors import UsageError
 from runner.provenance import cpu_name
-from shards.default_paths import cache_home
 from shards.files import write_file
 
 if TYPE_CHECKING:
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
     from runner.acceleration import Acceleration
     from shards.reader import ImageList
 
-FOLDER = "features"
-LIMIT_VARIABLE, LIMIT_GB = "PROCAP_FEATURES_GB", 2.0
 MOST_OF_LIMIT = 0.25
 """A file takes at most this share, so that a large list does not replace all others."""
 
@@ -50,23 +46,13 @@ class EncodedImages:
 
 
 class FeatureStore:
-    """A folder of features with at most `most_bytes`; those that were used least recently go first.
+    """A folder of features with at most `most_bytes`, 0 for none; those that were used least recently go first.
 
     Several processes may use it: files appear whole, and a reader does not depend on a file's name after opening it.
     """
 
-    def __init__(self, folder: Path, most_bytes: int) -> None:
+    def __init__(self, folder: Path, most_bytes: float) -> None:
         self.folder, self.most_bytes = folder, most_bytes
-
-    @classmethod
-    def from_environment(cls) -> FeatureStore:
-        """Use the folder in the cache, with at most $PROCAP_FEATURES_GB gigabytes [default: 2]; 0 keeps nothing."""
-        text = os.environ.get(LIMIT_VARIABLE) or str(LIMIT_GB)
-        try:
-            limit = int(float(text) * 1e9)
-        except ValueError:
-            raise UsageError(f"{LIMIT_VARIABLE}={text}: give a number of gigabytes, or 0 for none") from None
-        return cls(cache_home() / FOLDER, limit)
 
     def read(self, key: str) -> EncodedImages | None:
         """Return the features stored under `key`; None if there are none. Deletes a file whose SHA-256 differs."""

@@ -7,7 +7,7 @@ Shapes: B images, C classes, E joint embedding, N images of the target, S image 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,7 +24,6 @@ from runner.cuda_graphs import GraphedFunction
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.engine import autocast
-from runner.feature_store import EncodedImages
 from runner.meters import Meter
 from runner.results import MCM, PerClass
 from shards.device.evaluation import device_evaluation_batches, resizes_on_device
@@ -113,8 +112,8 @@ class Inference:
     def encodes_frozen(self) -> bool:
         """Whether features are those of the unchanged image tower, which other runs compute too."""
         classifier = self._classifier
-        is_plain = type(classifier).encode is Classifier.encode and not classifier.image_plan
-        return is_plain and classifier.clip is self.clip
+        is_plain = all(getattr(type(classifier), name) is getattr(Classifier, name) for name in ("__call__", "encode"))
+        return is_plain and not classifier.image_plan and classifier.clip is self.clip
 
     def warm_up(self, images: int) -> None:
         """Run batches of `images` blank images before rates are measured."""
@@ -160,6 +159,7 @@ class Inference:
                 return self._forward(images)
             with self.kept.meter.phase("model"):
                 features = self._encode(images)
+            self.kept.dtype = features.dtype
             self.kept.add(features, indices)
             return self._score(features)
 
@@ -207,21 +207,11 @@ class RowCollector:
 
 
 class FeatureCollector(RowCollector):
-    """Collects features of images, and the time of their computation in `meter`."""
+    """Collects features of images, their type, and the time of their computation in `meter`."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         super().__init__(count)
-        self.meter = Meter(device, warmup=0)
-        self._dtype = torch.float32
-
-    def add(self, rows: torch.Tensor, indices: NDArray[np.int64]) -> int:
-        self._dtype = rows.dtype
-        return super().add(rows, indices)
-
-    def encoded(self, group: ProcessGroup, seconds: Mapping[str, float]) -> EncodedImages:
-        """Return the features [N, E] of all images on every rank. seconds: what else they took, by phase."""
-        self.meter.settle()
-        return EncodedImages(self.gather(group).to(self._dtype), {**seconds, **self.meter.phases})
+        self.meter, self.dtype = Meter(device, warmup=0), torch.float32
 
 
 class PredictionCollector:

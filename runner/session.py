@@ -6,6 +6,7 @@ a URL once. A `Run` has the configuration and the folder of one run in it; `runn
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from runner.config import RunConfig, RuntimeConfig
 from runner.remote_results import RemoteResults
 from runner.run_folders import OtherContent, RunFolder, RunHeld, locate_run
+from shards.default_paths import cache_home
 from shards.manifest import FILE
 from shards.reader import ShardSet, open_dataset
 
@@ -100,7 +102,7 @@ class Session:
     def features(self) -> FeatureStore:
         from runner.feature_store import FeatureStore
 
-        return FeatureStore.from_environment()
+        return FeatureStore(cache_home() / "features", 1e9 * float(os.environ.get("PROCAP_FEATURES_GB") or 2))
 
     def dataset(self, name: str) -> ShardSet:
         """Open a packed data set once; its manifest is downloaded from a URL at the first call."""

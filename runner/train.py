@@ -26,7 +26,7 @@ from runner.feature_training import learn_from_features
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
-from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, write_bytes, write_json
+from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
 from runner.session import Run, Session
@@ -360,8 +360,8 @@ def _write_result(run: Run, setup: Setup, state: TrainState, meter: Meter, facts
     on_features = isinstance(setup.method, FeatureMethod)
     diagnosed = setup.method if isinstance(setup.method, DiagnosedMethod) else None
     drawn = {name: getattr(config, name) for name in ("shots", "sampling", "seed")}
-    for name, text in setup.method.records().items():
-        write_bytes(folder.path / name, text.encode())
+    for name, document in setup.method.records().items():
+        write_json(folder.path / name, document)
     few_shot = None if few is None else FewShotRecord(**drawn, digest=few.digest, samples=few.train.paths)
     pool = few.unlabelled if few else None
     unlabelled = UnlabelledRecord(pool=pool.pool, images=len(pool.images), digest=pool.digest) if pool else None

@@ -22,7 +22,7 @@ from runner.devices import set_deterministic
 from runner.distributed.collectives import ProcessGroup
 from runner.earlier_runs import check_same_images
 from runner.engine import autocast
-from runner.feature_store import feature_key
+from runner.feature_store import EncodedImages, feature_key
 from runner.inference import FeatureCollector, Inference, LogitSettings, PredictionCollector, RowCollector
 from runner.meters import Meter
 from runner.progress_bar import ProgressDisplay
@@ -165,11 +165,12 @@ def read_features(run: Run, inference: Inference, transform: AnyEvalTransform, m
 
 def store_features(run: Run, inference: Inference, key: str, meter: Meter) -> None:
     """Store the features that `inference` has kept of all images; all ranks call this."""
-    if inference.kept is not None:
-        data = meter.rate.seconds.get("data", 0.0)
-        encoded = inference.kept.encoded(run.session.group, {"data": data})
+    if kept := inference.kept:
+        kept.meter.settle()
+        features = kept.gather(run.session.group).to(kept.dtype)
         if run.session.is_first:
-            run.session.features.write(key, encoded)
+            seconds = {"data": meter.rate.seconds.get("data", 0.0), **kept.meter.phases}
+            run.session.features.write(key, EncodedImages(features, seconds))
 
 
 def collect_predictions(

@@ -22,7 +22,6 @@ from torch import Tensor
 from shards.rng import generator
 from shards.transforms import EvalTransform, crop_box
 
-CROP_SCALE = (0.08, 1.0)
 CHAINS = 3
 """Chains of operations that AugMix blends; each has at most as many operations."""
 
@@ -65,7 +64,7 @@ AnyEvalTransform = EvalTransform | EvalViews
 
 def random_crop(image: Image, size: int, draws: torch.Generator) -> Image:
     """Crop and flip an image at random, as torchvision's RandomResizedCrop (bilinear) and RandomHorizontalFlip do."""
-    top, left, height, width = crop_box(*image.size, CROP_SCALE, draws)
+    top, left, height, width = crop_box(*image.size, (0.08, 1.0), draws)
     crop = image.crop((left, top, left + width, top + height)).resize((size, size), Resampling.BILINEAR)
     return crop.transpose(Transpose.FLIP_LEFT_RIGHT) if torch.rand(1, generator=draws).item() < 0.5 else crop
 
@@ -93,11 +92,6 @@ def _shift(image: Image, x_by_y: float = 0, y_by_x: float = 0, x: float = 0, y: 
     return image.transform(image.size, Transform.AFFINE, (1, x_by_y, x, y_by_x, 1, y), Resampling.BILINEAR)
 
 
-def _pixels(image: Image, strength: float) -> int:
-    """Return how far an image is translated: 0 to 7 of 224 pixels."""
-    return int(strength * image.width / 30)
-
-
 CHANGES: tuple[Change, ...] = (
     lambda image, strength, sign: ImageOps.autocontrast(image),
     lambda image, strength, sign: ImageOps.equalize(image),
@@ -106,6 +100,7 @@ CHANGES: tuple[Change, ...] = (
     lambda image, strength, sign: ImageOps.solarize(image, 256 - int(25.6 * strength)),
     lambda image, strength, sign: _shift(image, x_by_y=sign * 0.03 * strength),
     lambda image, strength, sign: _shift(image, y_by_x=sign * 0.03 * strength),
-    lambda image, strength, sign: _shift(image, x=sign * _pixels(image, strength)),
-    lambda image, strength, sign: _shift(image, y=sign * _pixels(image, strength)),
+    # By 0 to 7 of 224 pixels.
+    lambda image, strength, sign: _shift(image, x=sign * int(strength * image.width / 30)),
+    lambda image, strength, sign: _shift(image, y=sign * int(strength * image.width / 30)),
 )

@@ -24,6 +24,7 @@ from plug_ins import install
 from benchmarks.cli import main
 from procap.errors import UsageError
 from shards.remote import upload
+from tools.notebook import NOTEBOOK, digest_code
 
 README_BYTES = 10_240
 
@@ -224,9 +225,17 @@ def test_the_python_of_readme_and_python_page_runs(tmp_path):
     assert float(run_python(loop, tmp_path)) > 0.9
 
 
+def test_the_notebook_has_the_outputs_and_pictures_of_its_code():
+    notebook = json.loads(NOTEBOOK.read_text())
+    assert notebook["metadata"]["procap"]["code"] == digest_code(notebook), "python -m tools.notebook executes it"
+    outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", ())]
+    assert not [output for output in outputs if output["output_type"] == "error"]
+    assert sum("image/png" in output.get("data", ()) for output in outputs) == 2
+
+
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path):
-    notebook = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text())
+    notebook = json.loads(NOTEBOOK.read_text())
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert "| MaPLe " in run_python("\n".join(cells), tmp_path)
 

@@ -25,17 +25,22 @@ KEY = "sk-of-this-test"
 
 
 class Model(BaseHTTPRequestHandler):
-    """Gives the next answer to each request, and keeps the requests."""
+    """Gives the next answer to each request but the first, for which it is busy, and keeps the requests."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append((self.path, self.headers["Authorization"], body))
+        if len(self.server.requests) == 1:
+            self.send_response(429)
+            self.send_header("Retry-After", "0")
+            self.end_headers()
+            return
         if body["model"] == "moved":
             self.send_response(302)
             self.send_header("Location", "/elsewhere")
             self.end_headers()
             return
-        text = ANSWERS[(len(self.server.requests) - 1) % len(ANSWERS)]
+        text = ANSWERS[(len(self.server.requests) - 2) % len(ANSWERS)]
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps({"choices": [{"message": {"content": text}}]}).encode())
@@ -68,23 +73,22 @@ def test_a_search_is_stored_with_the_run_and_replays_without_the_endpoint(
     runtime, address = make_runtime(few_digits, tmp_path), f"http://127.0.0.1:{server.server_port}/v1"
     config = plan(endpoint=address, model="words", rounds=2, candidates=3, threshold=0)
     train(config, runtime)
-    assert len(server.requests) == 6
+    assert len(server.requests) == 1 + 6
     for path, key, body in server.requests:
         assert (path, key, body["model"]) == ("/v1/chat/completions", f"Bearer {KEY}", "words")
     first, last = (server.requests[at][2]["messages"][0]["content"] for at in (0, -1))
     assert "a drawing of a <CLASS>" not in first and "a drawing of a <CLASS>\naccuracy" in last
-    log = tmp_path / config.path / "proposals.tsv"
-    scores = {template: (float(right), float(loss)) for right, loss, template in
-              (line.split("\t") for line in log.read_text().splitlines())}  # fmt: skip
+    log = tmp_path / config.path / "proposals.json"
+    scores = json.loads(log.read_text())
     assert [*scores] == ["a photo of a {}.", "a drawing of a {}", "the number {}."]
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
 
     again = plan(proposals=str(log))
     train(again, runtime)
     assert again.hash != config.hash and str(tmp_path) not in json.dumps(again.identity())
-    assert (tmp_path / again.path / "proposals.tsv").read_text() == log.read_text()
+    assert (tmp_path / again.path / "proposals.json").read_text() == log.read_text()
     methods = [load_trained(each, runtime).method for each in (config, again)]
-    best = max(scores, key=lambda template: (scores[template][0], -scores[template][1]))
+    best = max(scores, key=lambda template: (scores[template]["accuracy"], -scores[template]["cross_entropy"]))
     assert [bytes(method.found.tolist()).decode() for method in methods] == [best, best]
     # What was found is zero-shot CLIP with that template, on new classes as well.
     method = methods[0]
@@ -98,13 +102,14 @@ def test_a_search_is_stored_with_the_run_and_replays_without_the_endpoint(
 def test_the_template_with_the_highest_accuracy_and_then_the_lowest_loss_is_kept(plan, few_digits, tmp_path):
     file = tmp_path / "digits.txt"
     file.write_text("a bad photo of the {}.\n\nan origami <CLASS>\nitap of a {}.\n")
-    config = plan(proposals=str(tmp_path / "{dataset}.txt"))
+    config = plan(proposals=str(tmp_path / "{dataset}.txt"), start="a photo of a <CLASS>.")
     train(config, make_runtime(few_digits, tmp_path))
-    rows = [line.split("\t") for line in (tmp_path / config.path / "proposals.tsv").read_text().splitlines()]
-    assert [row[2] for row in rows] == ["a photo of a {}.", "a bad photo of the {}.", "an origami {}", "itap of a {}."]
-    best = max(rows, key=lambda row: (float(row[0]), -float(row[1])))
+    scores = json.loads((tmp_path / config.path / "proposals.json").read_text())
+    assert [*scores] == ["a photo of a {}.", "a bad photo of the {}.", "an origami {}", "itap of a {}."]
+    best = max(scores, key=lambda template: (scores[template]["accuracy"], -scores[template]["cross_entropy"]))
     method = load_trained(config, make_runtime(few_digits, tmp_path)).method
-    assert bytes(method.found.tolist()).decode() == best[2] and len({row[1] for row in rows}) == 4
+    assert bytes(method.found.tolist()).decode() == best
+    assert len({score["cross_entropy"] for score in scores.values()}) == 4
     file.write_text("a photo of many {}.\n")
     with pytest.raises(UserError, match="was trained on another content of proposals"):
         train(config, make_runtime(few_digits, tmp_path))

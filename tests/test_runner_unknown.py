@@ -111,7 +111,7 @@ def test_a_classifier_with_its_own_score_is_scored_by_that_under_its_name(few_di
     scored, loaded = score_run(make_run(config, runtime), NOVEL), load_trained(config, runtime)
     test, transform = (
         open_dataset(few_digits, "digits").open_images("test"),
-        EvalTransform(32, loaded.clip.image_mean, loaded.clip.image_std),
+        EvalTransform(32, loaded.clip.preparation.mean, loaded.clip.preparation.std),
     )
     images = torch.stack([transform(test.image(i)) for i in range(len(test)) if test.labels[i] >= 5])
     classifier = loaded.method.classifier()

@@ -94,7 +94,7 @@ HEADINGS: Mapping[str, Commands] = {
         "eval": ("benchmarks.cli.eval:evaluate", "Evaluate trained runs on any target."),
         "predict": ("benchmarks.cli.predict:predict", "Classify new images with a trained run."),
         "import": ("benchmarks.cli.import_checkpoint:import_checkpoint", "Import public checkpoints as finished runs."),
-        "export": ("benchmarks.cli.export_run:export", "Export trained runs for public code and ONNX."),
+        "export": ("benchmarks.cli.export_run:export", "Export trained runs for public code, ONNX and the ledger."),
         "push": ("benchmarks.cli.push:push", "Publish a trained run on the Hugging Face Hub."),
     },
     "Many runs": {

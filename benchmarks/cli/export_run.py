@@ -18,6 +18,7 @@ from runner.session import Session
 @flags.command(
     "procap export results/base/shapes/maple/mini/16shot/seed1-3fa29c10",
     "procap export base/shapes/maple/mini/16shot/seed1-3fa29c10 --format onnx --out models",
+    "procap export base/dtd/maple/ViT-B-16/16shot/seed1-0c41d2aa --format ledger --out docs/results/ledger",
 )
 def export(
     output: flags.OutputFlags,
@@ -25,13 +26,14 @@ def export(
         list[Path],
         flags.run_argument("run folders, see `procap ls runs`"),
     ],
-    format: Annotated[Literal["dassl", "safetensors", "onnx"], typer.Option(help="file format")] = "dassl",
+    format: Annotated[Literal["dassl", "safetensors", "onnx", "ledger"], typer.Option(help="file format")] = "dassl",
     out: Annotated[Path, flags.flag("FOLDER", "folder of the files, each below the path of its run")] = Path("export"),
     results: flags.Results = "results",
     device: flags.Device = "auto",
 ) -> int:
-    """Export trained runs as checkpoints that public code loads, or as ONNX graphs.
+    """Export trained runs as checkpoints that public code loads, as ONNX graphs, or as entries of the ledger.
 
+    ledger: a JSON file in OUT with counts, digests, versions and hardware, for docs/results/ledger.
     onnx: model.onnx maps images to logits of the classes that the run learned. dassl: the checkpoint
     OUT/RUN/MODEL/model.pth.tar-EPOCHS, with MODEL as the public code names it. Load it there with --model-dir OUT/RUN
     --load-epoch EPOCHS.
@@ -46,9 +48,11 @@ def export(
             run = find_run(folder, session)
             # These import torch, which a wrong name need not wait for.
             from runner.export import export_model
+            from runner.ledger import write_entry
             from runner.public_checkpoints import export_run
 
-            files[run.path] = export_model(run, out) if is_graph else export_run(run, out, format)
+            writers = {"onnx": export_model, "ledger": write_entry}
+            files[run.path] = writers[format](run, out) if format in writers else export_run(run, out, format)
             note(f"exported {run.path}")
             show(str(files[run.path]))
     code = note_failures(len(files), failures.reasons)

@@ -34,7 +34,8 @@ def draw_predictions(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint
     for panel, image, pick in zip(axes, pixels, picks, strict=True):
         panel.set_axis_off()
         panel.imshow(image, interpolation="bicubic")
-        panel.set_title(textwrap.shorten(pick["class"], LETTERS, placeholder=" …"), fontweight="bold", fontsize=7.5)
+        title = textwrap.fill(pick["class"], LETTERS, max_lines=2, placeholder=" …")
+        panel.set_title(title, fontweight="bold", fontsize=7.5)
         y = -0.03
         for title, answer in pick["answers"].items():
             # A right answer is the class above, so it is not repeated.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from pydantic import BaseModel
@@ -71,8 +71,8 @@ class TrainingHooks(nn.Module):
             needed = f"{name}: {self.Options.model_fields[name].description}"
             raise UsageError(f"{type(self).__name__} needs --option {name}=..., which is empty ({needed})")
 
-    def records(self) -> dict[str, str]:
-        """Return texts that a finished training stores in the folder of its run, by the name of their file."""
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Return documents that a training stores in the folder of its run as JSON, by the name of their file."""
         return {}
 
     def stage_starts(self, steps: int) -> tuple[int, ...]:

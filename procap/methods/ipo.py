@@ -9,6 +9,7 @@ Shapes: C classes, E joint embedding.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
@@ -38,6 +39,7 @@ CLASS = "<CLASS>"
 """Stands for the class name in requests and answers, and in files if one likes; {} does in templates."""
 KEY = "OPENAI_API_KEY"
 """The environment variable with the key of the endpoint, which is written nowhere."""
+LOG = "proposals.json"
 
 Scores = dict[str, tuple[float, float]]
 """Accuracy in percent and negative cross-entropy on the training images, by template: the larger, the better."""
@@ -48,8 +50,8 @@ class IPOOptions(MethodOptions):
 
     proposals: str = Field(
         "",
-        description="file with a template a line, {dataset} in its path is the data set; or templates: hand-written "
-        "ones; training needs one of the two, or an endpoint",
+        description="file with a template a line, or a run's proposals.json; {dataset} in its path is the data set; or "
+        "templates: hand-written ones; training needs one of them, or an endpoint",
     )
     endpoint: str = Field("", description=f"URL of an OpenAI-compatible API that proposes them; its key is ${KEY}")
     model: str = Field("", description="language model of the endpoint")
@@ -99,7 +101,7 @@ class IPO(FeatureMethod):
         self.scores: Scores = {}
         self.proposals: list[str] = []
         # The bytes of the template: a checkpoint holds tensors.
-        self.register_buffer("found", torch.tensor([*options.start.encode()], dtype=torch.uint8))
+        self.register_buffer("found", torch.tensor([*read_template(options.start).encode()], dtype=torch.uint8))
 
     @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
@@ -122,7 +124,7 @@ class IPO(FeatureMethod):
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:
         """Score the start and all proposals, and keep the best one; of equal ones the first."""
-        self.add([self.options.start, *self.proposals], bank)
+        self.add([read_template(self.options.start), *self.proposals], bank)
         for _ in range(self.options.rounds if self.options.endpoint else 0):
             request = make_request(self.space, self.scores, self.options)
             answers = [ask(self.options, request) for _ in range(self.options.candidates)]
@@ -143,10 +145,12 @@ class IPO(FeatureMethod):
                     loss = F.cross_entropy(logits, bank.labels).item()
                     self.scores[template] = 100 * accuracy(logits, bank.labels), -loss
 
-    def records(self) -> dict[str, str]:
-        """Return the log of the search: a line of accuracy, cross-entropy and template for each."""
-        lines = (f"{right:.4f}\t{-loss:.6f}\t{template}\n" for template, (right, loss) in self.scores.items())
-        return {"proposals.tsv": "".join(lines)}
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Return the log of the search: the scores of each template, in their order."""
+        names = ("accuracy", "cross_entropy")
+        return {
+            LOG: {text: dict(zip(names, (right, -loss), strict=True)) for text, (right, loss) in self.scores.items()}
+        }
 
     def head_of(self, template: str, space: LabelSpace) -> Head:
         return partial(cosine_logits, text=text_bank(self.clip, space, [template]), scale=self.scale())
@@ -164,13 +168,14 @@ def proposals_file(options: IPOOptions, dataset: str) -> Path:
 def read_proposals(file: Path) -> list[str]:
     """Read the templates of a file. Raises UserError for what is none, and for a file that cannot be read."""
     try:
-        # In the log of a run two numbers come before the template.
-        lines = [line.rpartition("\t")[2] for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeError) as error:
+        text = file.read_text(encoding="utf-8")
+        # The log of a run has the templates as keys.
+        lines = [str(line) for line in (json.loads(text) if file.suffix == ".json" else text.splitlines())]
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"proposals = {file}: {error}; a text with one template a line is needed") from error
-    if wrong := [line for line in lines if not read_template(line)]:
+    if wrong := [line for line in lines if line.strip() and not read_template(line)]:
         raise UserError(f"proposals = {file}: '{wrong[0]}' needs exactly one {{}} or {CLASS} for the class name")
-    return [*map(read_template, lines)]
+    return [*filter(None, map(read_template, lines))]
 
 
 def make_request(space: LabelSpace, scores: Scores, options: IPOOptions) -> str:
@@ -191,15 +196,20 @@ def make_request(space: LabelSpace, scores: Scores, options: IPOOptions) -> str:
 
 def ask(options: IPOOptions, request: str) -> str:
     """Send a request to the endpoint and return the answer. Raises UserError that names the endpoint."""
-    import requests
+    from requests import Session
+    from requests.adapters import HTTPAdapter, Retry
 
     headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
     messages, url = [{"role": "user", "content": request}], f"{options.endpoint.rstrip('/')}/chat/completions"
     body: dict[str, Any] = {"model": options.model, "messages": messages, "temperature": 1.0, "max_tokens": 40}
+    # A limit of the rate, or a busy server, must not end a search.
+    patience = Retry(connect=0, read=1, status=6, backoff_factor=1, status_forcelist=(429, 503), allowed_methods=None)
     try:
-        # A redirect would take the key to another host.
-        answer = requests.post(url, json=body, headers=headers, timeout=60, allow_redirects=False)
-        answer.raise_for_status()
-        return str(answer.json()["choices"][0]["message"]["content"])
+        with Session() as session:
+            session.mount(options.endpoint, HTTPAdapter(max_retries=patience))
+            # A redirect would take the key to another host.
+            answer = session.post(url, json=body, headers=headers, timeout=60, allow_redirects=False)
+            answer.raise_for_status()
+            return str(answer.json()["choices"][0]["message"]["content"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{options.endpoint} gives no answer of {options.model}: {error}") from error

@@ -73,8 +73,8 @@ class TPTClassifier(Classifier):
         return self.clip.encode_image(images.flatten(0, 1)).unflatten(0, images.shape[:2])
 
     def logits(self, features: Tensor) -> Tensor:
-        # Callers are in inference mode, whose tensors no backward pass may keep.
-        with torch.inference_mode(False):
+        # Callers record no gradient, and are in inference mode, whose tensors no backward pass may keep.
+        with torch.inference_mode(False), torch.enable_grad():
             features = unit(features.clone())
             contexts = self.tune(features)
             with torch.no_grad():
