@@ -236,13 +236,13 @@ def test_runs_are_listed_with_what_they_are_and_selected(capsys):
     )
     _, out, err = run(capsys, "ls", "runs", "--datasets", "digits", "--methods", "coop", "--shots", "4")
     *cells, path = out.splitlines()[-1].split()
-    assert " ".join(cells[3:]) == "coop digits base 4 1 60.00 60.00 60.00" and path == best.path
+    assert " ".join(cells[3:]) == "coop digits 60.00 60.00 60.00" and path == best.path
     assert "harmonic mean of base and novel" in err
     for lr in (0.5, 0.7):
         put_halves(results, "coop", "digits", (70, 100), (60, 100), shots=4, overrides={"lr": lr})
     put_halves(results, "zeroshot", "digits", (70, 100), (60, 100))
     _, out, _ = run(capsys, "ls", "runs", "--methods", "coop,zeroshot", "--shots", "4")
-    assert "zeroshot  digits   base     -" in out and "lr 0.5  " in out and len(out.splitlines()) == 6
+    assert "zeroshot  digits   64.62" in out and "lr 0.5  " in out and len(out.splitlines()) == 6
     wrong = {"runs --classes bse": "did you mean base", "runs --precision fp31": "did you mean fp32"}
     for words, message in (wrong | {"methods --seeds 1": "ls runs --seeds 1"}).items():
         code, _, err = run(capsys, "ls", *words.split())
