@@ -14,6 +14,7 @@ from typing import Any
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import Halving, StoragePaths, TrialReport
 from runner.config import RuntimeConfig, Target
+from runner.earlier_runs import preliminary_run
 from runner.evaluate import evaluate_run
 from runner.failures import EXPECTED, describe_failure
 from runner.results import EpochLog
@@ -110,6 +111,9 @@ class RunExecutor:
 
     def _train(self, spec: RunSpec, callbacks: Callbacks, until: int | None = None) -> None:
         """Train as soon as no other process holds the run's lock; a run finished by another process is not repeated."""
+        if earlier := preliminary_run(spec.config):
+            # Runs of several seeds may have the same one, which they wait for like any other.
+            self._train(RunSpec(config=earlier, targets=()), Callbacks())
         run = self.session.get_run(spec.config)
         while True:
             # In a process group only rank 0 sees the lock, so all ranks wait together before they start.

@@ -84,14 +84,24 @@ def load_into(method: Method, tensors: Mapping[str, Tensor], file: Path) -> None
 
 @dataclass(frozen=True)
 class InitialRun:
-    """The learned tensors of a finished run, and the folder and SHA-256 of its checkpoint."""
+    """The learned tensors of a finished run, and the folder and SHA-256 of its checkpoint.
+
+    is_stage: it is a run of the first stage, which has some of the tensors.
+    """
 
     folder: Path
     tensors: Mapping[str, Tensor]
     sha256: str
+    is_stage: bool = False
 
     def load_into(self, method: Method) -> None:
-        """Set the parameters of `method`, which keeps its buffers. UserError names tensors that do not fit."""
+        """Set the parameters of `method`, which keeps its buffers. UserError names tensors that do not fit.
+
+        After a first stage it keeps what that does not have.
+        """
+        if self.is_stage:
+            load_into(method, {**method.state_dict(), **self.tensors}, self.folder)
+            return
         parameters = dict(method.named_parameters())
         buffers = {name: value for name, value in method.state_dict().items() if name not in parameters}
         load_into(method, {**self.tensors, **buffers}, self.folder)

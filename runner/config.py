@@ -222,6 +222,7 @@ def _describe_leak(config: RunConfig) -> str:
         "was trained on all images, not on shots": not config.shots,
         "has one image of each class, which cannot be held out: train with 2 shots or more": config.shots == 1,
         "is chosen by test images: train with --option selection=validation": config.chosen_on_test,
+        "has learned from every image, without labels": config.options.get("unlabelled", "few-shot") != "few-shot",
         "learns from a finished run, which may have seen the images to hold out": config.init or has_teacher,
     }
     return next((f"{config.path} {why}" for why, applies in reasons.items() if applies and is_trained), "")

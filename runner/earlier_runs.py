@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from procap.errors import UsageError, UserError
 from procap.methods import method_class
@@ -11,6 +12,7 @@ from runner.checkpoint import InitialRun, decode_checkpoint, read_checkpoint_byt
 from runner.config import RunConfig
 from runner.run_folders import RunFolder
 from runner.session import Run
+from shards.sampling import BALANCED
 
 
 def start_from(config: RunConfig, earlier: Run, results: Path) -> RunConfig:
@@ -42,15 +44,23 @@ def check_same_images(earlier: RunConfig, config: RunConfig) -> None:
 
 
 def preliminary_run(config: RunConfig) -> RunConfig | None:
-    """Return the configuration of the run that is trained before `config`: its method's `first_stage`, same recipe.
+    """Return the configuration of the run that is trained before `config`: its method's `first_stage`.
 
     None if the method has none, or if the configuration names a run to start from.
     """
-    name = method_class(config.method).first_stage
-    if config.init or not name or not config.recipe.epochs:
+    cls = method_class(config.method)
+    if config.init or not cls.first_stage or not config.recipe.epochs:
         return None
-    options = {option: config.options[option] for option in method_class(name).Options.model_fields}
-    return config.model_copy(update={"method": name, "options": options})
+    first = method_class(cls.first_stage)
+    changes: dict[str, Any] = {
+        "method": cls.first_stage,
+        "options": {option: config.options[option] for option in first.Options.model_fields},
+        "recipe": cls.first_recipe(config.recipe, cls.Options(**config.options), config.dataset),
+    }
+    if first.learns_unlabelled and config.options["unlabelled"] != "few-shot":
+        # It reads no few-shot image: one run serves all shots and seeds.
+        changes |= {"shots": 0, "sampling": BALANCED, "seed": 1}
+    return config.model_copy(update=changes)
 
 
 def read_initial_run(run: Run) -> InitialRun | None:
@@ -76,4 +86,5 @@ def read_initial_run(run: Run) -> InitialRun | None:
         return read_checkpoint_bytes(folder.checkpoint_file, sha256), sha256
 
     data, sha256 = session.group.call_on_first(read)
-    return InitialRun(folder.path, decode_checkpoint(data, folder.checkpoint_file)[0], sha256)
+    is_stage = RunConfig.parse_path(path)["method"] == method_class(config.method).first_stage
+    return InitialRun(folder.path, decode_checkpoint(data, folder.checkpoint_file)[0], sha256, is_stage)

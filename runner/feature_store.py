@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.acceleration import Acceleration, note_once
 from runner.provenance import cpu_name
 from shards.files import write_file
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from procap.clip import CLIP
-    from runner.acceleration import Acceleration
     from shards.reader import ImageList
 
 MOST_OF_LIMIT = 0.25
@@ -89,7 +89,7 @@ class FeatureStore:
             self._make_room(len(content))
             write_file(self._file(key), content)
         except OSError as error:
-            log.warning("features are not stored in %s (%s)", self.folder, error.strerror)
+            note_once(f"features are not stored in {self.folder} ({error.strerror})")
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"

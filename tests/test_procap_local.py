@@ -11,10 +11,12 @@ from public_code import LABELS, figures_of, images, near, near_condensed, small_
 from small_runs import seeded
 
 from procap import reference
+from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.methods.plotpp import COMMON, SENTENCES, transport_plan
 from procap.methods.public import public_parameters
 from procap.plan import INPUT, Plan, TokenOp
+from procap.towers import FrozenTower
 from runner.engine import Batch, Engine
 from runner.planning import plan_run
 from runner.schedule import Schedule
@@ -89,6 +91,10 @@ def test_patches_leave_out_what_a_plan_inserts_and_need_a_plain_tower():
     assert patches.shape == (5, 16, width)
     near(patches, plain_patches)
     near(features, plain_features)
+    with torch.device("meta"):
+        other = CLIP(clip.geometry, name="RN50", visual=FrozenTower(torch.nn.Identity()))
+    with pytest.raises(UsageError, match="encode_patches needs a plain ViT as image tower, which RN50 does not have"):
+        other.encode_patches(images())
 
 
 @pytest.mark.parametrize("topk", [(), (0,), (1, 2, 3)])

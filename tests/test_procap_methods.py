@@ -357,6 +357,6 @@ def test_what_few_methods_define_is_seen_by_its_protocol():
         return {name for name in METHODS if issubclass(method_class(name), protocol)}
 
     assert methods_with(hooks.GradientRule) == {"prograd"}
-    assert methods_with(hooks.TaughtMethod) == {"kdpl", "kdpl-maple", "promptkd"}
+    assert methods_with(hooks.TaughtMethod) == {"kdpl", "kdpl-maple", "promptkd", "caspl-boost"}
     assert methods_with(hooks.ViewedMethod) == {"tpt", "tpt-coop"}
     assert methods_with(hooks.DiagnosedMethod) == methods_with(hooks.GaussianMethod) == {"procap"}

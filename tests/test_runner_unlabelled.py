@@ -5,13 +5,16 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 from sessions import evaluate, train
 from small_runs import make_runtime
 
 from benchmarks.results import frame as results
 from procap.errors import UserError
 from procap.methods import data_use
-from runner.config import Target
+from runner.config import EvalSettings, Target
+from runner.earlier_runs import preliminary_run
 from runner.planning import plan_run
 from runner.run_folders import RunFolder
 from shards.image_selection import load_few_shot, select_unlabelled
@@ -21,7 +24,8 @@ SHORT = {"epochs": 1, "batch_size": 8, "warmup": "none"}
 
 
 def planned(checkpoint, pool="few-shot", method="promptkd", **options):
-    options = {"teacher": str(checkpoint), "depth": 2, "width": 48, "unlabelled": pool} | options
+    own = {"depth": 2, "width": 48} if method == "promptkd" else {}
+    options = {"teacher": str(checkpoint), "unlabelled": pool} | own | options
     fields = {"backbone": str(checkpoint), "shots": 2, "overrides": SHORT}
     return plan_run(method=method, dataset="digits", options=options, **fields)
 
@@ -75,3 +79,28 @@ def test_learned_classes_need_no_teacher_any_more_and_new_ones_the_same_teacher(
     with pytest.raises(UserError, match=re.escape(str(folder.path))) as raised:
         evaluate(config, novel, runtime, force=True)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("pool", ["few-shot", "all"])
+def test_caspl_boosts_in_its_own_recipe_once_for_all_seeds_if_no_few_shot_image_is_read(short_checkpoint, pool):
+    configs = [
+        planned(short_checkpoint, pool, method="caspl", boost_depth=2, boost_epochs=3).model_copy(update={"seed": seed})
+        for seed in (1, 2)
+    ]
+    first, second = map(preliminary_run, configs)
+    assert (first.recipe.epochs, first.recipe.lr, first.recipe.batch_size) == (3, 0.0025, 4)
+    assert (first.path == second.path) == (pool == "all") and first.shots == {"few-shot": 2, "all": 0}[pool]
+
+
+def test_caspl_keeps_the_boosting_tokens_of_its_first_phase(few_digits, short_checkpoint, tmp_path):
+    runtime = make_runtime(few_digits, tmp_path)
+    config = planned(short_checkpoint, "base", method="caspl", boost_depth=2, boost_epochs=1)
+    result, first = train(config, runtime), preliminary_run(config)
+    folders = [RunFolder(tmp_path / each.path) for each in (config, first)]
+    assert folders[1].read_training().unlabelled.pool == "base" and result.unlabelled is None
+    assert result.files == {"init": folders[1].read_training().checkpoint_sha256}
+    whole, boosting = (load_file(folder.checkpoint_file) for folder in folders)
+    assert boosting.items() and all(torch.equal(whole[name], tensor) for name, tensor in boosting.items())
+    assert {*whole} - {*boosting} == {"context"} and result.trainable_parameters == whole["context"].numel()
+    with pytest.raises(UserError, match="has learned from every image, without labels"):
+        EvalSettings(temperature="shots").for_run(config)

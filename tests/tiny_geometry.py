@@ -31,7 +31,9 @@ SHORT_OPTIONS: dict[str, dict[str, Any]] = {
     "mma": {"first_block": 1}, "mmrl": {"first_block": 1}, "skipt": {"first_block": 1}, "mmlop": {"depth": 2},
     "procap": {"depth": 2}, "mmrlpp": {"first_block": 1}, "dept-maple": {"depth": 2},
     "kdpl-maple": {"depth": 2}, "cliplora": {"first_block": 1}, "rebapl": {"depth": 2},
-    "promptkd": {"depth": 2, "width": 48},
+    "promptkd": {"depth": 2, "width": 48}, "caspl-boost": {"boost_depth": 2}, "caspl": {"boost_depth": 2},
+    "caspl-maple": {"boost_depth": 2, "depth": 2},
+    "caspl-promptsrc": {"boost_depth": 2, "depth": 2, "vision_depth": 2},
     "gda": {"views": 2}, "clap": {"views": 2}, "prolip": {"views": 2}, "crossmodal": {"iterations": 20},
     "ipo": {"proposals": "templates"},
 }  # fmt: skip

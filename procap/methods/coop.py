@@ -53,7 +53,7 @@ class ContextMethod(Method):
     """A method that learns CoOp's context."""
 
     public_layout: ClassVar[PublicLayout | None] = PublicLayout("prompt_learner", CONTEXT_NAMES, "prompt_learner")
-    changes = ("text",)
+    changes: ClassVar[tuple[str, ...]] = ("text",)
     options: ContextOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ContextOptions, generator: torch.Generator) -> None:

@@ -38,6 +38,7 @@ class TrainingHooks(nn.Module):
     required_option: an option without a default that training needs.
     vision_weights: the attribute with its copies of weights of the vision tower, which train at the recipe's
         `vision_lr`; empty without them.
+    learns_unlabelled: its training images have no labels, and are those that its option `unlabelled` names.
     varying_rows: names of tensors whose first dimension depends on the training, such as on its number of images.
     cycles: equal parts of a training, in each of which the learning rate per epoch falls.
     training_images: the training images, in training alone.
@@ -46,6 +47,7 @@ class TrainingHooks(nn.Module):
     Options: ClassVar[type[MethodOptions]]
     required_option: ClassVar[str] = ""
     vision_weights: ClassVar[str] = ""
+    learns_unlabelled: ClassVar[bool] = False
     varying_rows: ClassVar[tuple[str, ...]] = ()
     cycles: int = 1
     training_images: TrainingImages
@@ -54,7 +56,8 @@ class TrainingHooks(nn.Module):
     @classmethod
     def unread_fields(cls, options: BaseModel) -> set[str]:
         """Name the fields of a recipe that its training never reads."""
-        return set() if cls.vision_weights else {"vision_lr"}
+        unread = {"vision_lr": not cls.vision_weights, "batches": cls.learns_unlabelled}
+        return {name for name, is_unread in unread.items() if is_unread}
 
     @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:

@@ -78,9 +78,8 @@ class MethodFacts:
     public_layout: how its public code saves it; None if that is not supported.
     mini_lr: of a built-in method, the learning rate of short trainings on generated data in ProCAP's recipe, chosen by
         base validation images; docs/methods.md has the command. mini_options: its options on generated data.
-    first_stage: a method with a subset of its options, whose trained tensors are its initial ones.
+    first_stage: a method with a subset of its options, whose trained tensors are among its initial ones.
     changes: the towers ("image", "text") that its plans change, or whose weights it reads.
-    learns_unlabelled: its training images have no labels, and are those that its option `unlabelled` names.
     knows_new_classes: it can classify images of classes that it was not trained on.
     needs_every_class: a training needs an image of each class, which `--sampling natural-any` may not give.
     """
@@ -96,7 +95,6 @@ class MethodFacts:
     mini_options: ClassVar[Mapping[str, object]] = {}
     first_stage: ClassVar[str] = ""
     changes: ClassVar[tuple[str, ...]] = ("image", "text")
-    learns_unlabelled: ClassVar[bool] = False
     knows_new_classes: ClassVar[bool] = True
     needs_every_class: ClassVar[bool] = False
 
@@ -104,6 +102,11 @@ class MethodFacts:
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return the method's own published recipe for one of `TASKS`; shots 0 stands for all images."""
         raise NotImplementedError
+
+    @classmethod
+    def first_recipe(cls, recipe: Recipe, options: BaseModel, dataset: str) -> Recipe:
+        """Return the recipe of `first_stage` before a training in `recipe`: by default the same."""
+        return recipe
 
     @classmethod
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:

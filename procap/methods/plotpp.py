@@ -199,7 +199,7 @@ def transport_plan(similarity: Tensor) -> Tensor:
     """
     rows, columns = torch.ones_like(similarity[..., 0]), torch.ones_like(similarity[:, :, 0])
     kernel = ((similarity - 1) / TEMPERATURE).exp()
-    ended = torch.zeros(len(similarity), 1, 1, dtype=torch.bool, device=similarity.device)
+    ended = torch.zeros_like(similarity[:, :1, :1, 0], dtype=torch.bool)
     # All rounds are run: to look whether all images have ended, the host would wait for the device.
     for _ in range(ROUNDS):
         next_rows = 1 / (similarity.shape[2] * (kernel * columns[:, :, None]).sum(dim=3))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from procap.classifier import cosine_logits, unit
 from procap.methods.ivlp import IVLP, IVLP_NAMES, IVLPOptions
-from procap.methods.method import Noise, PublicLayout, PublishedOptions
+from procap.methods.method import MethodOptions, Noise, PublicLayout, PublishedOptions
 from procap.parallel import gather_batch
 from procap.recipe import Recipe
 from procap.teacher import image_features, text_bank
@@ -52,7 +52,7 @@ class PromptSRCOptions(IVLPOptions):
 class PromptSRC(IVLP):
     """PromptSRC (Khattak et al. 2023): deep prompts regularised by the frozen CLIP."""
 
-    Options = PromptSRCOptions
+    Options: ClassVar[type[MethodOptions]] = PromptSRCOptions
     title: ClassVar[str] = "PromptSRC"
     mini_lr: ClassVar[float | None] = 1e-2
     public_layout = PublicLayout("VLPromptLearner", IVLP_NAMES, unused=("prompt_learner.ZS_image_encoder.",))
