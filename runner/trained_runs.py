@@ -154,7 +154,7 @@ def read_features(run: Run, inference: Inference, transform: AnyEvalTransform, m
     if not (session.features.most_bytes and inference.encodes_frozen):
         return ""
     how = {"transform": repr(transform), "precision": inference.precision, "batch": run.config.recipe.test_batch_size}
-    key = feature_key(inference.clip, inference.images, session.acceleration, **how)
+    key = feature_key(session, inference.clip, inference.images, inference.acceleration, **how)
     if stored := group.call_on_first(lambda: session.features.read(key)):
         inference.features = stored.features
         meter.add(stored.seconds)

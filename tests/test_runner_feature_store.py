@@ -11,11 +11,13 @@ from sessions import evaluate, train
 from small_runs import make_runtime
 
 from procap.clip import CLIP
+from procap.errors import UsageError
 from procap.plan import NO_CHANGE
 from runner.config import Target
 from runner.feature_store import EncodedImages, FeatureStore
 from runner.planning import plan_run
 from runner.run_folders import RunFolder
+from runner.session import Session
 
 TARGET = Target("digits", "base")
 OF_TIMES = {"seconds", "phases", "stored_seconds", "images_per_second", "images_per_second_model", "written"}
@@ -93,6 +95,31 @@ def test_other_precision_shots_or_images_are_other_features(few_digits, short_ch
         counts.append(len(list(folder.iterdir())))
     # Training images of one shot, all in bf16, training images of another seed, and nothing new.
     assert counts == [2, 3, 5, 6, 6]
+
+
+def test_a_rate_is_that_of_the_workers_next_to_it(few_digits, short_checkpoint, folder, tmp_path):
+    config = plan_run(method="zeroshot", dataset="digits", backbone=str(short_checkpoint))
+    train(config, make_runtime(few_digits, tmp_path))
+    results = [evaluate(config, TARGET, make_runtime(few_digits, tmp_path, workers=n), force=True) for n in (0, 2, 2)]
+    assert [(each.workers, each.stored_seconds > 0) for each in results] == [(0, False), (2, False), (2, True)]
+
+
+def test_features_of_a_folder_that_cannot_be_touched_are_read(folder, monkeypatch):
+    FeatureStore(folder, 10**6).write("some", EncodedImages(torch.ones(10, 10), {}))
+
+    def refuse(file):
+        raise PermissionError(file)
+
+    # As for the files of a different user.
+    monkeypatch.setattr("os.utime", refuse)
+    assert FeatureStore(folder, 10**6).read("some").features.sum() == 100 and [*folder.iterdir()]
+
+
+def test_a_size_of_the_store_that_is_none_is_refused(few_digits, tmp_path, monkeypatch):
+    for text in ("many", "-1", "nan"):
+        monkeypatch.setenv("PROCAP_FEATURES_GB", text)
+        with pytest.raises(UsageError, match=f"PROCAP_FEATURES_GB = {text}: give a number"):
+            _ = Session(make_runtime(few_digits, tmp_path)).features
 
 
 def test_clean_lists_what_can_be_made_again_and_deletes_it_when_told(folder, tmp_path, capsys):
