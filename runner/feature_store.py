@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError
+from runner.acceleration import Acceleration, note_once
 from runner.devices import num_decoders
 from runner.provenance import cpu_name
 from shards.files import write_file
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from procap.clip import CLIP
-    from runner.acceleration import Acceleration
     from runner.session import Session
     from shards.reader import ImageList
 
@@ -93,7 +93,7 @@ class FeatureStore:
             self._make_room(len(content))
             write_file(self._file(key), content)
         except OSError as error:
-            log.warning("features are not stored in %s (%s)", self.folder, error.strerror)
+            note_once(f"features are not stored in {self.folder} ({error.strerror})")
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"

@@ -57,7 +57,7 @@ SUBSTITUTIONS = {
     r"procap export results/base/dtd/maple\S+": "procap export {maple}",
     r"(?<= )(RUN|results/base/\S+)": "{run}",
     # Less of the same.
-    r"--datasets shapes,petals,textures,digits,birds --methods .*": "--datasets digits",
+    r"--datasets shapes,petals,textures,digits,birds\s+--methods .*": "--datasets digits",
     r"((?:procap|--) bench (?!runtime|examples)[\w-]+)": r"\1 --profile mini --quick --epochs 1",
     r"procap bench runtime": "procap bench runtime --profile mini --quick",
     r"(procap bench examples\S+)(.*)": r"\1 --profile mini --quick --epochs 1 --seeds 1 --shots 1 --limit 40"

@@ -1,11 +1,13 @@
 """Features that an earlier run has stored change the time of a run and nothing else."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from command_line import run as command
+from rank_processes import run_ranks
 from safetensors.torch import load_file
 from sessions import evaluate, train
 from small_runs import make_runtime
@@ -14,6 +16,8 @@ from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.plan import NO_CHANGE
 from runner.config import Target
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ranks_from_environment
 from runner.feature_store import EncodedImages, FeatureStore
 from runner.planning import plan_run
 from runner.run_folders import RunFolder
@@ -135,3 +139,28 @@ def test_clean_lists_what_can_be_made_again_and_deletes_it_when_told(folder, tmp
     assert not folder.exists() and kept.exists()
     code, _, err = command(capsys, "clean", "feature")
     assert code == 2 and "did you mean features" in err
+
+
+def evaluate_in_group(data: str, results: str, checkpoint: str, method: str) -> None:
+    """Print the answers of an evaluation by all processes, and whether their features were stored."""
+    config = plan_run(method=method, dataset="digits", shots=2, backbone=checkpoint, overrides={"test_batch_size": 8})
+    with init_process_group(ranks_from_environment(), torch.device("cpu")) as group:
+        runtime = make_runtime(data, results)
+        train(config, runtime, group=group)
+        result = evaluate(config, TARGET, runtime, group=group)
+    print(result.predicted, result.confidence, result.stored_seconds > 0)
+
+
+def test_one_and_two_processes_share_stored_features(few_digits, short_checkpoint, folder, tmp_path):
+    printed = []
+    for number, (size, method, limit) in enumerate(
+        ((2, "zeroshot", 1), (2, "ncm", 1), (1, "zeroshot", 1), (2, "ncm", 0))
+    ):
+        where = str(few_digits), str(tmp_path / str(number)), str(short_checkpoint)
+        environ = {"PROCAP_HOME": os.environ["PROCAP_HOME"], "PROCAP_FEATURES_GB": str(limit)}
+        ended = run_ranks(size, evaluate_in_group, *where, method, environ=environ)
+        assert [each.code for each in ended] == [0] * size, ended[0].err
+        assert len({each.out for each in ended}) == 1
+        printed.append(ended[0].out.rsplit(maxsplit=1))
+    assert [stored for _, stored in printed] == ["False", "True", "True", "False"]
+    assert printed[0][0] == printed[2][0] and printed[1][0] == printed[3][0]

@@ -86,7 +86,7 @@ class PromptKD(Taught):
     changes = ("image",)
     learns_unlabelled = True
     varying_rows = ("class_features",)
-    mini_lr: ClassVar[float | None] = 1e-2
+    mini_lr: ClassVar[float | None] = 1.6e-2
     mini_options: ClassVar[Mapping[str, object]] = {"teacher": "mini", "width": 128}
     published: ClassVar[PublishedOptions] = {
         "transfer": {"depth": 3},
