@@ -151,7 +151,7 @@ def evaluate_in_group(data: str, results: str, checkpoint: str, method: str) -> 
     print(result.predicted, result.confidence, result.stored_seconds > 0)
 
 
-def test_one_and_two_processes_share_stored_features(few_digits, short_checkpoint, folder, tmp_path):
+def test_stored_features_of_two_processes_give_the_answers_of_one(few_digits, short_checkpoint, folder, tmp_path):
     printed = []
     for number, (size, method, limit) in enumerate(
         ((2, "zeroshot", 1), (2, "ncm", 1), (1, "zeroshot", 1), (2, "ncm", 0))
@@ -162,5 +162,6 @@ def test_one_and_two_processes_share_stored_features(few_digits, short_checkpoin
         assert [each.code for each in ended] == [0] * size, ended[0].err
         assert len({each.out for each in ended}) == 1
         printed.append(ended[0].out.rsplit(maxsplit=1))
-    assert [stored for _, stored in printed] == ["False", "True", "True", "False"]
+    # The stored time is that of two processes, so that one process computes the features again, with equal bits.
+    assert [stored for _, stored in printed] == ["False", "True", "False", "False"]
     assert printed[0][0] == printed[2][0] and printed[1][0] == printed[3][0]
