@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError
 from runner.acceleration import Acceleration, note_once
-from runner.devices import num_decoders
 from runner.provenance import cpu_name
 from shards.files import write_file
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from procap.clip import CLIP
-    from runner.session import Session
     from shards.reader import ImageList
 
 MOST_OF_LIMIT = 0.25
@@ -122,10 +120,11 @@ def read_limit() -> float:
     raise UsageError(f"PROCAP_FEATURES_GB = {text}: give a number of gigabytes, or 0 to store no features")
 
 
-def feature_key(session: Session, clip: CLIP, images: ImageList, acceleration: Acceleration, **how: Any) -> str:
+def feature_key(clip: CLIP, images: ImageList, acceleration: Acceleration, **how: Any) -> str:
     """Describe in canonical JSON what decides the bits of the features of `images`, and the time that they take.
 
-    how: preparation, precision and batches. It must be called under the number of threads that encode.
+    how: preparation, precision and batches; ranks and workers decide the time alone, next to which a result has them.
+    It must be called under the number of threads that encode.
     """
     import torch
 
@@ -137,9 +136,6 @@ def feature_key(session: Session, clip: CLIP, images: ImageList, acceleration: A
         "device": torch.cuda.get_device_name(clip.device) if is_gpu else cpu_name(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
-        # These decide the stored time alone, which a result has next to its own workers and ranks.
-        "ranks": session.group.size,
-        "workers": num_decoders(session.runtime.workers, clip.device),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "accelerations": asdict(acceleration),
         "code": _code_digest(),
