@@ -317,8 +317,15 @@ def test_a_dry_run_says_what_a_training_needs_that_is_not_here(capsys, tmp_path,
     assert needs["base/caltech101/coop"] == ["caltech101, not packed: procap data fetch caltech101", get]
     assert needs["base/digits/coop"][0].startswith("--shots 500: the largest base class of 'digits' has")
     assert needs["base/digits/kdpl"][1:] == [get, "--option kdpl.teacher=..."]
-    words = ["--methods", "kdpl", "--datasets", "digits", "--option", "teacher=mini", "--data", shards, "--dry-run"]
-    assert json.loads(run(capsys, "train", *words, "--json")[1])["runs"][0]["needs"] == []
+    words = ["--datasets", "digits", "--data", shards, "--dry-run", "--json"]
+
+    def needs_of(method: str, *options: str) -> list[str]:
+        flags = [word for option in options for word in ("--option", option)]
+        return json.loads(run(capsys, "train", "--methods", method, *flags, *words)[1])["runs"][0]["needs"]
+
+    assert needs_of("kdpl", "teacher=mini") == needs_of("ipo", "endpoint=http://localhost/v1", "model=m") == []
+    # The teacher of its first stage.
+    assert needs_of("caspl", "teacher=ViT-B-16:dfn2b") == [get]
 
 
 def test_flags_are_read_from_a_file_and_written_to_one(capsys, tmp_path, shards):
