@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from procap.errors import UsageError
 from runner.acceleration import Acceleration, note_once
 from runner.provenance import cpu_name
 from shards.files import write_file
@@ -67,13 +68,14 @@ class FeatureStore:
             if (facts["key"], facts["sha256"]) != (key, _sha256(features)):
                 raise ValueError("its SHA-256 differs")
             seconds = json.loads(facts["seconds"])
-            # The time of the last use, by which files are deleted.
-            os.utime(file)
         except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
             log.warning("%s is no whole file of features (%s); it is computed again", file, error)
             with suppress(OSError):
                 file.unlink()
             return None
+        # The time of the last use, by which files are deleted; those of a different user have the one of their making.
+        with suppress(OSError):
+            os.utime(file)
         return EncodedImages(features, seconds)
 
     def write(self, key: str, encoded: EncodedImages) -> None:
@@ -109,10 +111,20 @@ class FeatureStore:
             total -= freed
 
 
-def feature_key(clip: CLIP, images: ImageList, acceleration: Acceleration, **how: Any) -> str:
-    """Describe in canonical JSON what decides the bits of the features of `images`.
+def read_limit() -> float:
+    """Return the most bytes of the store, from $PROCAP_FEATURES_GB. Raises UsageError for a text that is no size."""
+    text = os.environ.get("PROCAP_FEATURES_GB") or "2"
+    with suppress(ValueError):
+        if (gigabytes := float(text)) >= 0:
+            return 1e9 * gigabytes
+    raise UsageError(f"PROCAP_FEATURES_GB = {text}: give a number of gigabytes, or 0 to store no features")
 
-    how: preparation, precision and batches. It must be called under the number of threads that encode.
+
+def feature_key(clip: CLIP, images: ImageList, acceleration: Acceleration, **how: Any) -> str:
+    """Describe in canonical JSON what decides the bits of the features of `images`, and the time that they take.
+
+    how: preparation, precision and batches; ranks and workers decide the time alone, next to which a result has them.
+    It must be called under the number of threads that encode.
     """
     import torch
 

@@ -164,7 +164,8 @@ def read_or_encode(run: Run, setup: Setup, stop: StopRequest, meter: Meter, view
     if not len(view.images) or method.image_plan() or not session.features.most_bytes:
         return encode_images(run, setup, stop, view)
     batch = run.config.recipe.test_batch_size
-    how = {"transform": view.how, "precision": run.config.precision, "batch": batch, "ranks": session.group.size}
+    how = {"transform": view.how, "precision": run.config.precision, "batch": batch}
+    how |= {"ranks": session.group.size, "workers": num_decoders(session.runtime.workers, clip.device)}
     key = feature_key(clip, view.images, session.acceleration, **how)
     if stored := session.group.call_on_first(lambda: session.features.read(key)):
         meter.add(stored.seconds, rated=False)

@@ -96,7 +96,7 @@ class Inference:
         if self.scoring.score and classifier.score_name:
             self.scoring = replace(self.scoring, score=classifier.score_name)
             classifier = ScoredClassifier(classifier)
-        on = acceleration or Acceleration()
+        self.acceleration = on = acceleration or Acceleration()
         # A CPU is slower at that than Pillow.
         self._on_device = on.images and clip.device.type == "cuda"
         self._classifier, self.is_online = classifier, isinstance(classifier, OnlineClassifier)

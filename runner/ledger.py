@@ -15,6 +15,7 @@ from runner.config import Amount, Count, FrozenModel, Precision, Rate, TargetNam
 from runner.results import WRITTEN, write_json
 from runner.session import Run
 from shards.manifest import Sha256
+from shards.sampling import BALANCED, CANONICAL
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 
@@ -45,7 +46,9 @@ class LedgerEntry(FrozenModel):
     method: str
     dataset: str
     classes: str
-    shots: Count
+    shots: Count = Field(description="training images per class; 0: all of them")
+    sampling: str = Field(default=BALANCED, pattern=CANONICAL, description="see `shards.sampling.parse_sampling`")
+    init_digest: str = Field(default="", pattern="^([0-9a-f]{64})?$", description="of the run that it started from")
     seed: Count
     backbone: str
     precision: Precision
@@ -78,10 +81,11 @@ def write_entry(run: Run, folder: Path) -> Path:
         raise UserError(f"{run.path} has no result of all images: evaluate it first")
     machine = training.environment
     fields = ("target", "correct", "total", "manifest_digest", "images_per_second")
+    of_config = ("method", "dataset", "classes", "shots", "sampling", "seed", "precision", "init_digest")
     same = ("program", "written", "config_hash", "manifest_digest", "backbone_digest", "checkpoint_sha256")
     entry = LedgerEntry(
         **{name: getattr(training, name) for name in same},
-        **{name: getattr(config, name) for name in ("method", "dataset", "classes", "shots", "seed", "precision")},
+        **{name: getattr(config, name) for name in of_config},
         backbone=config.backbone_name,
         recipe=config.recipe_name,
         recipe_fields=config.recipe.model_dump(mode="json"),

@@ -6,7 +6,6 @@ a URL once. A `Run` has the configuration and the folder of one run in it; `runn
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -100,9 +99,9 @@ class Session:
 
     @cached_property
     def features(self) -> FeatureStore:
-        from runner.feature_store import FeatureStore
+        from runner.feature_store import FeatureStore, read_limit
 
-        return FeatureStore(cache_home() / "features", 1e9 * float(os.environ.get("PROCAP_FEATURES_GB") or 2))
+        return FeatureStore(cache_home() / "features", read_limit())
 
     def dataset(self, name: str) -> ShardSet:
         """Open a packed data set once; its manifest is downloaded from a URL at the first call."""

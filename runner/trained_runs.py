@@ -18,7 +18,7 @@ from procap.text import LabelSpace
 from runner.calibration import ImagePredictions
 from runner.checkpoint import decode_checkpoint, load_into, read_checkpoint_bytes
 from runner.config import RunConfig
-from runner.devices import set_deterministic
+from runner.devices import num_decoders, set_deterministic
 from runner.distributed.collectives import ProcessGroup
 from runner.earlier_runs import check_same_images
 from runner.engine import autocast
@@ -154,7 +154,8 @@ def read_features(run: Run, inference: Inference, transform: AnyEvalTransform, m
     if not (session.features.most_bytes and inference.encodes_frozen):
         return ""
     how = {"transform": repr(transform), "precision": inference.precision, "batch": run.config.recipe.test_batch_size}
-    key = feature_key(inference.clip, inference.images, session.acceleration, **how)
+    how |= {"ranks": group.size, "workers": num_decoders(session.runtime.workers, session.device)}
+    key = feature_key(inference.clip, inference.images, inference.acceleration, **how)
     if stored := group.call_on_first(lambda: session.features.read(key)):
         inference.features = stored.features
         meter.add(stored.seconds)

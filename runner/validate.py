@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from procap.errors import UsageError
 from procap.text import LabelSpace
@@ -94,9 +94,11 @@ class Validator:
         batch_size = config.recipe.test_batch_size
         counts = [count for count in self._counts if count.epoch != epoch]
         with training.meter.phase("validation", rated=False):
+            # The memory of a graph, and images that are resized on the device, are for longer work than this.
+            acceleration = replace(training.setup.acceleration, graphs=False, images=False)
             for target, space, images in self._targets:
                 with autocast(config.precision, clip.device):
-                    inference = Inference(clip, self.method.classifier(space), images, config.precision)
+                    inference = Inference(clip, self.method.classifier(space), images, config.precision, acceleration)
                 # A separate one: validated images must not count in the rates of the training.
                 meter, transform = Meter(clip.device, warmup=0), self._transform(target)
                 key = read_features(training.run, inference, transform, meter)

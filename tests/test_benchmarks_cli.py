@@ -236,13 +236,13 @@ def test_runs_are_listed_with_what_they_are_and_selected(capsys):
     )
     _, out, err = run(capsys, "ls", "runs", "--datasets", "digits", "--methods", "coop", "--shots", "4")
     *cells, path = out.splitlines()[-1].split()
-    assert " ".join(cells[3:]) == "coop digits base 4 1 60.00 60.00 60.00" and path == best.path
+    assert " ".join(cells[3:]) == "coop digits 60.00 60.00 60.00" and path == best.path
     assert "harmonic mean of base and novel" in err
     for lr in (0.5, 0.7):
         put_halves(results, "coop", "digits", (70, 100), (60, 100), shots=4, overrides={"lr": lr})
     put_halves(results, "zeroshot", "digits", (70, 100), (60, 100))
     _, out, _ = run(capsys, "ls", "runs", "--methods", "coop,zeroshot", "--shots", "4")
-    assert "zeroshot  digits   base     -" in out and "lr 0.5  " in out and len(out.splitlines()) == 6
+    assert "zeroshot  digits   64.62" in out and "lr 0.5  " in out and len(out.splitlines()) == 6
     wrong = {"runs --classes bse": "did you mean base", "runs --precision fp31": "did you mean fp32"}
     for words, message in (wrong | {"methods --seeds 1": "ls runs --seeds 1"}).items():
         code, _, err = run(capsys, "ls", *words.split())
@@ -317,8 +317,15 @@ def test_a_dry_run_says_what_a_training_needs_that_is_not_here(capsys, tmp_path,
     assert needs["base/caltech101/coop"] == ["caltech101, not packed: procap data fetch caltech101", get]
     assert needs["base/digits/coop"][0].startswith("--shots 500: the largest base class of 'digits' has")
     assert needs["base/digits/kdpl"][1:] == [get, "--option kdpl.teacher=..."]
-    words = ["--methods", "kdpl", "--datasets", "digits", "--option", "teacher=mini", "--data", shards, "--dry-run"]
-    assert json.loads(run(capsys, "train", *words, "--json")[1])["runs"][0]["needs"] == []
+    words = ["--datasets", "digits", "--data", shards, "--dry-run", "--json"]
+
+    def needs_of(method: str, *options: str) -> list[str]:
+        flags = [word for option in options for word in ("--option", option)]
+        return json.loads(run(capsys, "train", "--methods", method, *flags, *words)[1])["runs"][0]["needs"]
+
+    assert needs_of("kdpl", "teacher=mini") == needs_of("ipo", "endpoint=http://localhost/v1", "model=m") == []
+    # The teacher of its first stage.
+    assert needs_of("caspl", "teacher=ViT-B-16:dfn2b") == [get]
 
 
 def test_flags_are_read_from_a_file_and_written_to_one(capsys, tmp_path, shards):

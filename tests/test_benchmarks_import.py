@@ -287,7 +287,7 @@ def test_the_best_of_several_runs_is_that_with_the_highest_validation_accuracy(f
     assert main(["train", *flags, "--tracking", "off"]) == 0
     assert main(selected) == 2
     assert "name one, or take the best on validation images with --best" in capsys.readouterr().err
-    assert main([*selected, "--best"]) == 0
+    assert main(["predict", "--best", *selected[5:]]) == 0
     target, runs = Target("digits", "base", "val"), find_runs(Path("results"))
     accuracy = {run: run.read_evaluation(target).accuracy for run in runs}
     best = max(accuracy, key=lambda run: accuracy[run])

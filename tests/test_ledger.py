@@ -11,7 +11,7 @@ from runner.config import Target
 from runner.ledger import LedgerEntry
 from runner.planning import plan_run
 from shards.catalogue import find_or_none
-from tools.ledger import PAGE, fill_page, read_entries
+from tools.ledger import PAGE, fill_page, make_table, read_entries
 
 ENTRIES = read_entries()
 
@@ -31,7 +31,7 @@ def test_the_page_has_all_entries():
 def test_a_run_is_exported_as_an_entry_which_digests_and_counts_must_fit(
     few_digits, short_checkpoint, tmp_path, capsys
 ):
-    config = plan_run(method="zeroshot", dataset="digits", backbone=str(short_checkpoint))
+    config = plan_run(method="ncm", dataset="digits", shots=2, sampling="natural", backbone=str(short_checkpoint))
     runtime, out = make_runtime(few_digits, tmp_path), tmp_path / "ledger"
     train(config, runtime)
     words = "export", config.hash, "--results", tmp_path, "--format", "ledger", "--out", out
@@ -44,6 +44,7 @@ def test_a_run_is_exported_as_an_entry_which_digests_and_counts_must_fit(
     assert (
         entry.manifest_digest == result.manifest_digest and str(short_checkpoint.parent) not in entry.model_dump_json()
     )
+    assert "2 shots (natural)" in make_table([entry])
     document = entry.model_dump(by_alias=True, mode="json")
     for wrong in ({"backbone_digest": "0"}, {"counts": [document["counts"][0] | {"correct": 10**6}]}, {"extra": 1}):
         with pytest.raises(ValidationError):

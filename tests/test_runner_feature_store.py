@@ -13,6 +13,7 @@ from sessions import evaluate, train
 from small_runs import make_runtime
 
 from procap.clip import CLIP
+from procap.errors import UsageError
 from procap.plan import NO_CHANGE
 from runner.config import Target
 from runner.distributed.process_group import init_process_group
@@ -20,6 +21,7 @@ from runner.distributed.ranks import ranks_from_environment
 from runner.feature_store import EncodedImages, FeatureStore
 from runner.planning import plan_run
 from runner.run_folders import RunFolder
+from runner.session import Session
 
 TARGET = Target("digits", "base")
 OF_TIMES = {"seconds", "phases", "stored_seconds", "images_per_second", "images_per_second_model", "written"}
@@ -99,6 +101,31 @@ def test_other_precision_shots_or_images_are_other_features(few_digits, short_ch
     assert counts == [2, 3, 5, 6, 6]
 
 
+def test_a_rate_is_that_of_the_workers_next_to_it(few_digits, short_checkpoint, folder, tmp_path):
+    config = plan_run(method="zeroshot", dataset="digits", backbone=str(short_checkpoint))
+    train(config, make_runtime(few_digits, tmp_path))
+    results = [evaluate(config, TARGET, make_runtime(few_digits, tmp_path, workers=n), force=True) for n in (0, 2, 2)]
+    assert [(each.workers, each.stored_seconds > 0) for each in results] == [(0, False), (2, False), (2, True)]
+
+
+def test_features_of_a_folder_that_cannot_be_touched_are_read(folder, monkeypatch):
+    FeatureStore(folder, 10**6).write("some", EncodedImages(torch.ones(10, 10), {}))
+
+    def refuse(file):
+        raise PermissionError(file)
+
+    # As for the files of a different user.
+    monkeypatch.setattr("os.utime", refuse)
+    assert FeatureStore(folder, 10**6).read("some").features.sum() == 100 and [*folder.iterdir()]
+
+
+def test_a_size_of_the_store_that_is_none_is_refused(few_digits, tmp_path, monkeypatch):
+    for text in ("many", "-1", "nan"):
+        monkeypatch.setenv("PROCAP_FEATURES_GB", text)
+        with pytest.raises(UsageError, match=f"PROCAP_FEATURES_GB = {text}: give a number"):
+            _ = Session(make_runtime(few_digits, tmp_path)).features
+
+
 def test_clean_lists_what_can_be_made_again_and_deletes_it_when_told(folder, tmp_path, capsys):
     FeatureStore(folder, 10**6).write("some", EncodedImages(torch.zeros(10, 10), {}))
     kept = tmp_path / "home" / "data" / "digits" / "manifest.json"
@@ -124,7 +151,7 @@ def evaluate_in_group(data: str, results: str, checkpoint: str, method: str) -> 
     print(result.predicted, result.confidence, result.stored_seconds > 0)
 
 
-def test_one_and_two_processes_share_stored_features(few_digits, short_checkpoint, folder, tmp_path):
+def test_stored_features_of_two_processes_give_the_answers_of_one(few_digits, short_checkpoint, folder, tmp_path):
     printed = []
     for number, (size, method, limit) in enumerate(
         ((2, "zeroshot", 1), (2, "ncm", 1), (1, "zeroshot", 1), (2, "ncm", 0))
@@ -135,5 +162,6 @@ def test_one_and_two_processes_share_stored_features(few_digits, short_checkpoin
         assert [each.code for each in ended] == [0] * size, ended[0].err
         assert len({each.out for each in ended}) == 1
         printed.append(ended[0].out.rsplit(maxsplit=1))
-    assert [stored for _, stored in printed] == ["False", "True", "True", "False"]
+    # The stored time is that of two processes, so that one process computes the features again, with equal bits.
+    assert [stored for _, stored in printed] == ["False", "True", "False", "False"]
     assert printed[0][0] == printed[2][0] and printed[1][0] == printed[3][0]

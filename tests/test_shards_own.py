@@ -159,6 +159,7 @@ MISTAKES = {
     "no source": ("classes: [a]\n", "give one of folder and table"),
     "no yaml": ("folder: [a\nb: c\n", "no YAML that can be read .*line 3"),
     "a key twice": ("folder: images\nclasses: [a]\nclasses: [b]\n", "line 5: the key 'classes' stands twice"),
+    "a list as a key": ("folder: images\n? [a, b]\n: c\n", "no YAML that can be read .*line"),
     "a tag": ("folder: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
     "deep nesting": ("classes: " + "[" * 5000 + "]" * 5000 + "\n", "no YAML that can be read"),
     "name of the catalogue": (

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from runner.ledger import LedgerEntry
 from shards.files import write_file
+from shards.sampling import BALANCED
 
 LEDGER = Path(__file__).parents[1] / "docs" / "results" / "ledger"
 PAGE = LEDGER / "README.md"
@@ -29,7 +30,10 @@ def make_table(entries: Sequence[LedgerEntry]) -> str:
             for count in entry.counts
         )
         source = "imported" if entry.imported else f"{entry.recipe} recipe"
-        training = f"{entry.backbone}, {entry.shots} shots<br>seed {entry.seed}, {source}"
+        source += ", from a finished run" if entry.init_digest else ""
+        shots = f"{entry.shots} shots" if entry.shots else "all images"
+        shots += f" ({entry.sampling})" if entry.sampling != BALANCED else ""
+        training = f"{entry.backbone}, {shots}<br>seed {entry.seed}, {source}"
         name = f"[{entry.method}]({entry.file})"
         rows.append((entry.dataset, name, training, counts, f"{entry.device}<br>{entry.program}"))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)

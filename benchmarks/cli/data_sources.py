@@ -147,7 +147,9 @@ def report_packed(packed: Mapping[str, Manifest], failed: Mapping[str, str], roo
         rows.append((name, len(manifest.classnames), manifest.images, shards, manifest.digest))
     if rows:
         show(columns(("data set", "classes", "images", "shards", "digest"), rows))
-        note(f"packed in {root}; look at one: procap data show {rows[0][0]} --data {quote(root)}")
+        dataset = rows[0][0] if root == data_root() else f"{rows[0][0]} --data {quote(root)}"
+        how = "" if find_or_none(rows[0][0]) else " --shots full --classes all"
+        note(f"packed in {root}\nnext: procap data show {dataset}; procap train --datasets {dataset}{how}")
     code = note_failures(len(packed), failed)
     if output.json:
         digests = {name: manifest.digest for name, manifest in packed.items()}

@@ -31,7 +31,8 @@ from shards.default_paths import data_root
 from shards.resolve import is_packed, packed_names, resolve_dataset
 
 DATASET_FIELDS = ["name", "title", "classes", "test_only", "template", "aliases", "licence", "description"]
-COLUMNS = ("state", "date", "method", "dataset", "classes", "shots", "seed", "accuracy", "base", "novel")
+# The path of a run has the rest: with it, a line fits into 120 columns.
+COLUMNS = ("state", "date", "method", "dataset", "accuracy", "base", "novel")
 Listing = tuple[str, list[dict[str, Any]]]
 
 
@@ -232,8 +233,7 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
 
 
 def _format_run(row: Mapping[str, Any], shown: Sequence[str]) -> tuple[object, ...]:
-    cells = dict(row, shots=row["shots"] or "full")
-    cells |= {} if row["epochs"] else {"shots": "-", "seed": "-"}
+    cells = dict(row)
     mark = " ‡" * row["chosen_on_test"]
     cells |= {name: "-" if row[name] is None else f"{row[name]:.2f}{mark}" for name in ("accuracy", "base", "novel")}
     cells |= {"date": row["date"] or "-", "state": row["state"] + ", imported" * bool(row["imported"])}

@@ -36,7 +36,7 @@ def predict(
     output: flags.OutputFlags,
     run: Annotated[
         Path,
-        flags.run_argument("folder of a run, or start of its hash; left out with --methods", "RUN|PATH"),
+        flags.run_argument("folder of a run, or start of its hash; left out with --methods or --best", "RUN|PATH"),
     ],
     paths: Annotated[
         list[Path] | None, typer.Argument(metavar="PATH", help="images, folders of images, tar files")
@@ -63,13 +63,13 @@ def predict(
         if file and (file.is_dir() or not file.parent.is_dir() or is_image_name(file.name)):
             raise UsageError(f"{what.format(file)} in a folder that exists")
     session = Session(runtime_config(flags.RuntimeFlags(results=results, data=data, device=device)))
-    if flags.command_line(selection):
+    if best or flags.command_line(selection):
         paths = [run, *(paths or ())]
         selected = find_selected_run(selection, session, best=best)
     elif paths:
         selected = find_run(run, session)
     else:
-        raise UsageError("name a run and images, or select a run with flags such as --methods and --datasets")
+        raise UsageError("name a run and images, or select a run with --best or flags such as --methods")
     # These import torch, which a wrong flag need not wait for.
     from benchmarks.qualitative.prediction_page import PredictionPage
     from runner.predict import ImageClassifier

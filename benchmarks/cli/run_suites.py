@@ -180,7 +180,8 @@ def _show_outputs(
         results = f"--results {quote(runtime_flags.results)}"
         folders = f"--data {quote(runtime_flags.data)} {results}" if runtime_flags.data else results
         suite = "SUITE" if name == ALL else name
-        note(f"next: procap table {suite} {folders}; procap ui {results}; procap report {suite} {folders}")
+        ui = f"procap ui --suite {suite} {results}"
+        note(f"next: procap table {suite} {folders}; {ui}; procap report {suite} {folders}")
     if output.json:
         tables = [to_dict(table) for made in outputs for table in made.tables]
         listed = {"finished": finished, "failed": failed, "tables": tables}

@@ -109,11 +109,11 @@ def trainable_methods(text: str, methods: Iterable[str], *options: Mapping[str, 
     """
     kept, named = [], expand_names(text, {}, method_paths())
     for method in methods:
-        name = "" if method in named else method_class(method).required_option
-        if not name or any(values.get(method, {}).get(name) for values in options):
+        cls = method_class(method)
+        if method in named or not all(cls.missing_option(values.get(method, {})) for values in options):
             kept.append(method)
         else:
-            needed = f"--option {method}.{name}=..."
+            needed = f"--option {method}.{cls.required_option}=..."
             # A warning, which is shown once however many suites are planned.
             warnings.warn(
                 f"--methods {text} leaves out {method}, whose training needs {needed} (docs/methods.md)", stacklevel=2

@@ -32,7 +32,8 @@ def explain(error: Exception, *, verbose: bool = False, arguments: Sequence[str]
             # Click's limit of similarity, 0.6, admits names that only share a few letters.
             message.possibilities = difflib.get_close_matches(message.option_name, near, cutoff=0.75)
         path = message.ctx.command_path if message.ctx else "procap"
-        return f"error: {one_line(message.format_message()).rstrip('.')} (see `{path} --help`)", 2
+        reason = one_line(message.format_message()).replace("Value error, ", "").rstrip(".")
+        return f"error: {reason} (see `{path} --help`)", 2
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         return f"error: {name}{error.strerror or one_line(str(error))}", 1

@@ -34,7 +34,7 @@ figcaption { overflow-wrap: anywhere } small { color: #6b7280 } meter { width: 4
 {% for name, source, answers in pictures %}
 <figure><img src="{{ source }}" alt=""><figcaption>
 {% for label, probability in answers %}
-<div><meter value="{{ probability }}"></meter> {{ "<b>"|safe if loop.first }}{{ label }}{{ "</b>"|safe if loop.first }} {{ "%.1f"|format(100 * probability) }} %</div>
+<div><meter value="{{ probability }}"></meter> {{ "<b>"|safe if loop.first }}{{ label }}{{ "</b>"|safe if loop.first }} {{ "%.1f"|format(100 * probability) }}&nbsp;%</div>
 {% endfor %}
 <small>{{ name }}</small></figcaption></figure>
 {% endfor %}

@@ -38,6 +38,7 @@ def list_needs(config: RunConfig, data: Path) -> list[str]:
     """
     from procap.methods import method_class
     from procap.methods.hooks import TaughtMethod
+    from runner.earlier_runs import preliminary_run
 
     needs, cls = list[str](), method_class(config.method)
     if resolve_dataset(config.dataset, data).images_from == "published" and not is_packed(data, config.dataset):
@@ -47,8 +48,8 @@ def list_needs(config: RunConfig, data: Path) -> list[str]:
     except UserError as error:
         needs.append(str(error))
     needs += _missing_weights(config.backbone, config.pretrained)
-    if config.recipe.epochs and cls.required_option and not config.options.get(cls.required_option):
-        needs.append(f"--option {config.method}.{cls.required_option}=...")
+    if config.recipe.epochs and (option := cls.missing_option(config.options)):
+        needs.append(f"--option {config.method}.{option}=...")
     elif issubclass(cls, TaughtMethod):
         folder = cls.teacher_run(cls.Options(**config.options))
         if folder and not RunFolder(folder).train_file.exists():
@@ -56,7 +57,9 @@ def list_needs(config: RunConfig, data: Path) -> list[str]:
         elif not folder:
             backbone, _, tag = config.options["teacher"].partition(":")
             needs += _missing_weights(backbone, tag or None)
-    return needs
+    if earlier := preliminary_run(config):
+        needs += [need for need in list_needs(earlier, data) if need.partition(" ")[0] != "--option"]
+    return list(dict.fromkeys(needs))
 
 
 def _missing_weights(backbone: str, pretrained: str | None) -> list[str]:

@@ -60,6 +60,11 @@ class TrainingHooks(nn.Module):
         return {name for name, is_unread in unread.items() if is_unread}
 
     @classmethod
+    def missing_option(cls, options: Mapping[str, Any]) -> str:
+        """Name the option that a training needs and that `options` leave empty; empty if nothing is missing."""
+        return "" if options.get(cls.required_option) else cls.required_option
+
+    @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
         """Return the SHA-256 of each file that training on `dataset` reads, by the option that names the file."""
         return {}
@@ -69,8 +74,7 @@ class TrainingHooks(nn.Module):
 
         Raises UsageError without the required option, UserError for a file that is missing or does not fit.
         """
-        name = self.required_option
-        if name and not getattr(self.options, name):
+        if name := self.missing_option(self.options.model_dump()):
             needed = f"{name}: {self.Options.model_fields[name].description}"
             raise UsageError(f"{type(self).__name__} needs --option {name}=..., which is empty ({needed})")
 

@@ -104,6 +104,10 @@ class IPO(FeatureMethod):
         self.register_buffer("found", torch.tensor([*read_template(options.start).encode()], dtype=torch.uint8))
 
     @classmethod
+    def missing_option(cls, options: Mapping[str, Any]) -> str:
+        return "" if options.get("endpoint") else super().missing_option(options)
+
+    @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
         assert isinstance(options, IPOOptions)
         if options.proposals in ("", TEMPLATES):
@@ -112,11 +116,11 @@ class IPO(FeatureMethod):
 
     def prepare_training(self) -> None:
         """Read the proposals. Raises UserError for a file that cannot be read, or a line that is no template."""
+        super().prepare_training()
         if self.options.endpoint:
             if self.group is not None and self.group.size > 1:
                 raise UsageError("one process asks an endpoint: train in one, or give --option proposals=FILE")
             return
-        super().prepare_training()
         self.proposals = [*ENSEMBLE, self.space.template]
         if self.options.proposals != TEMPLATES:
             self.proposals = read_proposals(proposals_file(self.options, self.space.dataset))
