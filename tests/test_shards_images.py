@@ -214,7 +214,7 @@ DATA = SQUARES | {f"12 bits: {name}": data for name, (data, _) in DEEP.items()}
 class PixelsOnly:
     """In place of the test transform: the pixels [3, 64, 64]."""
 
-    image_size = 64
+    image_size, shape = 64, (3, 64, 64)
 
     def __call__(self, image, out):
         out.numpy()[:] = np.asarray(image).transpose(2, 0, 1)
