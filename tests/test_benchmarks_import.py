@@ -358,4 +358,5 @@ def test_a_page_shows_each_image_with_its_likeliest_classes(run, photos, tmp_pat
     assert text.count("<img src=") == text.count("data:image/jpeg;base64,") == len(rows) and "broken.png" not in text
     for row in rows:
         shown = text.partition(f"<small>{row['path']}")[0].rpartition("<figure>")[2]
-        assert f"<b>{row['label']}</b> {100 * float(row['probability']):.1f}&nbsp;%" in shown and row["label_2"] in shown
+        percent = f"{100 * float(row['probability']):.1f}&nbsp;%"
+        assert f"<b>{row['label']}</b> {percent}" in shown and row["label_2"] in shown
