@@ -103,7 +103,7 @@ class FeatureStore:
             # Another process may delete it.
             with suppress(OSError):
                 files.append((file.stat().st_mtime, file.stat().st_size, file))
-        total = size + sum(each for _, each, _ in files)
+        total = size + sum(stored for _, stored, _ in files)
         for _, freed, file in sorted(files):
             if total <= self.most_bytes:
                 return
@@ -146,9 +146,11 @@ def feature_key(clip: CLIP, images: ImageList, acceleration: Acceleration, **how
 
 @functools.cache
 def _code_digest() -> str:
-    """Hash the code that encodes images: the towers, the preparation of images, and the libraries below them."""
+    """Hash the code that encodes images: the towers, the preparation of images, and the libraries."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for pattern in ("procap/*.py", "procap/kernels/*.py", "shards/*.py", "shards/device/*.py"):
+    runner = ("engine", "feature_training", "inference")
+    patterns = ("procap/*.py", "procap/kernels/*.py", "shards/*.py", "shards/device/*.py")
+    for pattern in (*patterns, *(f"runner/{name}.py" for name in runner)):
         for file in sorted(root.glob(pattern)):
             digest.update(file.read_bytes())
     for package in ("torch", "open_clip_torch", "numpy", "pillow", "simplejpeg"):

@@ -39,8 +39,9 @@ def clean(
     rows = [(name, f"{size / 1e6:,.1f} MB", str(folders[name]), CACHES[name]) for name, size in sizes.items()]
     show(columns(("cache", "size", "folder", "what"), rows))
     if yes:
-        for name in sizes:
-            shutil.rmtree(folders[name])
+        # The folder itself stays: it may be a link to another disk.
+        for path in (path for name in sizes for path in folders[name].iterdir()):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     total = f"{sum(sizes.values()) / 1e6:,.1f} MB"
     note(f"{total} deleted" if yes else f"{total} in all; nothing was deleted: repeat with --yes")
     if output.json:

@@ -120,8 +120,8 @@ def _suite_tables(
     recorded = last_options(suite, root, data, profile=suite_flags.profile)
     chosen = {"recipe": suite_flags.recipe, "reference": suite_flags.reference}
     changes = suite_changes(selection, data) | {name: value for name, value in chosen.items() if value}
-    if given := flags.given_options(suite_flags.option, suite_flags.unlabelled):
-        parsed = parse_options(given, changes.get("methods", recorded.methods))
+    if typed := flags.given_options(suite_flags.option, suite_flags.unlabelled):
+        parsed = parse_options(typed, changes.get("methods", recorded.methods))
         changes["options"] = {method: values for method, values in parsed.items() if values}
     options = replace(recorded, **changes)
     check_names("method", filter(None, [suite_flags.reference]), options.methods)

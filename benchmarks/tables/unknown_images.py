@@ -37,8 +37,8 @@ def unknown_tables(variants: Mapping[str, pd.DataFrame], notes: Notes) -> list[T
         rows.append(Row((known, title), (*metrics, *means), group=known))
     names = [*map(title_target, targets), *["mean"] * (len(targets) > 1)]
     columns = [column for name in names for column in (Column(f"{name} AUROC"), Column(f"{name} FPR95", "low"))]
-    own = {title: score for (_, title), results in by_row.items() if (score := score_rule(results)) != MCM}
-    rules = [f"{title} has its own score, {score}." for title, score in own.items()]
+    scores = {title: score for (_, title), results in by_row.items() if (score := score_rule(results)) != MCM}
+    rules = [f"{title} has its own score, {score}." for title, score in scores.items()]
     lines = [" ".join([RULE, *rules, *notes.lines[:1]]), *notes.lines[1:]]
     labels = ("Known images", "Method")
     return [Table("unknown", "Unknown images", labels, columns, rows, lines, notes.details)] if rows else []

@@ -174,10 +174,10 @@ def data_use(name: str, options: Mapping[str, Any] | None = None) -> DataUse:
         uses: DataUse = _read_facts(METHODS[name])["uses"]
     else:
         uses = DataUse() if loading_error(name) else method_class(name).uses
-    given = options or {}
-    if (pool := given.get("unlabelled", "few-shot")) in ("base", "all"):
+    chosen = options or {}
+    if (pool := chosen.get("unlabelled", "few-shot")) in ("base", "all"):
         uses = replace(uses, unlabelled="base" if pool == "base" else "train")
-    return replace(uses, names="all") if given.get("new_names") or pool == "all" else uses
+    return replace(uses, names="all") if chosen.get("new_names") or pool == "all" else uses
 
 
 def describe_method(name: str) -> dict[str, str]:
