@@ -39,7 +39,6 @@ def evaluate(
     recipe_flags: flags.RecipeFlags,
     runtime_flags: flags.RuntimeFlags,
     mode: flags.ModeFlags,
-    output: flags.OutputFlags,
     folders: Annotated[list[Path] | None, flags.run_argument("folders, instead of flags")] = None,
     targets: Annotated[str, flags.flag("SET[:CLASSES[:SPLIT]]", "comma list [default: base and novel classes]")] = "",
     limit: flags.Limit = None,
@@ -88,18 +87,18 @@ def evaluate(
         if mode.force:
             trained = (run for run in runs if states[run.path].is_trained)
             states |= {run.path: RunState("repeat", run.targets) for run in trained}
-        return show_plan(runs, states, output)
+        return show_plan(runs, states)
     # One process checks its flags before it imports torch, which takes seconds.
     selected = find_runs() if ranks_from_environment().size == 1 else None
     with process_group(runtime) as session:
         # Only rank 0 needs access to the results folder.
         runs, results, url = selected or (session.group.call_on_first(find_runs) if folders else find_runs())
         session = Session(replace(session.runtime, results=results, results_url=url), session.group)
-        failures = Failures(len(runs), verbose=output.verbose, group=session.group)
+        failures = Failures(len(runs), group=session.group)
         done = _evaluate_all(runs, session, failures, force=mode.force)
         scored = _score_all(runs, unknown_sets, session, failures, force=mode.force)
         session.exporter.flush(create=False)
-    code = _show_evaluations(done, scored, failures, output)
+    code = _show_evaluations(done, scored, failures)
     if code == 0 and done:
         shown = session.runtime.shown_results
         where = f" --results {quote(shown)}" if shown != "results" else ""
@@ -107,9 +106,7 @@ def evaluate(
     return code
 
 
-def _show_evaluations(
-    done: Sequence[Evaluated], scored: Sequence[Scored], failures: Failures, output: flags.OutputFlags
-) -> int:
+def _show_evaluations(done: Sequence[Evaluated], scored: Sequence[Scored], failures: Failures) -> int:
     rows: list[tuple[object, ...]] = []
     for config, target, result in done:
         accuracy, fit = f"{result.accuracy:.2f}", result.calibration
@@ -139,13 +136,12 @@ def _show_evaluations(
         cells = [(*[*row.values()][:4], f"{row['auroc']:.2f}", f"{row['fpr95']:.2f}") for row in detections]
         show("\n" + columns(("run", "known", "unknown", "score", "AUROC", "FPR95"), cells))
     code = note_failures(len(done), failures.reasons)
-    if output.json:
-        evaluated = [
-            {"run": config.path, "accuracy": result.accuracy, "macro_accuracy": result.macro_accuracy}
-            | result.model_dump(exclude={"per_class", "environment", *OF_IMAGES})
-            for config, _, result in done
-        ]
-        show_json({"evaluated": evaluated, "unknown": detections, "failed": failures.reasons})
+    evaluated = [
+        {"run": config.path, "accuracy": result.accuracy, "macro_accuracy": result.macro_accuracy}
+        | result.model_dump(exclude={"per_class", "environment", *OF_IMAGES})
+        for config, _, result in done
+    ]
+    show_json({"evaluated": evaluated, "unknown": detections, "failed": failures.reasons})
     return code
 
 

@@ -295,7 +295,10 @@ def command(
 
 
 def flatten_flag_groups(command: Callable[..., int]) -> Callable[..., int]:
-    """Return `command` with a parameter for each field of its dataclasses: typer makes `--lr` from `RecipeFlags.lr`."""
+    """Return `command` with a parameter for each field of its dataclasses: typer makes `--lr` from `RecipeFlags.lr`.
+
+    Every command has the flags of `OutputFlags`, which the functions of `console.output` obey.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups = {name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)}
     flags = {
@@ -304,7 +307,7 @@ def flatten_flag_groups(command: Callable[..., int]) -> Callable[..., int]:
         if name not in groups
     }
     headings: dict[str, str] = {}
-    for group in groups.values():
+    for group in (*groups.values(), OutputFlags):
         types = get_type_hints(group, include_extras=True)
         for field in fields(group):
             flags[field.name] = inspect.Parameter(
@@ -326,8 +329,9 @@ def flatten_flag_groups(command: Callable[..., int]) -> Callable[..., int]:
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
         }
-        wants_json = any(isinstance(group, OutputFlags) and group.json for group in built.values())
-        with json_alone() if wants_json else nullcontext():
+        # The program looks for --verbose by itself: errors of other flags have tracebacks too.
+        del values["verbose"]
+        with json_alone() if values.pop("json") else nullcontext():
             return command(**built, **values)
 
     run.__signature__ = inspect.Signature(list(flags.values()), return_annotation=int)  # type: ignore[attr-defined]

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cli.flags import Data, FilterFlags, OutputFlags, Results, command, command_line
+from benchmarks.cli.flags import Data, FilterFlags, Results, command, command_line
 from benchmarks.cli.selection import run_filter
-from benchmarks.console.output import columns, note, plural, show, show_json
+from benchmarks.console.output import JSON_STREAM, columns, note, plural, show, show_json
 from benchmarks.console.parse import parse_methods
 from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.titles import title_method
@@ -38,7 +38,6 @@ Listing = tuple[str, list[dict[str, Any]]]
 
 @command("procap ls methods", "procap ls methods coop", "procap ls datasets --json", "procap ls runs --methods procap")
 def ls(
-    output: OutputFlags,
     selection: FilterFlags,
     what: Annotated[str, typer.Argument(metavar="methods|datasets|backbones|words|suites|runs", help="what to list")],
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="methods to show with all options")] = None,
@@ -50,7 +49,7 @@ def ls(
     `ls methods NAME` prints the options of a method with their defaults and meaning, and its recipe.
     """
     listings: dict[str, Callable[[], Listing]] = {
-        "methods": lambda: _methods(parse_methods(",".join(names or ["all"])), bool(names), output.json),
+        "methods": lambda: _methods(parse_methods(",".join(names or ["all"])), bool(names)),
         "datasets": lambda: _datasets(data_root(data)),
         "backbones": _backbones,
         "words": _words,
@@ -66,20 +65,19 @@ def ls(
     text, rows = listings[what]()
     if rows:
         show(text)
-    if output.json:
-        show_json(rows)
+    show_json(rows)
     return 0
 
 
-def _methods(names: Sequence[str], whole: bool, details: bool) -> Listing:
-    """List methods. whole: with their options and recipes. details: have these in the rows too, which needs torch."""
+def _methods(names: Sequence[str], whole: bool) -> Listing:
+    """List methods. whole: with their options and recipes, which --json has anyway and which need torch."""
     rows: list[dict[str, Any]] = []
     for name in names:
         row: dict[str, Any] = {"name": name, "summary": "", "recipe": None, "options": {}, "selection": "", "uses": ""}
         try:
             texts = describe_method(name)
             row |= {field: texts[field] for field in ("summary", "selection", "uses")}
-            if whole or details or name not in METHODS:
+            if whole or JSON_STREAM.get() or name not in METHODS:
                 method = method_class(name)
                 row["recipe"] = method.recipe().model_dump(mode="json")
                 row["options"] = {

@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.selection import run_filter, suite_changes
-from benchmarks.console.output import note, quote, show, show_json
+from benchmarks.console.output import note, quote, show, show_json, to_json
 from benchmarks.console.parse import parse_options
 from benchmarks.report.sections import read_sections
 from benchmarks.results.frame import open_results, read_frame
@@ -55,7 +55,6 @@ class TableFlags:
 )
 def table(
     selection: flags.FilterFlags,
-    output: flags.OutputFlags,
     suite_flags: TableFlags,
     suite: Annotated[
         str, typer.Argument(metavar="SUITE", help="a suite or sweep, or `calibration` [default: all runs]")
@@ -76,10 +75,10 @@ def table(
         tables, code = _tables_of_runs(selection, results, suite_flags.reference, calibration=bool(suite)), 0
     else:
         tables, code = _suite_tables(suite, selection, results, suite_flags)
-    if form != "json":
-        show("\n\n".join(render(table, form) for table in arrange_notes(tables, form, full=notes == "full")))
-    if output.json or form == "json":
-        show_json({"suite": suite or None, "tables": [to_dict(table) for table in tables]})
+    document = {"suite": suite or None, "tables": [to_dict(table) for table in tables]}
+    arranged = arrange_notes(tables, form, full=notes == "full")
+    show(to_json(document) if form == "json" else "\n\n".join(render(table, form) for table in arranged))
+    show_json(document)
     return code
 
 

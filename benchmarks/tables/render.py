@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.console.output import csv_text
+from benchmarks.console.output import csv_text, to_json
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.table import Mark, Table, describe_marks, format_rows, list_headers, list_notes
 from runner.results import write_bytes
@@ -236,7 +235,7 @@ FORMATS: dict[str, Callable[[Table], str]] = {
     "md": to_markdown,
     "csv": to_csv,
     "latex": to_latex,
-    "json": lambda table: json.dumps(to_dict(table), ensure_ascii=False, allow_nan=False),
+    "json": lambda table: to_json(to_dict(table)),
 }
 
 
