@@ -21,7 +21,7 @@ from report_pages import Page, begin, put_entry, tables
 from toy_shards import toy_source
 
 from benchmarks.cli import main
-from benchmarks.console.output import note, safe_output, show_json
+from benchmarks.console.output import json_alone, note, safe_output, show_json
 from benchmarks.experiment.titles import title_method
 from benchmarks.plots.style import draw_styled
 from benchmarks.report.report import ReportChoices, write_report
@@ -454,7 +454,7 @@ def test_the_report_has_the_measures_and_the_diagram(done, tmp_path):
 def test_results_have_their_names_and_no_users_of_urls_and_messages_have_no_secret_values(monkeypatch, capsys):
     monkeypatch.setenv("MY_KEY", "base-to-novel")
     texts = {"class": "torch bearer relay", "note": "https://me:pw@host/x", "name": "base-to-novel"}
-    with safe_output():
+    with safe_output(), json_alone():
         show_json([texts, 1, None])
         note("cannot read base-to-novel at https://me:pw@host/x")
     [line], [message] = (text.splitlines() for text in capsys.readouterr())
