@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.cli.flags import command, switch
 from benchmarks.console.output import columns, note, show, show_json
-from procap.errors import unknown_name
+from procap.errors import check_names
 from shards.default_paths import cache_home
 
 CACHES = {
@@ -30,9 +30,7 @@ def clean(
 
     Packed data sets, results and downloaded weights stay.
     """
-    for name in names or ():
-        if name not in CACHES:
-            raise unknown_name("cache", name, CACHES)
+    check_names("cache", names or (), CACHES)
     folders = {name: cache_home() / name for name in names or CACHES}
     sizes = {name: _size(folder) for name, folder in folders.items() if folder.is_dir()}
     rows = [(name, f"{size / 1e6:,.1f} MB", str(folders[name]), CACHES[name]) for name, size in sizes.items()]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.dry_run import show_plan
-from benchmarks.cli.selection import default_targets, eval_settings, find_run, runtime_config, selected_runs
+from benchmarks.cli.selection import default_targets, find_run, runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, quote, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import split_names
@@ -37,20 +37,15 @@ Scored = tuple[RunConfig, list[ScoreResult]]
 def evaluate(
     selection: flags.SelectionFlags,
     recipe_flags: flags.RecipeFlags,
+    evaluation: flags.EvalFlags,
     runtime_flags: flags.RuntimeFlags,
     mode: flags.ModeFlags,
     folders: Annotated[list[Path] | None, flags.run_argument("folders, instead of flags")] = None,
     targets: Annotated[str, flags.flag("SET[:CLASSES[:SPLIT]]", "comma list [default: base and novel classes]")] = "",
-    limit: flags.Limit = None,
-    eval_precision: flags.EvalPrecision = "",
-    eval_resize: flags.EvalResize = "",
-    samples: flags.Samples = 0,
     unknown: Annotated[str, flags.flag("SET[,SET]", "tell images of the run's classes from those of other sets")] = "",
-    temperature: flags.Temperature = "",
 ) -> int:
     """Evaluate trained runs on any target. Results under different evaluation flags are kept in different files."""
-    settings = eval_settings(eval_precision, eval_resize, samples, temperature)
-    runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)
+    runtime = runtime_config(runtime_flags, evaluation=evaluation)
     planning, unknown_sets = Session(runtime), [Target.parse(part, runtime.data) for part in split_names(unknown)]
     if folders and (selection != flags.SelectionFlags() or recipe_flags != flags.RecipeFlags()):
         reason = "give run folders, or flags such as --methods and --datasets that name runs, not both"
@@ -71,7 +66,7 @@ def evaluate(
         specs = []
         for config in configs:
             # Refuse impossible settings before any run is evaluated.
-            settings.for_run(config)
+            runtime.evaluation.for_run(config)
             tests = named or default_targets(config, runtime.data)
             for target in unknown_sets:
                 check_unknown(config, target)

@@ -63,10 +63,6 @@ Results = Annotated[str, flag("FOLDER|URL", "folder of runs and their results")]
 Device = Annotated[str, flag("NAME", "auto, cpu, cuda or cuda:N")]
 Tracking = Annotated[str, flag("off|URI", "MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]")]
 Limit = Annotated[int | None, flag("N", "evaluate on the first N images; results are marked", min=1)]
-EvalPrecision = Annotated[str, flag("fp32|bf16|fp16", "precision of the evaluation [default: that of the training]")]
-EvalResize = Annotated[str, flag("crop|squash", "crop of the centre, or all of it squashed [default: the backbone's]")]
-Samples = Annotated[int, flag("N", "average N samples of Gaussian tokens; 0 takes their means")]
-Temperature = Annotated[str, flag("shots", "divide logits by a number fitted on held-out few-shot images")]
 Workers = Annotated[int | None, flag("N", "processes [default: one per core]", min=1)]
 Reference = Annotated[
     str, flag("METHOD", "last row, with which suites compare the others [default: the only plug-in, else procap]")
@@ -180,21 +176,32 @@ class EngineFlags:
 
 
 @dataclass(frozen=True)
-class SuiteFlags(ChoiceFlags):
+class EvalFlags:
+    """Flags that choose how runs are evaluated; results under different ones are kept in different files."""
+
+    heading: ClassVar[str] = "Evaluation"
+    limit: Limit = None
+    eval_precision: Annotated[
+        str, flag("fp32|bf16|fp16", "precision of the evaluation [default: that of the training]")
+    ] = ""
+    eval_resize: Annotated[
+        str, flag("crop|squash", "crop of the centre, or all of it squashed [default: the backbone's]")
+    ] = ""
+    samples: Annotated[int, flag("N", "average N samples of Gaussian tokens; 0 takes their means")] = 0
+    temperature: Annotated[str, flag("shots", "divide logits by a number fitted on held-out few-shot images")] = ""
+
+
+@dataclass(frozen=True)
+class SuiteFlags(EvalFlags, ChoiceFlags):
     """Flags that choose a part of a suite; the rest is decided by the suite and its profile."""
 
-    heading: ClassVar[str] = "Recipe and evaluation"
+    heading: ClassVar[str] = "Recipe"
     profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper if packed]")] = ""
     recipe: RecipeChoice = ""
     option: MethodOptions = None
     unlabelled: Unlabelled = ""
     quick: Annotated[bool, switch("--quick", "smoke test with short schedules")] = False
     epochs: Epochs = None
-    limit: Limit = None
-    eval_precision: EvalPrecision = ""
-    eval_resize: EvalResize = ""
-    samples: Samples = 0
-    temperature: Temperature = ""
     reference: Reference = ""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.cli import flags
 from benchmarks.cli.dry_run import show_plan
-from benchmarks.cli.selection import eval_settings, runtime_config, suite_changes, trainable_methods
+from benchmarks.cli.selection import runtime_config, suite_changes, trainable_methods
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
 from benchmarks.experiment.profiles import MINI, PAPER, find_profile
@@ -40,14 +40,12 @@ def bench(
 ) -> int:
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
     launcher = launch.to_launcher()
-    names = ("eval_precision", "eval_resize", "samples", "temperature")
-    settings = eval_settings(*(getattr(suite_flags, name) for name in names))
-    runtime = runtime_config(runtime_flags, engine, limit=suite_flags.limit, evaluation=settings)
+    runtime = runtime_config(runtime_flags, engine, suite_flags)
     plans = plan_suites(list(PAPER_SUITES) if name == ALL else [name], suite_flags, runtime)
     runs = merge_runs(plans)
     # Raises for runs that cannot be evaluated under these settings.
     for run in runs:
-        settings.for_run(run.config)
+        runtime.evaluation.for_run(run.config)
     note_warmup(run.config for run in runs)
     session = Session(runtime)
     session.remote.pull()

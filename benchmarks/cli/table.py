@@ -18,7 +18,7 @@ from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.plans import last_options
 from benchmarks.tables.agreement import check_table
-from benchmarks.tables.render import arrange_notes, render, to_dict
+from benchmarks.tables.render import render, show_notes_once, to_dict
 from benchmarks.tables.runs import calibration_of_runs, run_tables, unknown_of_runs
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError, check_names
@@ -60,10 +60,10 @@ def table(
         str, typer.Argument(metavar="SUITE", help="a suite or sweep, or `calibration` [default: all runs]")
     ] = "",
     results: flags.Results = "results",
-    form: Annotated[Literal["md", "csv", "latex", "json"], typer.Option("--format", help="file format")] = "md",
-    notes: Annotated[
-        Literal["short", "full"], typer.Option(help="full: recipes of all rows; in LaTeX captions too")
-    ] = "short",
+    form: Annotated[
+        Literal["md", "csv", "latex", "tex", "json"],
+        typer.Option("--format", metavar="md|csv|latex|json", help="file format"),
+    ] = "md",
 ) -> int:
     """Print base, novel, harmonic mean and speed from results, or the tables of a suite with the paper's numbers.
 
@@ -76,8 +76,8 @@ def table(
     else:
         tables, code = _suite_tables(suite, selection, results, suite_flags)
     document = {"suite": suite or None, "tables": [to_dict(table) for table in tables]}
-    arranged = arrange_notes(tables, form, full=notes == "full")
-    show(to_json(document) if form == "json" else "\n\n".join(render(table, form) for table in arranged))
+    shown = (render(table, form) for table in show_notes_once(tables))
+    show(to_json(document) if form == "json" else "\n\n".join(shown))
     show_json(document)
     return code
 
