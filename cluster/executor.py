@@ -14,11 +14,9 @@ from typing import Any
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import Halving, StoragePaths, TrialReport
 from runner.config import RuntimeConfig, Target
-from runner.earlier_runs import preliminary_run
 from runner.evaluate import evaluate_run
 from runner.failures import EXPECTED, describe_failure
 from runner.results import EpochLog
-from runner.run_folders import RunHeld
 from runner.run_state import RunSpec, score, score_at
 from runner.session import Session
 from runner.stop_signals import Interrupted
@@ -28,8 +26,6 @@ from shards.pack import pack_missing
 
 REPORT_SECONDS = 5.0
 """Shortest time between two progress reports of a trial; mean scores of epochs are reported at once."""
-HELD_SECONDS = 2.0
-"""Time between two looks at the lock of a run that another process trains."""
 
 ReportTo = Callable[[TrialReport], object]
 RunsOf = Callable[[Mapping[str, Any], RuntimeConfig], Sequence[RunSpec]]
@@ -111,23 +107,11 @@ class RunExecutor:
 
     def _train(self, spec: RunSpec, callbacks: Callbacks, until: int | None = None) -> None:
         """Train as soon as no other process holds the run's lock; a run finished by another process is not repeated."""
-        if earlier := preliminary_run(spec.config):
-            # Runs of several seeds may have the same one, which they wait for like any other.
-            self._train(RunSpec(config=earlier, targets=()), Callbacks())
-        run = self.session.get_run(spec.config)
-        while True:
-            # In a process group only rank 0 sees the lock, so all ranks wait together before they start.
-            while why := self.group.broadcast_object(run.find_holder() if self.session.is_first else None):
-                self._send(self._report(state="waiting", run=run.path, why=why))
-                time.sleep(HELD_SECONDS)
-            try:
-                train_run(run, TrainingRequest(until=until, callbacks=callbacks))
-                return
-            except RunHeld:
-                # Another process took the lock since `find_holder`. In a group only rank 0 sees that: a second attempt
-                # of rank 0 alone would wait for ranks that are already in the training.
-                if self.group.size > 1:
-                    raise
+
+        def report_holder(held: str) -> None:
+            self._send(self._report(state="waiting", run=spec.path, why=held))
+
+        train_run(self.session.get_run(spec.config), TrainingRequest(False, until, callbacks, report_holder))
 
     def _evaluate(self, spec: RunSpec, targets: Sequence[Target]) -> float:
         """Evaluate a run where results are missing; returns its score."""

@@ -78,7 +78,7 @@ class Inference:
 
     is_online: they depend on the images before; batches give features, of which `adapt` makes logits at the end.
     features: of all images [N, E], stored by an earlier run, instead of which batches have images; None without.
-    kept: collects the features to be stored; None if they are not.
+    kept: collects the features to be stored; None if they are not. meter: the time of the work; no batch is a warm-up.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class Inference:
         self._forward: Forward = GraphedFunction(forward) if on.graphs and classifier.views == 1 else forward
         self.features: torch.Tensor | None = None
         self.kept: FeatureCollector | None = None
+        self.meter = Meter(clip.device, warmup=0)
 
     @property
     def encodes_frozen(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,7 +111,7 @@ class TrainResult(FrozenModel):
         default_factory=dict, description="numbers about the learned parameters, see `DiagnosedMethod`"
     )
     kernels: str = Field(default="", description="implementation chosen by device, see `DiagnosedMethod`")
-    fewshot: FewShotRecord | None = Field(default=None, description="None when nothing was trained")
+    fewshot: FewShotRecord | None = Field(default=None, description="None when none was trained on")
     unlabelled: UnlabelledRecord | None = Field(default=None, description="instead of labelled images")
     manifest_digest: str = Field(description="of the packed training set")
     checkpoint_sha256: str
@@ -185,7 +185,9 @@ def harmonic_mean(base: float, novel: float) -> float:
 
 
 class TargetResult(FrozenModel):
-    """What a run computed of the images of a target, in a file that its target and settings name."""
+    """What a run computed of the images of a target, in a file of `FOLDER` that its target and settings name."""
+
+    FOLDER: ClassVar[str]
 
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
     config_hash: str
@@ -229,7 +231,9 @@ MCM = "MCM"
 
 
 class ScoreResult(TargetResult):
-    """A file in `scores`: how well each image of a target fits the classes that the run was trained on."""
+    """How well each image of a target fits the classes that the run was trained on."""
+
+    FOLDER = "scores"
 
     score: str = Field(default=MCM, description="the rule of the scores: MCM, or one of the method's own")
     scores: list[Amount] = Field(
@@ -244,7 +248,9 @@ class ScoreResult(TargetResult):
 
 
 class EvalResult(TargetResult):
-    """A file in `eval`: integer counts on one target, from which every table is computed."""
+    """Integer counts on one target, from which every table is computed."""
+
+    FOLDER = "eval"
 
     correct: Count
     per_class: PerClass

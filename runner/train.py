@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from procap.methods import method_class
 from procap.methods.features import FeatureMethod
 from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
+from runner.acceleration import note_once
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
 from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
@@ -57,11 +58,13 @@ class TrainingRequest:
 
     force: delete the run with its evaluations first. until: pause after this many epochs, if the training has more.
     callbacks: do not change the training, and are not called for a run without epochs.
+    on_held: called again and again, on all ranks, while another process holds the run; without it that raises RunHeld.
     """
 
     force: bool = False
     until: int | None = None
     callbacks: Callbacks | None = None
+    on_held: Callable[[str], object] | None = None
 
     def __post_init__(self) -> None:
         if self.until is not None and self.until < 1:
@@ -95,8 +98,9 @@ def train_run(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progr
             return finished
     run.trained = None
     if earlier := preliminary_run(run.config):
-        train_run(run.session.get_run(earlier))
-    with run.work(resumes=not force):
+        # Runs of several seeds may have the same one, so that it is waited for in any case.
+        train_run(run.session.get_run(earlier), TrainingRequest(on_held=request.on_held or note_once))
+    with run.work(resumes=not force, on_held=request.on_held):
         run.session.group.call_on_first(lambda: run.folder.check_config(run.config, force=force))
         # Another process may have finished the run between the look above and the lock.
         if not force and (finished := read_finished(run)):
@@ -362,8 +366,11 @@ def _write_result(run: Run, setup: Setup, state: TrainState, meter: Meter, facts
     drawn = {name: getattr(config, name) for name in ("shots", "sampling", "seed")}
     for name, document in setup.method.records().items():
         write_json(folder.path / name, document)
-    few_shot = None if few is None else FewShotRecord(**drawn, digest=few.digest, samples=few.train.paths)
     pool = few.unlabelled if few else None
+    few_shot = None
+    # A training on another pool of images has seen no few-shot sample.
+    if few and (pool is None or pool.pool == "few-shot"):
+        few_shot = FewShotRecord(**drawn, digest=few.digest, samples=few.train.paths)
     unlabelled = UnlabelledRecord(pool=pool.pool, images=len(pool.images), digest=pool.digest) if pool else None
     result = TrainResult(
         config_hash=config.hash,

@@ -228,5 +228,5 @@ def test_a_setting_is_chosen_on_at_most_four_validation_images_per_class_also_wi
     runtime = make_runtime(few_digits, tmp_path)
     run = make_run(plan(short_checkpoint, "probe", shots=0), runtime)
     setup = set_up(run)
-    validation, test = choosing_images(run, setup)
+    validation, test = choosing_images(run, setup.method, setup.fewshot.val)
     assert np.bincount(validation.labels).max() == 4 and len(validation) < len(setup.fewshot.val) and not len(test)

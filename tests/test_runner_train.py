@@ -245,7 +245,7 @@ def test_force_trains_again_to_the_same_bits_and_forgets_evaluations(plan, runti
     assert train(config, runtime) == first, "a set-up that fails deletes nothing"
     again = train(config, runtime, force=True)
     assert folder.train_file.stat().st_mtime_ns != written and folder.read_training() == again
-    assert again.checkpoint_sha256 == first.checkpoint_sha256 and not folder.eval_files()
+    assert again.checkpoint_sha256 == first.checkpoint_sha256 and not folder.result_files()
 
 
 def test_global_randomness_is_neither_read_nor_moved(finished, runtime, tmp_path):

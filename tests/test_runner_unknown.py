@@ -20,13 +20,12 @@ from benchmarks.results.unknown_images import Detection
 from procap.classifier import unit
 from procap.text import LabelSpace
 from runner.concept_scores import score_run
-from runner.config import RunConfig, Target
+from runner.config import EvalSettings, RunConfig, Target
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.planning import plan_run
 from runner.provenance import provenance
 from runner.results import ScoreResult, write_json
-from runner.run_folders import RunFolder
 from shards.catalogue import UNLABELLED
 from shards.raw.published import find_location, read_published
 from shards.reader import open_dataset
@@ -43,7 +42,7 @@ def put_scores(
     results: Path, config: RunConfig, target: str, scores: list[float], of: int | None = None, **more: str
 ) -> None:
     at = Target.parse_unchecked(target)
-    file = RunFolder(results / config.path).score_file(at)
+    file = results / config.path / "scores" / at.file(EvalSettings())
     result = ScoreResult(
         config_hash=config.hash, target=str(at), total=len(scores), limit=len(scores) if of else None,
         dataset_size=of or len(scores), precision="fp32", manifest_digest="e" * 16, backbone_digest="b" * 16,
@@ -96,7 +95,7 @@ def test_scores_are_the_highest_softmax_of_plain_cosines(few_digits, short_check
     assert scored.scores == pytest.approx(cosines.softmax(dim=1).amax(dim=1).tolist(), rel=1e-5)
     # A file that is there is read, one of other weights is replaced.
     assert score_run(make_run(config, runtime), NOVEL) == scored
-    file = only_run(tmp_path).score_file(NOVEL)
+    [file] = only_run(tmp_path).result_files(ScoreResult)
     write_json(file, json.loads(file.read_text()) | {"checkpoint_sha256": "0" * 64})
     again = score_run(make_run(config, runtime), NOVEL)
     assert (again.scores, again.checkpoint_sha256) == (scored.scores, scored.checkpoint_sha256)
@@ -145,8 +144,8 @@ def test_several_processes_write_the_scores_of_one(few_digits, short_checkpoint,
     train(plan(str(short_checkpoint)), alone)
     expected = score_run(make_run(plan(str(short_checkpoint)), alone), NOVEL)
     run_ranks(size, scores_of_a_rank, str(few_digits), str(tmp_path / "several"), str(short_checkpoint))
-    document = json.loads(only_run(tmp_path / "several").score_file(NOVEL).read_text())
-    assert document["scores"] == expected.scores
+    [scored] = only_run(tmp_path / "several").read_scores()
+    assert scored.scores == expected.scores
 
 
 def test_the_command_takes_a_folder_of_images_of_no_class(few_digits, short_checkpoint, tmp_path, capsys):
