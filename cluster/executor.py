@@ -13,7 +13,7 @@ from typing import Any
 
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import Halving, StoragePaths, TrialReport
-from runner.config import RuntimeConfig, Target
+from runner.config import RuntimeConfig
 from runner.evaluate import evaluate_run
 from runner.failures import EXPECTED, describe_failure
 from runner.results import EpochLog
@@ -64,29 +64,31 @@ class RunExecutor:
 
     def execute(self) -> TrialReport:
         """Execute what is not finished yet; returns the final report without sending it."""
-        targets = {run.path: [Target.parse_unchecked(target) for target in run.targets] for run in self.runs}
+        targets = [target for run in self.runs for target in run.parse_targets()]
         # One rank of each node: nodes may have separate folders of generated data.
         if self.group.ranks.local_rank == 0:
             names = [run.config.dataset for run in self.runs]
-            names += [target.dataset for run_targets in targets.values() for target in run_targets]
-            pack_missing(names, self.session.runtime.data)
+            pack_missing([*names, *(target.dataset for target in targets)], self.session.runtime.data)
         self.group.barrier()
         # Check for missing test images before the training, not after it.
-        for target in (target for run_targets in targets.values() for target in run_targets):
+        for target in targets:
             self.session.dataset(target.dataset).check_sizes(target.split)
         epochs = max(run.config.recipe.epochs for run in self.runs)
         if self.halving:
-            self._train_in_step(self.halving.rungs(epochs), epochs, targets)
+            self._train_in_step(self.halving.rungs(epochs), epochs)
         else:
             for run in self.runs:
                 self._train(run, Callbacks(on_epoch_end=partial(self._report_epoch, run)))
-        scores = [self._evaluate(run, targets[run.path]) for run in self.runs if run.targets]
+        scores = []
+        for spec in (spec for spec in self.runs if spec.targets):
+            run = self.session.get_run(spec.config)
+            scores.append(score([evaluate_run(run, target).accuracy for target in spec.parse_targets()]))
         return self._report(state="finished", epoch=epochs, score=fmean(scores) if scores else None)
 
     def _report_epoch(self, run: RunSpec, log: EpochLog) -> None:
         self._send(self._report(epoch=log.epoch + 1, run=run.path))
 
-    def _train_in_step(self, rungs: Sequence[int], epochs: int, targets: Mapping[str, Sequence[Target]]) -> None:
+    def _train_in_step(self, rungs: Sequence[int], epochs: int) -> None:
         """Train all runs to one rung, then all to the next, and report the mean score of every epoch.
 
         The last epoch is only in the final report, so that a scheduler cannot stop the trial before its evaluation.
@@ -94,7 +96,7 @@ class RunExecutor:
         reported = 0
         for end in [*rungs, epochs]:
             for run in self.runs:
-                self._train(run, Callbacks(tuple(targets[run.path])), until=end)
+                self._train(run, Callbacks(run.parse_targets()), until=end)
             if self.group.ranks.is_first:
                 # All runs have reached `end`: only now has every epoch since the last rung a mean over all of them.
                 for epoch in range(reported, min(end, epochs - 1)):
@@ -111,12 +113,8 @@ class RunExecutor:
         def report_holder(held: str) -> None:
             self._send(self._report(state="waiting", run=spec.path, why=held))
 
-        train_run(self.session.get_run(spec.config), TrainingRequest(False, until, callbacks, report_holder))
-
-    def _evaluate(self, spec: RunSpec, targets: Sequence[Target]) -> float:
-        """Evaluate a run where results are missing; returns its score."""
-        run = self.session.get_run(spec.config)
-        return score([evaluate_run(run, target).accuracy for target in targets])
+        request = TrainingRequest(until=until, callbacks=callbacks, on_held=report_holder)
+        train_run(self.session.get_run(spec.config), request)
 
     def _send(self, report: TrialReport) -> None:
         """Report at most once in `REPORT_SECONDS`, as the driver receives reports of many trials."""

@@ -1,9 +1,17 @@
-"""Evaluate a trained run: each image of a target once, with integer counts and the calibration of its probabilities."""
+"""Evaluate a trained run: each image of a target once, with integer counts and the calibration of its probabilities.
+
+Or score how well images fit the classes of the run, to tell those of unknown classes, by maximum concept matching: the
+highest softmax probability of a class name, of cosines that no factor scales. Logits are divided by the method's
+factor, so that those of a cosine classifier are the cosines.
+Source: Ming et al. 2022, "Delving into Out-of-Distribution Detection with Vision-Language Representations", section 3,
+and its public code, both at temperature 1. A classifier with a score of its own, such as GalLoP's, is scored by that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,35 +19,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procap.errors import UserError
+from procap.text import LabelSpace
 from runner.calibration import ImagePredictions, measure_calibration
-from runner.config import RunConfig, RuntimeConfig, Target
-from runner.distributed.collectives import ProcessGroup
+from runner.config import Target
 from runner.inference import Inference, LogitSettings, count_by_class
 from runner.meters import peak_memory, start_memory_peak
 from runner.predictions import predict_images, prepare_inference
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
-from runner.results import EvalResult, write_json
+from runner.results import MCM, EvalResult, ScoreResult, write_json
 from runner.run_folders import AnyResult
-from runner.session import Run, Session
-from runner.setup import label_space, make_test_transform
+from runner.session import Run
+from runner.setup import label_space, make_test_transform, unlabelled_pool
 from runner.stop_signals import Interrupted, StopRequest
 from runner.temperature import fit_temperature
 from runner.trained_runs import load_trained, read_current_training
 from shards.eval_views import AnyEvalTransform
 from shards.image_selection import TargetImages, select_class_labels, select_target_images
-
-
-def evaluate(
-    config: RunConfig,
-    target: Target,
-    runtime: RuntimeConfig,
-    *,
-    force: bool = False,
-    group: ProcessGroup | None = None,
-) -> EvalResult:
-    """Evaluate one finished run in a new session, as `evaluate_run` does."""
-    return evaluate_run(Session(runtime, group).get_run(config), target, force=force)
 
 
 def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:
@@ -191,3 +187,38 @@ def _find_base_classes(run: Run, target: Target, selection: TargetImages) -> NDA
     trained = select_class_labels(run.session.dataset(config.dataset), config.classes)
     positions = np.flatnonzero(np.isin(selection.labels, trained))
     return positions if 0 < len(positions) < len(selection.labels) else None
+
+
+def score_run(run: Run, target: Target, *, force: bool = False) -> ScoreResult:
+    """Score the images of `target`, whatever they show, among the classes of a finished run; see `obtain_result`."""
+    return obtain_result(run, target, ScoreResult, partial(_score, run, target), force=force)
+
+
+def _score(run: Run, target: Target, stop: StopRequest) -> ScoreResult:
+    config, session, method = run.config, run.session, load_trained(run).method
+    selection = select_target(run, target)
+    # Known and unknown images have equal views, whatever set the unknown ones are from.
+    transform = make_test_transform(method, config.dataset, config.seed, run.settings.resize)
+    # Their labels are no classes of the run; predictions need some that are.
+    relabel = dict.fromkeys(range(len(selection.classnames)), 0)
+    first = range(len(selection.images))[: session.runtime.limit]
+    images = session.crops.wrap(selection.images.subset(first, relabel), transform)
+    scoring = LogitSettings(temperature=float(method.scale()), score=MCM)
+    inference = prepare_inference(run, images, _known_names(run), scoring)
+    predictions = predict_target(run, target, inference, transform, stop)
+    return ScoreResult(
+        **describe_inference(run, target, selection, inference),
+        score=inference.scoring.score,
+        # Of a thousand classes all scores lie near 0.001, so that decimals would not tell them apart.
+        scores=[float(f"{score:.6g}") for score in predictions.confidence],
+    )
+
+
+def _known_names(run: Run) -> LabelSpace:
+    """Return the names of the run's classes; without labels it may have learned more."""
+    config, space = run.config, load_trained(run).method.space
+    if unlabelled_pool(config) != "all":
+        return space
+    shards = run.session.dataset(config.dataset)
+    names = tuple(shards.classnames[label] for label in select_class_labels(shards, config.classes))
+    return replace(space, classnames=names)

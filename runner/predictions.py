@@ -5,12 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from procap.classifier import Classifier
 from procap.errors import UserError
-from procap.methods.method import Method
 from procap.text import LabelSpace
 from runner.calibration import ImagePredictions
-from runner.config import RunConfig
 from runner.distributed.collectives import ProcessGroup
 from runner.engine import autocast
 from runner.feature_store import EncodedImages
@@ -31,28 +28,21 @@ SCORED = 4096
 """Images of an online classifier that are scored at once."""
 
 
-def trained_classifier(method: Method, config: RunConfig, space: LabelSpace, samples: int) -> Classifier:
-    """Make the classifier of a trained method, with the means of its Gaussian tokens or with `samples` draws of them.
-
-    The first draws are the same for any number of samples, and on every process and device.
-    """
-    if not samples:
-        return method.classifier(space)
-    draws = (method.draw(generator(config.seed, "samples", number)) for number in range(samples))
-    return method.sampled_classifier(
-        [tuple(upload(each, method.clip.device) for each in noise) for noise in draws], space
-    )
-
-
 def prepare_inference(
     run: Run, images: ImageList, space: LabelSpace, scoring: LogitSettings | None = None
 ) -> Inference:
-    """Make the classifier of the classes of `space`, and warm up."""
-    config, session, trained = run.config, run.session, load_trained(run)
-    precision, meter = run.settings.precision or config.precision, Meter(session.device, warmup=0)
+    """Make the classifier of the classes of `space`, with draws of its Gaussian tokens if asked for, and warm up."""
+    config, session, settings, trained = run.config, run.session, run.settings, load_trained(run)
+    method, precision, meter = trained.method, settings.precision or config.precision, Meter(session.device, warmup=0)
     with meter.phase("classes", rated=False), autocast(precision, session.device):
-        warn_of_names(trained.method, space)
-        classifier = trained_classifier(trained.method, config, space, run.settings.samples)
+        warn_of_names(method, space)
+        if settings.samples:
+            # The first draws are the same for any number of samples, and on every process and device.
+            draws = (method.draw(generator(config.seed, "samples", number)) for number in range(settings.samples))
+            noise = [tuple(upload(tensor, session.device) for tensor in draw) for draw in draws]
+            classifier = method.sampled_classifier(noise, space)
+        else:
+            classifier = method.classifier(space)
     inference = Inference(trained.clip, classifier, images, precision, session.acceleration, scoring)
     inference.meter = meter
     with meter.phase("warm-up", rated=False):

@@ -87,12 +87,22 @@ class ImportedFile(FrozenModel):
     epoch: Count | None = Field(description="epochs that were trained; None if the file does not say")
 
 
-class TrainResult(FrozenModel):
-    """`train.json`, written last: if it exists, the training is finished."""
+class StoredDocument(FrozenModel):
+    """A document in a file of its own, with the version of its format."""
 
     # Called `schema` in files: models of pydantic have a method of that name.
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
+
+
+class RunDocument(StoredDocument):
+    """A document in the folder of the run with this hash."""
+
     config_hash: str
+
+
+class TrainResult(RunDocument):
+    """`train.json`, written last: if it exists, the training is finished."""
+
     status: Literal["finished"] = "finished"
     steps: Count = 0
     images: Count = 0
@@ -134,11 +144,9 @@ class TrainResult(FrozenModel):
         return change and f"{config.path} was trained {change}: {hint}"
 
 
-class Progress(FrozenModel):
+class Progress(RunDocument):
     """`progress.json`, the state of a run that has not finished."""
 
-    schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
-    config_hash: str
     status: RunStatus = "running"
     step: Count
     steps: Count
@@ -163,11 +171,9 @@ class ValidationCount(FrozenModel):
         return 100.0 * self.correct / self.total
 
 
-class ValidationHistory(FrozenModel):
+class ValidationHistory(RunDocument):
     """`validation.json`: the counts of a run's validation, one per epoch and target."""
 
-    schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
-    config_hash: str
     counts: list[ValidationCount]
 
 
@@ -184,13 +190,11 @@ def harmonic_mean(base: float, novel: float) -> float:
     return 2 * base * novel / (base + novel) if base + novel else 0.0
 
 
-class TargetResult(FrozenModel):
+class TargetResult(RunDocument):
     """What a run computed of the images of a target, in a file of `FOLDER` that its target and settings name."""
 
     FOLDER: ClassVar[str]
 
-    schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
-    config_hash: str
     target: TargetName
     total: Count = Field(gt=0)
     limit: Count | None = Field(gt=0, description="number of images, the first of the list; None: all")
@@ -237,7 +241,7 @@ class ScoreResult(TargetResult):
 
     score: str = Field(default=MCM, description="the rule of the scores: MCM, or one of the method's own")
     scores: list[Amount] = Field(
-        repr=False, description="by `runner.concept_scores`, in the order of the images, six significant digits"
+        repr=False, description="by `runner.evaluate`, in the order of the images, six significant digits"
     )
 
     @model_validator(mode="after")

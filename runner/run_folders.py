@@ -21,6 +21,7 @@ from runner.config import EvalSettings, RunConfig, Target
 from runner.results import (
     EvalResult,
     Progress,
+    RunDocument,
     ScoreResult,
     TargetResult,
     TrainResult,
@@ -32,8 +33,8 @@ from shards.files import LockHeld, file_lock
 
 TRACKING_FILE = "tracking.json"
 DEFAULT_SETTINGS = EvalSettings()
-RunDocument = TypeVar("RunDocument", TrainResult, Progress, EvalResult, ScoreResult, ValidationHistory)
-AnyResult = TypeVar("AnyResult", EvalResult, ScoreResult)
+AnyDocument = TypeVar("AnyDocument", bound=RunDocument)
+AnyResult = TypeVar("AnyResult", bound=TargetResult)
 RUNS = "*/*/*/*/*/seed*-*"
 """Paths of runs below the results: classes, data set, method, backbone, shots, and seed with hash."""
 
@@ -135,7 +136,7 @@ class RunFolder:
             raise UserError(f"{path} was computed in {result.precision}, its run in {config.precision}: delete it")
         return result
 
-    def _read(self, path: Path, model: type[RunDocument]) -> RunDocument | None:
+    def _read(self, path: Path, model: type[AnyDocument]) -> AnyDocument | None:
         """Read a document of the run. Raises UserError for a broken one or a different configuration."""
         # The folder of a run ends in the hash of its configuration.
         document, expected = read_document(path, model), self._hash

@@ -41,6 +41,9 @@ class RunSpec(FrozenModel):
         """The run's folder below the results."""
         return self.config.path
 
+    def parse_targets(self) -> tuple[Target, ...]:
+        return tuple(map(Target.parse_unchecked, self.targets))
+
 
 State = Literal[
     "new", "unfinished", "failed", "not evaluated", "finished", "repeat", "other data", "other code", "broken"

@@ -14,9 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.acceleration import Acceleration
 from runner.config import EvalSettings, RunConfig, RuntimeConfig
+from runner.devices import num_decoders, resolve_device
+from runner.feature_store import EncodedImages, FeatureStore, feature_key, read_limit
 from runner.remote_results import RemoteResults
 from runner.run_folders import OtherContent, RunFolder, RunHeld, locate_run
+from runner.tracking.exporter import Exporter
 from shards.default_paths import cache_home
 from shards.manifest import FILE
 from shards.reader import ShardSet, open_dataset
@@ -26,12 +30,9 @@ if TYPE_CHECKING:
 
     from procap.clip import CLIP
     from procap.methods.method import Method
-    from runner.acceleration import Acceleration
+    from runner.backbones import Backbones
     from runner.distributed.collectives import ProcessGroup
-    from runner.feature_store import EncodedImages, FeatureStore
     from runner.results import TrainResult
-    from runner.tracking.exporter import Exporter
-    from runner.workbench import Workbench
     from shards.kept_crops import KeptCrops
     from shards.reader import ImageList
 
@@ -46,15 +47,15 @@ class Session:
         self,
         runtime: RuntimeConfig | None = None,
         group: ProcessGroup | None = None,
-        workbench: Workbench | None = None,
+        backbones: Backbones | None = None,
     ) -> None:
-        """group: the processes that execute each run together. workbench: of an earlier session of this process."""
+        """group: the processes that execute each run together. backbones: of an earlier session of this process."""
         self.runtime = runtime or RuntimeConfig()
         self._datasets: dict[str, ShardSet] = {}
         if group is not None:
             self.group = group
-        if workbench is not None:
-            self.workbench = workbench
+        if backbones is not None:
+            self.backbones = backbones
 
     @cached_property
     def group(self) -> ProcessGroup:
@@ -68,28 +69,22 @@ class Session:
         return self.group.ranks.is_first
 
     @cached_property
-    def workbench(self) -> Workbench:
-        from runner.workbench import Workbench
+    def backbones(self) -> Backbones:
+        from runner.backbones import Backbones
 
-        return Workbench()
+        return Backbones()
 
     @cached_property
     def device(self) -> torch.device:
-        from runner.devices import resolve_device
-
         return resolve_device(self.runtime.device)
 
     @cached_property
     def decoders(self) -> int:
         """The number of threads that decode images."""
-        from runner.devices import num_decoders
-
         return num_decoders(self.runtime.workers, self.device)
 
     @cached_property
     def acceleration(self) -> Acceleration:
-        from runner.acceleration import Acceleration
-
         return Acceleration.parse(self.runtime.accelerate, self.device)
 
     @cached_property
@@ -99,8 +94,6 @@ class Session:
 
     @cached_property
     def exporter(self) -> Exporter:
-        from runner.tracking.exporter import Exporter
-
         return Exporter(self.runtime.tracking_uri, self.remote)
 
     @cached_property
@@ -111,8 +104,6 @@ class Session:
 
     @cached_property
     def features(self) -> FeatureStore:
-        from runner.feature_store import FeatureStore, read_limit
-
         return FeatureStore(cache_home() / "features", read_limit())
 
     def dataset(self, name: str) -> ShardSet:
@@ -126,8 +117,6 @@ class Session:
 
         The key is "" without a store. how: of `runner.feature_store.feature_key`.
         """
-        from runner.feature_store import feature_key
-
         key = feature_key(clip, images, ranks=self.group.size, workers=self.decoders, **how)
         # Rank 0 decides: hosts may have different limits.
         return self.group.call_on_first(
@@ -161,7 +150,7 @@ class Session:
         changes: of its runtime.
         """
         runtime = replace(self.runtime, results=results, results_url=None, **changes)
-        other = Session(runtime, self.group, self.workbench if shares_backbone else None)
+        other = Session(runtime, self.group, self.backbones if shares_backbone else None)
         other._datasets = self._datasets
         return other
 

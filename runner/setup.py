@@ -92,7 +92,7 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
     learns_from_features = issubclass(method_class(config.method), FeatureMethod)
     # Features of all images are on every process, so that their batches are not dealt out.
     fewshot = load_training_images(config, shards, 1 if learns_from_features else group.size)
-    clip = session.workbench.load_backbone(config, device, acceleration)
+    clip = session.backbones.load(config, device, acceleration)
     if fewshot and not learns_from_features:
         images = fewshot.unlabelled.images if fewshot.unlabelled else fewshot.train
         stream = train_stream(images, config, clip, acceleration, session.decoders, group.ranks)

@@ -17,9 +17,7 @@ from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
 from runner.acceleration import note_once
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
-from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
-from runner.distributed.collectives import ProcessGroup
 from runner.earlier_runs import preliminary_run, read_initial_run
 from runner.engine import Batch, term_gradients
 from runner.failures import describe_failure
@@ -30,7 +28,7 @@ from runner.provenance import describe_environment, provenance
 from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
-from runner.session import Run, Session
+from runner.session import Run
 from runner.setup import Setup, changed_file, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
@@ -39,7 +37,7 @@ from runner.trained_runs import load_teacher
 from runner.validate import Callbacks, Validator
 from shards.device.stream import DeviceTrainStream
 from shards.rng import generator
-from shards.transfer import to_device, upload
+from shards.transfer import to_device
 
 UNRATED_STEPS = 5
 """Steps that are left out of images per second; they have nothing to do with the warm-up of the learning rate."""
@@ -72,13 +70,6 @@ class TrainingRequest:
 
 
 PLAIN = TrainingRequest()
-
-
-def train(
-    config: RunConfig, runtime: RuntimeConfig, *, group: ProcessGroup | None = None, **request: Any
-) -> TrainResult | Progress:
-    """Train one configuration in a new session, as `train_run` does. request: fields of `TrainingRequest`."""
-    return train_run(Session(runtime, group).get_run(config), TrainingRequest(**request))
 
 
 def train_run(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progress:
@@ -117,7 +108,7 @@ def read_finished(run: Run) -> TrainResult | None:
     result = run.read_training() if session.is_first else None
     if result is not None:
         session.check_content(config, config.dataset, result.manifest_digest)
-        session.workbench.check_backbone(config, result)
+        session.backbones.check(config, result)
         if why := result.changed_code(config):
             raise UserError(why)
         if option := changed_file(config, result.files):
@@ -265,10 +256,7 @@ class TrainLoop:
             self.step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
         rates = self.schedule.rates(number, epoch)
         self.training.engine.set_rates(rates)
-        images, labels = self.method.extend_batch(images, labels, generator(self.config.seed, "extend", number))
-        noise = self.method.draw(generator(self.config.seed, "noise", number))
-        device = self.method.clip.device
-        batch = Batch(images, labels, tuple(upload(tensor, device) for tensor in noise))
+        batch = Batch.make(self.method, self.config.seed, number, images, labels)
         if self.step.needs_capture:
             with self.meter.phase("compile", rated=False):
                 self.step.capture(batch)

@@ -36,7 +36,7 @@ def _load(run: Run) -> TrainedRun:
     tensors, card = decode_checkpoint(data, file)
     if session.runtime.deterministic:
         set_deterministic()
-    clip = session.workbench.load_backbone(config, session.device, session.acceleration)
+    clip = session.backbones.load(config, session.device, session.acceleration)
     # Only the first rank has compared its weights with those of the training.
     session.group.check_same(f"the digest of the weights of {config.backbone}", clip.digest())
     method = build_initial_method(config, clip, card.space)
@@ -85,5 +85,5 @@ def read_current_training(run: Run) -> TrainResult:
         )
     if why := training.changed_code(run.config):
         raise UserError(why)
-    session.group.call_on_first(lambda: session.workbench.check_backbone(run.config, training))
+    session.group.call_on_first(lambda: session.backbones.check(run.config, training))
     return training

@@ -23,12 +23,12 @@ from procap.recipe import epoch_rate
 from procap.weights import loading
 from procap.weights.files import read_weights
 from runner import acceleration, checkpoint, run_folders
+from runner.backbones import Backbones
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import plan_run
 from runner.results import EvalResult, TrainResult, write_json
 from runner.run_state import RunSpec, final_score
 from runner.train import UNTIMED_PHASES
-from runner.workbench import Workbench
 from shards import builtin_sources, catalogue, pack
 
 BASE, NOVEL = Target("digits", "base"), Target("digits", "novel")
@@ -387,7 +387,7 @@ def test_missing_data_is_reported_in_one_line_and_leaves_no_run_behind(plan, run
 
 @pytest.mark.gpu
 def test_fp32_on_a_gpu_convolves_in_float32(plan):
-    Workbench().load_backbone(plan(), torch.device("cuda"), acceleration.Acceleration())
+    Backbones().load(plan(), torch.device("cuda"), acceleration.Acceleration())
     draw = torch.Generator().manual_seed(0)
     images, kernels = (torch.randn(4, 3, side, side, generator=draw) for side in (32, 16))
     exact = torch.nn.functional.conv2d(images.double(), kernels.double(), stride=16)

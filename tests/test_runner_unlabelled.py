@@ -14,9 +14,9 @@ from small_runs import make_runtime
 from benchmarks.results import frame as results
 from procap.errors import UserError
 from procap.methods import data_use
-from runner.concept_scores import score_run
 from runner.config import EvalSettings, Target
 from runner.earlier_runs import preliminary_run
+from runner.evaluate import score_run
 from runner.planning import plan_run
 from runner.run_folders import RunFolder, RunHeld
 from runner.train import train_run
