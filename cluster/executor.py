@@ -80,9 +80,10 @@ class RunExecutor:
             for run in self.runs:
                 self._train(run, Callbacks(on_epoch_end=partial(self._report_epoch, run)))
         scores = []
-        for spec in (spec for spec in self.runs if spec.targets):
-            run = self.session.get_run(spec.config)
-            scores.append(score([evaluate_run(run, target).accuracy for target in spec.parse_targets()]))
+        for spec in self.runs:
+            evaluated = self.session.get_run(spec.config)
+            if accuracies := [evaluate_run(evaluated, target).accuracy for target in spec.parse_targets()]:
+                scores.append(score(accuracies))
         return self._report(state="finished", epoch=epochs, score=fmean(scores) if scores else None)
 
     def _report_epoch(self, run: RunSpec, log: EpochLog) -> None:

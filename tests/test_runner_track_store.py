@@ -160,12 +160,11 @@ def test_a_database_may_lie_in_a_folder_of_any_name(tmp_path, monkeypatch):
     assert make_url(store.uri).database == str(odd / "mlflow.db")
 
 
-@pytest.mark.parametrize("uri", ["sqlite:////proc/x.db", "sqlite:////dev/null/x.db"])
-def test_a_database_that_cannot_be_opened_is_tried_once(tmp_path, uri, monkeypatch):
+def test_a_database_that_cannot_be_opened_is_tried_once(tmp_path, monkeypatch):
     tries: list[float] = []
     monkeypatch.setattr("time.sleep", tries.append)
     with pytest.raises(UserError, match="cannot open sqlite"):
-        _ = TrackingStore.choose(tmp_path, uri).experiment_id
+        _ = TrackingStore.choose(tmp_path, "sqlite:////proc/x.db").experiment_id
     assert not tries
 
 
