@@ -35,8 +35,6 @@ PUBLISHED = {
 
 
 class BPLOptions(ContextOptions):
-    """The options of BPL."""
-
     samples: int = Field(10, ge=1, description="samples of the shift in each training step and in inference")
     kl_weight: float = Field(0.001, ge=0, description="weight of the divergence from N(0, 1), a mean over the width")
 
@@ -45,9 +43,9 @@ class BPL(ContextMethod):
     """BPL (Derakhshani et al. 2023): predictions averaged over samples of a Gaussian shift."""
 
     Options = BPLOptions
-    title: ClassVar[str] = "BPL"
-    groups: ClassVar[tuple[str, ...]] = ("prompts", "probabilistic")
-    mini_lr: ClassVar[float | None] = 0.16
+    title = "BPL"
+    groups = ("prompts", "probabilistic")
+    mini_lr = 0.16
     public_layout = PublicLayout(
         "prompt_learner",
         CONTEXT_NAMES | {"mean": "prompt_learner.mean_posterior", "logvar": "prompt_learner.std_posterior"},

@@ -9,7 +9,6 @@ Shapes: N training images, V views of each, B images, C classes, E joint embeddi
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -26,8 +25,6 @@ from procap.text import LabelSpace
 
 
 class CLAPOptions(ViewOptions):
-    """The options of CLAP."""
-
     views: int = Field(20, ge=1, description="random views of each image, of which batches are drawn")
     constraint: bool = Field(True, description="keep the weights near the class features; without it: ZS-LP")
 
@@ -36,8 +33,8 @@ class CLAP(FeatureMethod):
     """CLAP (Silva-Rodriguez et al. 2024): a linear probe near the class features."""
 
     Options = CLAPOptions
-    title: ClassVar[str] = "CLAP"
-    pools_views: ClassVar[bool] = True
+    title = "CLAP"
+    pools_views = True
     public_layout = PublicLayout(
         "adapter",
         {"rows": "adapter.prototypes"},

@@ -37,8 +37,8 @@ class CoCoOp(ContextMethod):
     """CoCoOp (Zhou et al. 2022): context shifted for each image, text never cached."""
 
     Options: ClassVar[type[MethodOptions]] = ContextOptions
-    title: ClassVar[str] = "CoCoOp"
-    mini_lr: ClassVar[float | None] = 1e-2
+    title = "CoCoOp"
+    mini_lr = 1e-2
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES | META_NET_NAMES, module="prompt_learner")
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ContextOptions, generator: torch.Generator) -> None:

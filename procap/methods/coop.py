@@ -27,8 +27,6 @@ CONTEXT_NAMES = {"context": "prompt_learner.ctx"}
 
 
 class ContextOptions(MethodOptions):
-    """The options of every method with CoOp's context."""
-
     n_ctx: int = Field(4, ge=1, description="learned context tokens; as many as ctx_init has words where it has any")
     ctx_init: str = Field("a photo of a", description="words to start from; empty draws N(0, 0.02)")
 
@@ -76,8 +74,8 @@ class CoOp(ContextMethod):
     """CoOp (Zhou et al. 2022): learned context words before the class name."""
 
     Options = ContextOptions
-    title: ClassVar[str] = "CoOp"
-    mini_lr: ClassVar[float | None] = 4e-2
+    title = "CoOp"
+    mini_lr = 4e-2
     # CoOp's own paper draws 16 tokens at random; 4 from a phrase are those of the CoCoOp paper's comparison.
     published: ClassVar[PublishedOptions] = {"few-shot": {"n_ctx": 16, "ctx_init": ""}}
 

@@ -51,8 +51,6 @@ TEMPLATES = "templates"
 
 
 class CoPromptOptions(MaPLeOptions):
-    """The options of CoPrompt."""
-
     sentences: str = Field(
         "",
         description="JSON file of sentences by class name, {dataset} in its path is the data set; or templates: "
@@ -69,9 +67,9 @@ class CoPrompt(MaPLe):
     """CoPrompt (Roy and Etemad 2024): MaPLe with adapters, consistent with the frozen CLIP."""
 
     Options = CoPromptOptions
-    title: ClassVar[str] = "CoPrompt"
-    uses: ClassVar[DataUse] = DataUse(models=("sentences",))
-    mini_lr: ClassVar[float | None] = 1e-2
+    title = "CoPrompt"
+    uses = DataUse(models=("sentences",))
+    mini_lr = 1e-2
     public_layout = PublicLayout(
         "MultiModalPromptLearner",
         MAPLE_NAMES | {"image_adapter": "adapter_image.fc.{}", "text_adapter": "adapter_text.fc.{}"},

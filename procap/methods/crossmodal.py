@@ -36,8 +36,6 @@ VALIDATE_EVERY = 100
 
 
 class CrossModalOptions(MethodOptions):
-    """The options of cross-modal adaptation."""
-
     texts: bool = Field(True, description="half of a batch are prompts; without them: uni-modal, images alone")
     iterations: int = Field(12_800, ge=1, description="steps for each rate, weight decay and batch size of the grid")
     wise: bool = Field(False, description="average the trained weights with the zero-shot ones (WiSE-FT)")
@@ -100,11 +98,11 @@ class CrossModal(FeatureMethod):
     """Cross-modal adaptation (Lin et al. 2023): a linear classifier of images and prompts."""
 
     Options = CrossModalOptions
-    title: ClassVar[str] = "Cross-modal"
+    title = "Cross-modal"
     selection = "validation"
-    takes_steps: ClassVar[bool] = False
-    augments: ClassVar[bool] = False
-    mirrors: ClassVar[bool] = True
+    takes_steps = False
+    augments = False
+    mirrors = True
     mini_options: ClassVar[Mapping[str, object]] = {"iterations": 1_280}
     options: CrossModalOptions
 

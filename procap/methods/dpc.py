@@ -9,7 +9,6 @@ Shapes: B images of a batch, M images with negatives, C classes, P context token
 from __future__ import annotations
 
 import random
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -30,8 +29,6 @@ FEWEST_NEGATIVES = 2
 
 
 class DPCOptions(ContextOptions):
-    """The options of DPC."""
-
     similar: int = Field(8, ge=1, description="most similar classes of each image that may become negatives (K)")
     weight: float = Field(
         0.5, gt=0, le=1, description="divides the gradient: all that the public code makes of the weight for base"
@@ -43,8 +40,8 @@ class DPC(ContextMethod):
     """DPC (Li et al. 2025) on CoOp: a second prompt learned against hard negatives."""
 
     Options = DPCOptions
-    title: ClassVar[str] = "DPC (CoOp)"
-    mini_lr: ClassVar[float | None] = 1e-2
+    title = "DPC (CoOp)"
+    mini_lr = 1e-2
     # A public checkpoint has one of both prompts.
     public_layout = None
     first_stage = "coop"

@@ -31,8 +31,6 @@ NEIGHBOURS, COPIES = 64, 16
 
 
 class GDAOptions(SelectionOptions, ViewOptions):
-    """The options of GDA."""
-
     covariance: Literal["shared", "class"] = Field(
         "shared",
         description="shared: of all deviations from class means, shrunk; class: the mean of the classes' covariances, "
@@ -64,11 +62,11 @@ class GDA(FeatureMethod):
     """GDA (Wang et al. 2024): Gaussian discriminant analysis, nothing is trained."""
 
     Options = GDAOptions
-    title: ClassVar[str] = "GDA"
+    title = "GDA"
     selection = "validation"
-    takes_steps: ClassVar[bool] = False
+    takes_steps = False
     varying_rows = ("vectors",)
-    needs_every_class: ClassVar[bool] = True
+    needs_every_class = True
     published: ClassVar[PublishedOptions] = {"base-to-novel": {"covariance": "class"}}
     options: GDAOptions
     vectors: Tensor

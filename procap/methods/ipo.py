@@ -46,8 +46,6 @@ Scores = dict[str, tuple[float, float]]
 
 
 class IPOOptions(MethodOptions):
-    """The options of IPO."""
-
     proposals: str = Field(
         "",
         description="file with a template a line, or a run's proposals.json; {dataset} in its path is the data set; or "
@@ -83,12 +81,12 @@ class IPO(FeatureMethod):
     """IPO (Du et al. 2024): the best of the prompt templates that a language model proposes."""
 
     Options = IPOOptions
-    title: ClassVar[str] = "IPO"
-    groups: ClassVar[tuple[str, ...]] = ("prompts",)
-    selection: ClassVar[str] = "-"
-    uses: ClassVar[DataUse] = DataUse(models=("proposals",))
-    takes_steps: ClassVar[bool] = False
-    augments: ClassVar[bool] = False
+    title = "IPO"
+    groups = ("prompts",)
+    selection = "-"
+    uses = DataUse(models=("proposals",))
+    takes_steps = False
+    augments = False
     required_option = "proposals"
     varying_rows = ("found",)
     # No language model has proposed templates for generated data.

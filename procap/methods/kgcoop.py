@@ -8,8 +8,6 @@ Shapes: C classes, E joint embedding.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
@@ -25,8 +23,6 @@ REFERENCE_TEMPLATES = {"dtd": "a photo of a {}, a type of texture."}
 
 
 class KgCoOpOptions(ContextOptions):
-    """The options of KgCoOp."""
-
     kg_weight: float = Field(8.0, ge=0, description="weight of the distance to the reference features (lambda)")
     reference_template: str | None = Field(None, description="template of the reference; none: the data set's own")
 
@@ -35,8 +31,8 @@ class KgCoOp(ContextMethod):
     """KgCoOp (Yao et al. 2023): CoOp near the features of hand-written prompts."""
 
     Options = KgCoOpOptions
-    title: ClassVar[str] = "KgCoOp"
-    mini_lr: ClassVar[float | None] = 4e-2
+    title = "KgCoOp"
+    mini_lr = 4e-2
     public_layout = PublicLayout(
         "prompt_learner", CONTEXT_NAMES, module="prompt_learner", unused=("bias_vectors", "meta_net.")
     )

@@ -9,7 +9,6 @@ Shapes: N training images, M validation images, B images, C classes, E joint emb
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -31,8 +30,6 @@ ALPHA_EVERY = 10
 
 
 class LPPPOptions(MethodOptions):
-    """The options of LP++."""
-
     steps: int = Field(300, ge=1, description="full-batch gradient steps")
 
 
@@ -46,10 +43,10 @@ class LPPP(FeatureMethod):
     """LP++ (Huang et al. 2024): a linear probe blended with the class features."""
 
     Options = LPPPOptions
-    title: ClassVar[str] = "LP++"
+    title = "LP++"
     selection = "validation"
-    takes_steps: ClassVar[bool] = False
-    knows_new_classes: ClassVar[bool] = False
+    takes_steps = False
+    knows_new_classes = False
     options: LPPPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: LPPPOptions, generator: torch.Generator) -> None:

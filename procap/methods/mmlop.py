@@ -30,8 +30,6 @@ from procap.text import LabelSpace
 
 
 class MMLoPOptions(MethodOptions):
-    """The options of MMLoP."""
-
     n_ctx: int = Field(4, ge=1, description="prompt tokens per layer and tower")
     rank: int = Field(1, ge=1, description="rank of the prompts of a layer")
     depth: int = Field(9, ge=1, description="prompted layers of both towers, the input counted")
@@ -47,8 +45,8 @@ class MMLoP(Method):
     """MMLoP (2026), after the paper's text: low-rank prompts, drift correction."""
 
     Options = MMLoPOptions
-    title: ClassVar[str] = "MMLoP (after its text)"
-    mini_lr: ClassVar[float | None] = 1e-2
+    title = "MMLoP (after its text)"
+    mini_lr = 1e-2
     published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3}}
     options: MMLoPOptions
 

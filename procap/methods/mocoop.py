@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -73,8 +72,6 @@ def count_vectors(part: str) -> int:
 
 
 class MoCoOpOptions(MethodOptions):
-    """The options of MoCoOp."""
-
     text_weight: float = Field(5.0, ge=0, description="weight of the prompts' nearness to their hand-written templates")
     gate_weight: float = Field(1.0, ge=0, description="weight of the router's loss")
     new_names: str = Field(
@@ -111,8 +108,8 @@ class MoCoOp(Method):
     """MoCoOp (Du et al. 2024): a router mixes two of several soft prompts for each image."""
 
     Options = MoCoOpOptions
-    title: ClassVar[str] = "MoCoOp"
-    mini_lr: ClassVar[float | None] = 4e-2
+    title = "MoCoOp"
+    mini_lr = 4e-2
     public_layout = PublicLayout(
         "prompt_learner",
         {"before": "prompt_learner.ctx_before_{}", "after": "prompt_learner.ctx_after_{}", "vision": "image_encoder.{}",

@@ -23,20 +23,14 @@ class MethodOptions(BaseModel):
 
 
 class TemplateOptions(MethodOptions):
-    """The options of a method with one prompt on every data set."""
-
     template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
 
 
 class ViewOptions(MethodOptions):
-    """The options of a method on features that encodes several random views of each image."""
-
     views: int = Field(10, ge=0, description="random views of each image, used in turn by the epochs; 0: new ones")
 
 
 class SelectionOptions(MethodOptions):
-    """The options of a method whose public code chooses settings by test accuracy."""
-
     selection: Literal["validation", "test"] = Field(
         "validation",
         description="validation: choose on at most four validation images per class; test: the public rule, which "
@@ -45,8 +39,6 @@ class SelectionOptions(MethodOptions):
 
 
 class PoolOptions(MethodOptions):
-    """The options of a method of which a training, or its first stage, draws images without labels."""
-
     unlabelled: Pool = Field(
         "few-shot",
         description="images of a training without labels: the few-shot ones; base: all training images of the classes "

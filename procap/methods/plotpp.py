@@ -14,7 +14,6 @@ width, V vision width, E joint embedding.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -57,8 +56,6 @@ SENTENCES: Mapping[str, tuple[str, str, str, str]] = {
 
 
 class PLOTPPOptions(MethodOptions):
-    """The options of PLOT++."""
-
     texts: int = Field(4, ge=1, le=4, description="texts of a class, each with its own context (N)")
     vision_prompts: int = Field(4, ge=1, description="visual prompts, each with its own pass of an image (M)")
     vision_tokens: int = Field(2, ge=1, description="tokens of a visual prompt")
@@ -68,9 +65,9 @@ class PLOTPP(Method):
     """PLOT++ (Chen et al. 2023): visual prompts and texts of a class, compared by optimal transport."""
 
     Options = PLOTPPOptions
-    title: ClassVar[str] = "PLOT++"
-    groups: ClassVar[tuple[str, ...]] = ("prompts", "local")
-    mini_lr: ClassVar[float | None] = 4e-2
+    title = "PLOT++"
+    groups = ("prompts", "local")
+    mini_lr = 4e-2
     public_layout = PublicLayout(
         "prompt_learner",
         {"context": "prompt_learner.ctx", "vision": "prompt_learner.ctx_vision"},

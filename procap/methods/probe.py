@@ -8,7 +8,6 @@ Shapes: N training images, M validation images, B images, C classes, E joint emb
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -30,11 +29,11 @@ ITERATIONS = 1000
 class Baseline(FeatureMethod):
     """What both baselines share: one view of each image, prepared as test images are, and no rule for new classes."""
 
-    takes_steps: ClassVar[bool] = False
-    augments: ClassVar[bool] = False
-    uses: ClassVar[DataUse] = DataUse(names="none")
-    knows_new_classes: ClassVar[bool] = False
-    needs_every_class: ClassVar[bool] = True
+    takes_steps = False
+    augments = False
+    uses = DataUse(names="none")
+    knows_new_classes = False
+    needs_every_class = True
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
@@ -43,8 +42,6 @@ class Baseline(FeatureMethod):
 
 
 class ProbeOptions(MethodOptions):
-    """The options of the linear probe."""
-
     strength: float = Field(
         1.0, gt=0, description="inverse weight of the L2 penalty, unless validation images choose one"
     )
@@ -54,7 +51,7 @@ class LinearProbe(Baseline):
     """Linear probe: logistic regression on frozen image features."""
 
     Options = ProbeOptions
-    title: ClassVar[str] = "Linear probe"
+    title = "Linear probe"
     selection = "validation"
     options: ProbeOptions
 
@@ -109,8 +106,8 @@ def regress(features: Tensor, labels: Tensor, classes: int, strength: float) -> 
 class NearestMean(Baseline):
     """Nearest mean: cosines to the mean feature of each class."""
 
-    title: ClassVar[str] = "Nearest mean"
-    selection: ClassVar[str] = "-"
+    title = "Nearest mean"
+    selection = "-"
 
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:

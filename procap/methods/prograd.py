@@ -9,7 +9,7 @@ Shapes: B images, C classes, P context tokens, D text width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +35,6 @@ WEAKER = ("oxford-flowers", "dtd", "eurosat")
 
 
 class ProGradOptions(ContextOptions):
-    """The options of ProGrad."""
-
     n_ctx: int = Field(16, ge=1, description="learned context tokens; the words of the template are the last of them")
     ctx_init: str = Field("", description="words to start from instead of those of the template")
     share: float = Field(1.0, ge=0, le=1, description="share of the conflicting component that is removed (lambda)")
@@ -54,8 +52,8 @@ class ProGrad(ContextMethod):
     """ProGrad (Zhu et al. 2023): CoOp without the gradient against zero-shot CLIP."""
 
     Options = ProGradOptions
-    title: ClassVar[str] = "ProGrad"
-    mini_lr: ClassVar[float | None] = 6e-4
+    title = "ProGrad"
+    mini_lr = 6e-4
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES, module="prompt_learner")
     options: ProGradOptions
 

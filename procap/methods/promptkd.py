@@ -81,12 +81,12 @@ class PromptKD(Taught):
     """PromptKD (Li et al. 2024): an image tower learns a tuned teacher's predictions without labels."""
 
     Options = PromptKDOptions
-    title: ClassVar[str] = "PromptKD"
-    groups: ClassVar[tuple[str, ...]] = ("prompts", "unlabelled")
+    title = "PromptKD"
+    groups = ("prompts", "unlabelled")
     changes = ("image",)
     learns_unlabelled = True
     varying_rows = ("class_features",)
-    mini_lr: ClassVar[float | None] = 1.6e-2
+    mini_lr = 1.6e-2
     mini_options: ClassVar[Mapping[str, object]] = {"teacher": "mini", "width": 128}
     published: ClassVar[PublishedOptions] = {
         "transfer": {"depth": 3},

@@ -38,8 +38,6 @@ def teacher_templates() -> list[str]:
 
 
 class PromptSRCOptions(IVLPOptions):
-    """The options of PromptSRC."""
-
     n_ctx: int = Field(4, ge=1, description="text tokens per layer; above 4 the phrase is not used")
     vision_tokens: int = Field(4, ge=0, description="vision tokens per layer")
     depth: int = Field(9, ge=1, description="prompted layers of the text tower, the input counted")
@@ -53,8 +51,8 @@ class PromptSRC(IVLP):
     """PromptSRC (Khattak et al. 2023): deep prompts regularised by the frozen CLIP."""
 
     Options: ClassVar[type[MethodOptions]] = PromptSRCOptions
-    title: ClassVar[str] = "PromptSRC"
-    mini_lr: ClassVar[float | None] = 1e-2
+    title = "PromptSRC"
+    mini_lr = 1e-2
     public_layout = PublicLayout("VLPromptLearner", IVLP_NAMES, unused=("prompt_learner.ZS_image_encoder.",))
     published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3, "vision_depth": 3}}
     options: PromptSRCOptions

@@ -57,8 +57,6 @@ OWN_CLASS = 1e4
 
 
 class SkipTOptions(MethodOptions):
-    """The options of SkipT."""
-
     first_block: int = Field(6, ge=0, description="first block (0-based) of both towers that is trained")
     top_ratio: float = Field(0.5, gt=0, le=1, description="share of the classes, the most similar, that is always used")
     max_top: int = Field(50, ge=1, description="most classes that are always used")
@@ -72,10 +70,10 @@ class SkipT(Method):
     """SkipT (Wu et al. 2025): upper blocks of both towers, on the most similar classes."""
 
     Options = SkipTOptions
-    vision_weights: ClassVar[str] = "vision"
-    title: ClassVar[str] = "SkipT"
-    groups: ClassVar[tuple[str, ...]] = ()
-    mini_lr: ClassVar[float | None] = 1e-4
+    vision_weights = "vision"
+    title = "SkipT"
+    groups = ()
+    mini_lr = 1e-4
     # The public code saves both towers whole, with the embedding of all words.
     public_layout = PublicLayout(
         "learnable_params",

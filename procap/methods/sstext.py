@@ -8,7 +8,7 @@ Shapes: N training images, B images, C classes, E joint embedding.
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -38,10 +38,10 @@ class SSText(FeatureMethod):
     """SS-Text+ (Silva-Rodriguez et al. 2025): class means, regularised by text."""
 
     Options = SSTextOptions
-    title: ClassVar[str] = "SS-Text+"
-    selection: ClassVar[str] = "-"
-    takes_steps: ClassVar[bool] = False
-    augments: ClassVar[bool] = False
+    title = "SS-Text+"
+    selection = "-"
+    takes_steps = False
+    augments = False
     options: SSTextOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: SSTextOptions, generator: torch.Generator) -> None:

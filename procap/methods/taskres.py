@@ -26,8 +26,6 @@ from procap.text import LabelSpace
 
 
 class TaskResOptions(ViewOptions):
-    """The options of TaskRes."""
-
     alpha: float = Field(0.5, gt=0, description="factor on the residual")
 
 
@@ -35,7 +33,7 @@ class TaskRes(FeatureMethod):
     """TaskRes (Yu et al. 2023): a learned residual of every class feature."""
 
     Options = TaskResOptions
-    title: ClassVar[str] = "TaskRes"
+    title = "TaskRes"
     public_layout = PublicLayout(
         "prompt_learner",
         {"residual": "prompt_learner.text_feature_residuals"},

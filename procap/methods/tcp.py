@@ -8,8 +8,6 @@ Shapes: C classes, P context tokens, D text width, E joint embedding.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -48,8 +46,6 @@ REFERENCE_TEMPLATES = {
 
 
 class TCPOptions(ContextOptions):
-    """The options of TCP."""
-
     ctx_init: str = Field("", description="words to start from; empty draws N(0, 0.02)")
     hidden: int = Field(128, ge=1, description="hidden width of the network that makes the class tokens")
     block: int = Field(8, ge=0, description="block (0-based) at whose input the class tokens replace the context")
@@ -63,8 +59,8 @@ class TCP(ContextMethod):
     """TCP (Yao et al. 2024): class-aware tokens from frozen text features."""
 
     Options = TCPOptions
-    title: ClassVar[str] = "TCP"
-    mini_lr: ClassVar[float | None] = 2.5e-3
+    title = "TCP"
+    mini_lr = 2.5e-3
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES | META_NET_NAMES, module="prompt_learner")
     options: TCPOptions
 

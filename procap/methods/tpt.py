@@ -107,10 +107,10 @@ class TPT(ContextMethod):
     """TPT (Shu et al. 2022): CoOp's context, tuned for each test image; nothing is trained."""
 
     Options = TPTOptions
-    title: ClassVar[str] = "TPT"
-    groups: ClassVar[tuple[str, ...]] = ("test-time",)
-    selection: ClassVar[str] = "-"
-    uses: ClassVar[DataUse] = DataUse(labelled="none", unlabelled="test")
+    title = "TPT"
+    groups = ("test-time",)
+    selection = "-"
+    uses = DataUse(labelled="none", unlabelled="test")
     # Its public code saves nothing.
     public_layout: ClassVar[PublicLayout | None] = None
     options: TPTOptions
@@ -132,12 +132,12 @@ class TPT(ContextMethod):
 class TPTCoOp(TPT):
     """TPT (Shu et al. 2022) from CoOp's trained context."""
 
-    title: ClassVar[str] = "TPT (CoOp)"
-    selection: ClassVar[str] = "last step"
-    uses: ClassVar[DataUse] = DataUse(unlabelled="test")
+    title = "TPT (CoOp)"
+    selection = "last step"
+    uses = DataUse(unlabelled="test")
     published: ClassVar[PublishedOptions] = CoOp.published
     public_layout = ContextMethod.public_layout
-    mini_lr: ClassVar[float | None] = 4e-2
+    mini_lr = 4e-2
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
