@@ -211,11 +211,6 @@ class CasPLMaPLe(Boosted, MaPLe):
     public_layout = PublicLayout("MultiModalPromptLearner", {**MAPLE_NAMES, **BOOSTING_NAMES})
     options: CasPLMaPLeOptions
 
-    @classmethod
-    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """Return MaPLe's: SGD, batch 4, 0.0035 for 5 epochs; 0.0026 for 2 epochs when transferring from ImageNet."""
-        return MaPLe.recipe(task, shots, dataset)
-
 
 class CasPLPromptSRCOptions(BoostedOptions, PromptSRCOptions):
     vision_tokens: int = Field(8, ge=0, description="vision tokens per layer")
@@ -233,11 +228,6 @@ class CasPLPromptSRC(Boosted, PromptSRC):
         "VLPromptLearner", {**IVLP_NAMES, **BOOSTING_NAMES}, unused=("prompt_learner.ZS_image_encoder.",)
     )
     options: CasPLPromptSRCOptions
-
-    @classmethod
-    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """Return PromptSRC's: SGD 0.0025, batch 4; 20 epochs averaged around 15 (transfer: 6), few-shot 50."""
-        return PromptSRC.recipe(task, shots, dataset)
 
     def boosted_layers(self) -> tuple[int, int]:
         # Only layers with tokens of its own, as in the public code.

@@ -20,9 +20,10 @@ from procap.clip import CLIP
 from procap.initialisation import linear
 from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
 from procap.methods.method import MethodOptions, Noise, PublicLayout
+from procap.methods.prompts import context_plan
 from procap.packing import PromptSet
 from procap.parallel import gather_batch
-from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
+from procap.plan import NO_CHANGE
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -87,6 +88,6 @@ def conditional_logits(
     image = unit(image)
     # [B, P, D], one token set per image: B x C prompts pass the text tower.
     shifted = context + meta_net(image)[:, None]
-    text = unit(clip.encode_text(prompts, Plan((TokenOp(INPUT, "replace", shifted[:, None], start=1),))))
+    text = unit(clip.encode_text(prompts, context_plan(shifted[:, None])))
     with torch.autocast(image.device.type, enabled=False):
         return scale.float() * torch.einsum("be,bce->bc", image, text)

@@ -18,8 +18,8 @@ from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.initialisation import normal
 from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout, PublishedOptions
-from procap.methods.prompts import ClassPrompts, context_prompts, phrase_tokens, words_of
-from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
+from procap.methods.prompts import ClassPrompts, context_plan, context_prompts, phrase_tokens, words_of
+from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -66,8 +66,7 @@ class ContextMethod(Method):
         return context_prompts(self.clip, space, self.options.n_ctx)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        # From row 1 on, behind the start token.
-        return NO_CHANGE, Plan((TokenOp(INPUT, "replace", self.context, start=1),))
+        return NO_CHANGE, context_plan(self.context)
 
 
 class CoOp(ContextMethod):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from procap.classifier import unit
 from procap.clip import CLIP
-from procap.methods.features import FeatureBank, FeatureMethod, Head
+from procap.methods.features import FeatureBank, Head, RowMethod
 from procap.methods.method import MethodOptions
 from procap.text import LabelSpace
 
@@ -94,7 +94,7 @@ def train_heads(start: Tensor, batches: Batches, grid: Grid, scale: float, steps
         yield heads
 
 
-class CrossModal(FeatureMethod):
+class CrossModal(RowMethod):
     """Cross-modal adaptation (Lin et al. 2023): a linear classifier of images and prompts."""
 
     Options = CrossModalOptions
@@ -108,7 +108,6 @@ class CrossModal(FeatureMethod):
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: CrossModalOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
-        self.rows = nn.Parameter(torch.zeros(len(space.classnames), clip.geometry.embed_dim), requires_grad=False)
         self._seed = int(torch.randint(2**62, (), generator=generator))
 
     def text(self, space: LabelSpace) -> Tensor:
@@ -154,9 +153,7 @@ class CrossModal(FeatureMethod):
         return best, kept
 
     def head(self, space: LabelSpace) -> Head:
-        """Make the head; a new class has its zero-shot weights."""
-        rows = self.rows_of(space, self.rows, lambda: self.text(space))
-        return partial(linear_logits, rows=rows, scale=self.scale())
+        return partial(linear_logits, rows=self.rows_of(space), scale=self.scale())
 
 
 def batch_parts(counts: list[int]) -> list[tuple[int, ...]]:

@@ -19,8 +19,9 @@ from procap.classifier import Classifier, cosine_logits
 from procap.clip import CLIP
 from procap.methods.coop import ContextMethod, ContextOptions
 from procap.methods.method import Noise
+from procap.methods.prompts import context_plan
 from procap.parallel import gather_batch
-from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
+from procap.plan import NO_CHANGE
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -64,8 +65,7 @@ class DPC(ContextMethod):
 
     def encode_classes(self, context: Tensor, space: LabelSpace | None = None) -> Tensor:
         """Compute the class features [C, E] of `space` (default: the classes trained on) under a context."""
-        plan = Plan((TokenOp(INPUT, "replace", context, start=1),))
-        return self.clip.encode_text(self.prompts_of(space).tokenized, plan)
+        return self.clip.encode_text(self.prompts_of(space).tokenized, context_plan(context))
 
     def extend_batch(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Add an image of each class that `negative_classes` chooses; all ranks return all images."""

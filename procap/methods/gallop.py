@@ -21,9 +21,9 @@ from procap.classifier import Classifier, unit
 from procap.clip import CLIP
 from procap.methods.coop import ContextOptions, initial_context
 from procap.methods.method import TRANSFER_TASKS, Method, Noise, PublicLayout
-from procap.methods.prompts import PLACEHOLDER, ClassPrompts, tokenize_classes
+from procap.methods.prompts import PLACEHOLDER, ClassPrompts, context_plan, tokenize_classes
 from procap.parallel import gather_batch
-from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
+from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -100,7 +100,7 @@ class GalLoP(Method):
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         """Put each prompt's context behind the start token: one token set for each prompt, the global ones first."""
         learned = torch.cat([part for part in (self.global_prompts, self.local_prompts) if part is not None])
-        return NO_CHANGE, Plan((TokenOp(INPUT, "replace", learned[:, None], start=1),))
+        return NO_CHANGE, context_plan(learned[:, None])
 
     def split(self, text: Tensor) -> tuple[Tensor, Tensor]:
         """Normalise class features [G + L, C, E] and split them into those of global and of local prompts."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from procap.classifier import unit
 from procap.clip import CLIP
-from procap.methods.features import FeatureBank, FeatureMethod, accuracy
+from procap.methods.features import FeatureBank, RowMethod, accuracy
 from procap.methods.method import PublishedOptions
 from procap.methods.options import SelectionOptions, ViewOptions
 from procap.recipe import Recipe
@@ -58,7 +58,7 @@ def shrunk_precision(deviations: Tensor) -> Tensor:
     return width * torch.linalg.inv(scatter + scatter.trace() / (len(deviations) - 1) * identity)
 
 
-class GDA(FeatureMethod):
+class GDA(RowMethod):
     """GDA (Wang et al. 2024): Gaussian discriminant analysis, nothing is trained."""
 
     Options = GDAOptions
@@ -74,10 +74,8 @@ class GDA(FeatureMethod):
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: GDAOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
-        classes, width = len(space.classnames), clip.geometry.embed_dim
-        self.rows = nn.Parameter(torch.zeros(classes, width), requires_grad=False)
-        self.bias = nn.Parameter(torch.zeros(classes), requires_grad=False)
-        self.register_buffer("vectors", torch.zeros(0, width))
+        self.bias = nn.Parameter(torch.zeros(len(space.classnames)), requires_grad=False)
+        self.register_buffer("vectors", torch.zeros(0, clip.geometry.embed_dim))
         self.register_buffer("alpha", torch.tensor(DEFAULT_ALPHA))
 
     @classmethod

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from procap.classifier import unit
 from procap.clip import CLIP
 from procap.initialisation import linear
-from procap.methods.features import FeatureBank, FeatureMethod, Head, accuracy
+from procap.methods.features import FeatureBank, Head, RowMethod, accuracy
 from procap.methods.method import MethodOptions
 from procap.text import LabelSpace
 
@@ -39,7 +39,7 @@ def blended_logits(features: Tensor, rows: Tensor, bias: Tensor, alpha: Tensor, 
     return F.linear(image, rows, bias) + alpha * (image @ text.t())
 
 
-class LPPP(FeatureMethod):
+class LPPP(RowMethod):
     """LP++ (Huang et al. 2024): a linear probe blended with the class features."""
 
     Options = LPPPOptions
@@ -52,8 +52,6 @@ class LPPP(FeatureMethod):
     def __init__(self, clip: CLIP, space: LabelSpace, options: LPPPOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
         start = linear(clip.geometry.embed_dim, len(space.classnames), generator)
-        # Without gradients a training takes no steps: `fit` does all of it.
-        self.rows = nn.Parameter(torch.zeros_like(start.weight), requires_grad=False)
         self.bias = nn.Parameter(start.bias.detach().clone(), requires_grad=False)
         self.alpha = nn.Parameter(torch.zeros(len(space.classnames)), requires_grad=False)
 

@@ -22,10 +22,9 @@ from procap.initialisation import normal
 from procap.methods.method import Method, MethodOptions, Noise, PublishedOptions
 from procap.methods.prompts import ClassPrompts, check_blocks, context_prompts, deep_plans
 from procap.methods.promptsrc import teacher_templates
-from procap.parallel import gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
-from procap.teacher import image_features, text_bank
+from procap.teacher import text_bank
 from procap.text import LabelSpace
 
 
@@ -102,7 +101,7 @@ class MMLoP(Method):
         image, text = self.features(images, noise)
         teacher = self.teacher(self.space)
         text = self.correct_drift(text, teacher)
-        teacher_image = gather_batch(self.group, image_features(self.clip, images))
+        teacher_image = self.frozen_features(images)
         logits, teacher_logits = cosine_logits(image, text, scale), cosine_logits(teacher_image, teacher, scale)
         log_p, log_q = logits.log_softmax(-1), teacher_logits.log_softmax(-1)
         # Half of KL(p || q) + KL(q || p).

@@ -11,13 +11,13 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor, nn
 
-from procap.classifier import cosine_logits, unit
+from procap.classifier import unit
 from procap.clip import CLIP
 from procap.methods.data_use import DataUse
-from procap.methods.features import FeatureBank, FeatureMethod, Head, accuracy
+from procap.methods.features import FeatureBank, Head, RowMethod, accuracy
 from procap.methods.method import MethodOptions
 from procap.text import LabelSpace
 
@@ -26,7 +26,7 @@ STRENGTHS = (1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
 ITERATIONS = 1000
 
 
-class Baseline(FeatureMethod):
+class Baseline(RowMethod):
     """What both baselines share: one view of each image, prepared as test images are, and no rule for new classes."""
 
     takes_steps = False
@@ -34,11 +34,6 @@ class Baseline(FeatureMethod):
     uses = DataUse(names="none")
     knows_new_classes = False
     needs_every_class = True
-
-    def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
-        super().__init__(clip, space, options, generator)
-        # Without gradients a training takes no steps: `fit` does all of it.
-        self.rows = nn.Parameter(torch.zeros(len(space.classnames), clip.geometry.embed_dim), requires_grad=False)
 
 
 class ProbeOptions(MethodOptions):
@@ -113,6 +108,3 @@ class NearestMean(Baseline):
     def fit(self, bank: FeatureBank) -> None:
         """Sum the normalised features of each class, which has the direction of their mean."""
         self.rows.index_add_(0, bank.labels, unit(bank.features[:, 0]))
-
-    def head(self, space: LabelSpace) -> Head:
-        return partial(cosine_logits, text=self.rows[self.known(space)], scale=self.scale())

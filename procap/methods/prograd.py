@@ -18,8 +18,8 @@ from torch import Tensor
 
 from procap.classifier import cosine_logits
 from procap.errors import UsageError
-from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
-from procap.methods.method import Noise, PublicLayout
+from procap.methods.coop import ContextMethod, ContextOptions
+from procap.methods.method import Noise
 from procap.methods.prompts import phrase_tokens
 from procap.recipe import Recipe
 from procap.teacher import text_bank
@@ -54,7 +54,6 @@ class ProGrad(ContextMethod):
     Options = ProGradOptions
     title = "ProGrad"
     mini_lr = 6e-4
-    public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES, module="prompt_learner")
     options: ProGradOptions
 
     @property
@@ -86,16 +85,13 @@ class ProGrad(ContextMethod):
         many = task == "few-shot" and (shots >= 8 or not shots)
         return {"share": 0.8} if many and dataset in WEAKER else {}
 
-    def teacher(self) -> Tensor:
-        """Compute the frozen class features [C, E] of the teacher's template, normalised."""
-        return text_bank(self.clip, self.space, [self.template])
-
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropies with the labels and with the predictions of zero-shot CLIP."""
         image, text = self.features(images, noise)
         logits, t = cosine_logits(image, text, self.scale()), self.options.temperature
+        teacher_text = self.constant("teacher", lambda: text_bank(self.clip, self.space, [self.template]))
         # The image tower is CLIP's own in both.
-        teacher = cosine_logits(image, self.constant("teacher", self.teacher), self.scale())
+        teacher = cosine_logits(image, teacher_text, self.scale())
         return {
             "ce": F.cross_entropy(logits, labels),
             # The temperature divides the gradient by t^2, which the factor undoes (Hinton et al. 2015).

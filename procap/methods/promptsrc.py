@@ -18,9 +18,8 @@ from torch import Tensor
 from procap.classifier import cosine_logits, unit
 from procap.methods.ivlp import IVLP, IVLP_NAMES, IVLPOptions
 from procap.methods.method import MethodOptions, Noise, PublicLayout, PublishedOptions
-from procap.parallel import gather_batch
 from procap.recipe import Recipe
-from procap.teacher import image_features, text_bank
+from procap.teacher import text_bank
 
 NUM_TEMPLATES = 60
 
@@ -67,10 +66,6 @@ class PromptSRC(IVLP):
             average = (6.0, 10.0)
         return Recipe(optimizer="sgd", lr=0.0025, epochs=epochs, batch_size=4, average=average)
 
-    def teacher(self) -> Tensor:
-        """Compute the text teacher [C, E]: the mean over the templates, normalised at the end."""
-        return text_bank(self.clip, self.space, teacher_templates(), average="average-first")
-
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy and the distances to the frozen CLIP: class features, image features, logits.
 
@@ -78,9 +73,12 @@ class PromptSRC(IVLP):
         """
         o = self.options
         image, text = self.features(images, noise)
-        teacher_text = self.constant("teacher", self.teacher)
+        # The mean over the templates, normalised at the end.
+        teacher_text = self.constant(
+            "teacher", lambda: text_bank(self.clip, self.space, teacher_templates(), average="average-first")
+        )
         # The teacher sees the same views as the student, so its features cannot be kept.
-        teacher_image = gather_batch(self.group, image_features(self.clip, images))
+        teacher_image = self.frozen_features(images)
         logits = cosine_logits(image, text, self.scale())
         teacher_logits = cosine_logits(teacher_image, teacher_text, self.scale())
         # KL(teacher || student): `kl_div` takes the student first.

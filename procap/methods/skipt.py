@@ -25,7 +25,6 @@ from procap.clip import CLIP
 from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout, PublishedOptions
 from procap.methods.overrides import WeightOverrides, upper_names
 from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
-from procap.parallel import gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.teacher import text_bank
@@ -141,7 +140,7 @@ class SkipT(Method):
         public code. With batches of one class this cannot happen.
         """
         image_plan, text_plan = self.plans(self.prompts, noise)
-        image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
+        image = self.encode_batch(images, image_plan)
         # In float32, because bfloat16 would round similarities of different classes to the same number.
         with torch.autocast(image.device.type, enabled=False):
             chosen = self.chosen_classes(image, labels)

@@ -18,7 +18,8 @@ from procap.classifier import Classifier, mean_log_probability, unit
 from procap.methods.coop import ContextMethod, ContextOptions, CoOp
 from procap.methods.data_use import DataUse
 from procap.methods.method import PublicLayout, PublishedOptions
-from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
+from procap.methods.prompts import context_plan
+from procap.plan import NO_CHANGE
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -98,7 +99,7 @@ class TPTClassifier(Classifier):
 
     def compare(self, features: Tensor, contexts: Tensor) -> Tensor:
         """Compute logits [B, V, C] of normalised features [B, V, E] under the context of each image [B, 1, P, D]."""
-        text = self.clip.encode_text(self.prompts, Plan((TokenOp(INPUT, "replace", contexts, start=1),)))
+        text = self.clip.encode_text(self.prompts, context_plan(contexts))
         with torch.autocast(features.device.type, enabled=False):
             return self.scale * features @ unit(text).transpose(1, 2)
 

@@ -19,7 +19,6 @@ from procap.methods.method import Method, Noise, PublicLayout
 from procap.methods.options import TemplateOptions
 from procap.methods.overrides import WeightOverrides, upper_names
 from procap.methods.prompts import ClassPrompts, check_blocks
-from procap.parallel import gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -108,7 +107,7 @@ class TwoSFS(Method):
         if self.stage == NORMS:
             return super().loss(images, labels, noise)
         with torch.no_grad():
-            image = gather_batch(self.group, self.clip.encode_image(images, self.plans(self.prompts)[0]))
+            image = self.encode_batch(images, self.plans(self.prompts)[0])
         return {"ce": F.cross_entropy(cosine_logits(image, self.rows, self.scale()), labels)}
 
     def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
