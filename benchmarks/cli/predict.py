@@ -33,7 +33,6 @@ DIGITS = 6
 )
 def predict(
     selection: flags.FilterFlags,
-    output: flags.OutputFlags,
     run: Annotated[
         Path,
         flags.run_argument("folder of a run, or start of its hash; left out with --methods or --best", "RUN|PATH"),
@@ -103,9 +102,8 @@ def predict(
         note(f"{plural(skipped, 'file')} skipped, no images")
     for name, reason in failed.items():
         note(f"procap: error: {name} {reason}")
-    if output.json:
-        destination = str(out) if out and count else None
-        show_json({"run": config.path, "images": count, "classes": classes, "out": destination, "failed": failed})
+    destination = str(out) if out and count else None
+    show_json({"run": config.path, "images": count, "classes": classes, "out": destination, "failed": failed})
     return 1 if failed else 0
 
 

@@ -109,12 +109,6 @@ def halves_rows(table: str) -> list[Any]:
     return [SimpleNamespace(**{**usual, **vars(row)}) for row in (tables[table]() if table in tables else ())]
 
 
-def halves(key: str, dataset: str, table: str = "base_to_novel", epochs: int = 0) -> Any:
-    """Return the row of `halves_rows` of our method `key` on our data set (or AVERAGE); None if there is none."""
-    sought = key, dataset, epochs
-    return next((row for row in halves_rows(table) if (row.key, row.dataset, row.epochs) == sought), None)
-
-
 @functools.cache
 def _read(file: Path, by_dataset: str = "", **names: str) -> list[Any]:
     """Read one table. by_dataset: attribute for the columns of data sets. names: our names of other columns."""
