@@ -116,7 +116,7 @@ class CoPrompt(MaPLe):
         o = self.options
         first, second = images.unbind(dim=1) if images.dim() == 5 else (images, images)
         image, text = self.features(first, noise)
-        teacher_image = self.frozen_features(second)
+        teacher_image = self._frozen_features(second)
         # The number [1] of the sentence broadcasts over the classes: [C, E].
         teacher_text = self.bank()[noise[0], torch.arange(text.shape[0], device=text.device)]
         return {

@@ -101,7 +101,7 @@ class MMLoP(Method):
         image, text = self.features(images, noise)
         teacher = self.teacher(self.space)
         text = self.correct_drift(text, teacher)
-        teacher_image = self.frozen_features(images)
+        teacher_image = self._frozen_features(images)
         logits, teacher_logits = cosine_logits(image, text, scale), cosine_logits(teacher_image, teacher, scale)
         log_p, log_q = logits.log_softmax(-1), teacher_logits.log_softmax(-1)
         # Half of KL(p || q) + KL(q || p).

@@ -147,7 +147,7 @@ class PromptKD(Taught):
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the divergence of teacher and student, divided by B x C as in the public code; reads no labels."""
         o = self.options
-        raw = self.encode_batch(images, self.plans(self.prompts, noise)[0])
+        raw = self._encode_batch(images, self.plans(self.prompts, noise)[0])
         # Behind the gather: the batch norm sees the global batch.
         student = cosine_logits(self.image_adapter(raw), self.class_features, self.scale()) / o.temperature
         teacher = self.teacher_logits(images).float() / o.temperature

@@ -78,7 +78,7 @@ class PromptSRC(IVLP):
             "teacher", lambda: text_bank(self.clip, self.space, teacher_templates(), average="average-first")
         )
         # The teacher sees the same views as the student, so its features cannot be kept.
-        teacher_image = self.frozen_features(images)
+        teacher_image = self._frozen_features(images)
         logits = cosine_logits(image, text, self.scale())
         teacher_logits = cosine_logits(teacher_image, teacher_text, self.scale())
         # KL(teacher || student): `kl_div` takes the student first.

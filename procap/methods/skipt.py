@@ -140,7 +140,7 @@ class SkipT(Method):
         public code. With batches of one class this cannot happen.
         """
         image_plan, text_plan = self.plans(self.prompts, noise)
-        image = self.encode_batch(images, image_plan)
+        image = self._encode_batch(images, image_plan)
         # In float32, because bfloat16 would round similarities of different classes to the same number.
         with torch.autocast(image.device.type, enabled=False):
             chosen = self.chosen_classes(image, labels)

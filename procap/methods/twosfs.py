@@ -107,7 +107,7 @@ class TwoSFS(Method):
         if self.stage == NORMS:
             return super().loss(images, labels, noise)
         with torch.no_grad():
-            image = self.encode_batch(images, self.plans(self.prompts)[0])
+            image = self._encode_batch(images, self.plans(self.prompts)[0])
         return {"ce": F.cross_entropy(cosine_logits(image, self.rows, self.scale()), labels)}
 
     def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
