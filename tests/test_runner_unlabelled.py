@@ -50,7 +50,7 @@ def test_a_pool_has_the_images_of_its_classes_without_labels(few_digits, pool, c
 
 def test_a_run_records_its_pool_and_says_what_it_has_looked_at(few_digits, short_checkpoint, tmp_path):
     runtime, digests = make_runtime(few_digits, tmp_path), set()
-    seen = {"few-shot": "none base", "base": "base base", "all": "train all"}
+    seen = {"few-shot": "few-shot none base", "base": "none base base", "all": "none train all"}
     for pool, looked_at in seen.items():
         config = planned(short_checkpoint, pool)
         result = train(config, runtime)
@@ -62,10 +62,11 @@ def test_a_run_records_its_pool_and_says_what_it_has_looked_at(few_digits, short
         for half in ("base", "novel"):
             evaluate(config, Target("digits", half), runtime)
         uses = data_use("promptkd", config.options)
-        assert f"{uses.unlabelled} {uses.names}" == looked_at
+        assert f"{uses.labelled} {uses.unlabelled} {uses.names}" == looked_at
+        assert data_use("caspl", config.options).labelled == "few-shot"
     assert len(digests) == len({digest for _, digest in digests}) == 3
     rows = results.load(tmp_path)
-    assert {*(rows.unlabelled + " " + rows["names"])} == {*seen.values()}
+    assert {*(rows.labelled + " " + rows.unlabelled + " " + rows["names"])} == {*seen.values()}
 
 
 def test_learned_classes_need_no_teacher_any_more_and_new_ones_the_same_teacher(few_digits, short_checkpoint, tmp_path):
