@@ -165,7 +165,7 @@ def _score_all(
     runs: Iterable[RunSpec], unknown: Sequence[Target], session: Session, failures: Failures, *, force: bool
 ) -> list[Scored]:
     """Score the images of each run's classes, and those of all sets of unknown images, if there are any."""
-    from runner.concept_scores import score_run
+    from runner.evaluate import score_run
 
     scored: list[Scored] = []
     for spec in runs if unknown else ():
