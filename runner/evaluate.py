@@ -88,7 +88,7 @@ def _find_result(run: Run, target: Target, model: type[AnyResult], *, force: boo
         with suppress(UserError) if force else nullcontext():
             existing = run.folder.read_result(model, target, run.settings)
         # A result of earlier weights is no result of this run; one of fewer images can still be too short, see below.
-        if existing and not existing.is_current(training, existing.limit):
+        if existing and not existing.has_weights(training):
             existing = None
     existing = session.group.broadcast_object(existing)
     if existing and force and not existing.limited and limit and limit < existing.total:
