@@ -18,7 +18,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from shards.device.crops import DeviceCrops, augments_on_device, fits
+from shards.device.crops import DeviceResize, augments_on_device, fits
 from shards.loader import BATCHES_AHEAD, CACHE_BYTES, StreamOptions, TrainStream
 from shards.pools import prefetch, thread_pool
 from shards.reader import ImageList
@@ -118,7 +118,7 @@ class DeviceTrainStream(TrainStream):
         images = [by_index[i] for i in self.share(batch)]
 
         def augment() -> tuple[Tensor, Tensor]:
-            crops = self._crops([self._upload(image) for image in images], [image.view for image in images])
+            crops = self._resize.make_views([self._upload(image) for image in images], [image.view for image in images])
             return crops, upload(self.labels[batch], self.device)
 
         return self._side.run(augment)
@@ -138,9 +138,9 @@ class DeviceTrainStream(TrainStream):
         return pixels
 
     @cached_property
-    def _crops(self) -> DeviceCrops:
+    def _resize(self) -> DeviceResize:
         # Created at the first use, on the side stream: tensors that it reads must be allocated on it.
-        return DeviceCrops(self.augment, self.device)
+        return DeviceResize(self.augment, self.device)
 
 
 def _pixels(image: Image) -> Tensor:
