@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from procap.errors import UserError
 from shards.index import image_digest, list_digest
 from shards.manifest import Shard, is_mirror
 from shards.names import MAX_NAMED, join_first
 from shards.pools import map_in_order
-from shards.reader import ImageList, ShardSet, open_dataset, shard_problem
+from shards.reader import ImageList, open_dataset, shard_problem
 from shards.records import ImageRange, ImageRecord, Source
 
 IMAGES_PER_TASK = 250
@@ -126,85 +126,63 @@ class SplitReport:
     problems: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class DatasetReport:
-    """The result of a full check of a data set; `problems` has those of the whole set."""
-
-    splits: tuple[SplitReport, ...]
-    problems: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems and not any(split.problems for split in self.splits)
-
-
-@dataclass(frozen=True)
-class ShardTask:
-    """A shard to check; images: those of the shard, None if index or list of its split are unusable."""
-
-    folder: Path
-    split: str
-    shard: Shard
-    images: ImageList | None
+ShardTask = tuple[Path, Shard, ImageList | None]
+"""The folder of a data set, a shard to check, and its images: None if index or list of its split are unusable."""
 
 
 def check_dataset(
     data_root: Path, name: str, *, workers: int = 1, on_progress: SplitProgress | None = None
-) -> DatasetReport:
-    """Check a packed data set, or what a mirror has of it, with up to `workers` processes; faults are reported."""
-    try:
-        shards = open_dataset(data_root, name)
-    except UserError as error:
-        return DatasetReport((), (str(error),))
-    counts = shards.manifest.counts
-    reports: dict[str, SplitReport] = {}
-    tasks: list[ShardTask] = []
+) -> list[SplitReport]:
+    """Check every split of a packed data set, or what a mirror has of it, with up to `workers` processes.
+
+    Raises UserError without a manifest that can be read.
+    """
+    shards = open_dataset(data_root, name)
+    reports: list[SplitReport] = []
+    tasks: list[tuple[SplitReport, ShardTask]] = []
     for split, entry in shards.manifest.splits.items():
-        present = sum((shards.folder / shard.file).is_file() for shard in entry.shards)
-        reports[split] = SplitReport(split, entry.count, len(entry.shards), present)
+        present = [(shards.folder / shard.file).is_file() for shard in entry.shards]
+        reports.append(report := SplitReport(split, entry.count, len(entry.shards), sum(present)))
+        images: ImageList | None = None
         try:
             images = shards.list_images(split)
             if list_digest(images.paths, images.labels, shards.classnames) != entry.digest:
-                reports[split].problems.append("paths, labels or class names differ from the digest in the manifest")
+                report.problems.append("paths, labels or class names differ from the digest in the manifest")
         except UserError as error:
-            reports[split].problems.append(str(error))
             images = None
-        tasks += _list_tasks(shards, split, images)
-    done = dict.fromkeys(counts, 0)
-    broken_images: dict[str, list[str]] = {split: [] for split in counts}
-    results = map_in_order(_check_shard, tasks, min(workers, shards.manifest.images // IMAGES_PER_TASK))
-    for task, (problem, decoded, errors) in zip(tasks, results, strict=True):
-        reports[task.split].problems += [problem] if problem else []
-        reports[task.split].readable += decoded
-        broken_images[task.split] += errors
-        done[task.split] += task.shard.count
+            report.problems.append(str(error))
+        stops = accumulate(shard.count for shard in entry.shards)
+        for shard, stop, is_present in zip(entry.shards, stops, present, strict=True):
+            # Shards of a mirror that were not read yet are not there.
+            if is_present or not is_mirror(shards.folder.parent):
+                in_shard = images and images.subset(range(stop - shard.count, stop))
+                tasks.append((report, (shards.folder, shard, in_shard)))
+    done, broken_images = Counter[str](), defaultdict[str, list[str]](list)
+    processes = min(workers, shards.manifest.images // IMAGES_PER_TASK)
+    results = map_in_order(_check_shard, [task for _, task in tasks], processes)
+    for (report, (_, shard, _)), (problem, readable, errors) in zip(tasks, results, strict=True):
+        report.problems += [problem] if problem else []
+        report.readable += readable
+        broken_images[report.name] += errors
+        done[report.name] += shard.count
         if on_progress:
-            on_progress(task.split, done[task.split], counts[task.split])
-    for split, errors in broken_images.items():
-        if errors:
-            number = f"'{name}' {split}: {len(errors)} images are unreadable"
-            reports[split].problems += [*errors[:MAX_NAMED], number]
-    return DatasetReport(tuple(reports.values()))
-
-
-def _list_tasks(shards: ShardSet, split: str, images: ImageList | None) -> Iterator[ShardTask]:
-    start = 0
-    for shard in shards.manifest.splits[split].shards:
-        # Shards of a mirror that were not read yet are not there.
-        if not is_mirror(shards.folder.parent) or (shards.folder / shard.file).exists():
-            in_shard = images and images.subset(np.arange(start, start + shard.count))
-            yield ShardTask(shards.folder, split, shard, in_shard)
-        start += shard.count
+            on_progress(report.name, done[report.name], report.images)
+    for report in reports:
+        if errors := broken_images[report.name]:
+            number = f"'{name}' {report.name}: {len(errors)} images are unreadable"
+            report.problems += [*errors[:MAX_NAMED], number]
+    return reports
 
 
 def _check_shard(task: ShardTask) -> tuple[str, int, list[str]]:
     """Return what is wrong with a shard as a whole, how many of its images decode, and why the others do not."""
-    problem, errors = shard_problem(task.folder, task.shard, hashed=True), []
-    if task.images is None:
+    folder, shard, images = task
+    problem, errors = shard_problem(folder, shard, hashed=True), []
+    if images is None:
         return problem, 0, []
-    for i in range(len(task.images)):
+    for i in range(len(images)):
         try:
-            task.images.image(i)
+            images.image(i)
         except UserError as error:
             errors.append(str(error))
-    return problem, len(task.images) - len(errors), errors
+    return problem, len(images) - len(errors), errors

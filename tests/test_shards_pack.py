@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 from command_line import read_files
 from PIL import Image
-from toy_shards import CLASSNAMES, COUNTS, SAME_PATH, label, pack_some_shapes, pixels, toy_records, toy_source
+from toy_shards import CLASSNAMES, COUNTS, SAME_PATH, is_whole, label, pack_some_shapes, pixels, toy_records, toy_source
 
 from procap import errors
 from shards import builtin_sources, catalogue, reader
-from shards.check import check_dataset
 from shards.manifest import lines_digest
 from shards.pack import pack_source
 from shards.records import ImageRecord, png
@@ -85,7 +84,7 @@ def test_a_valid_set_is_kept_and_force_packs_again(tmp_path):
 def test_a_damaged_or_outdated_set_is_packed_again(tmp_path):
     first = pack_source(toy_source(), tmp_path)
     (tmp_path / "toy/test/0.tar").write_bytes(b"")
-    assert pack_source(toy_source(), tmp_path) == first and check_dataset(tmp_path, "toy").ok
+    assert pack_source(toy_source(), tmp_path) == first and is_whole(tmp_path, "toy")
     renamed = pack_source(toy_source(classnames=("a", "b", "c", "d", "e")), tmp_path)
     assert reader.open_dataset(tmp_path, "toy").classnames == renamed.classnames == ("a", "b", "c", "d", "e")
     pack_source(toy_source(swapped_colours, origin="another version"), tmp_path)
@@ -151,7 +150,7 @@ def test_two_processes_packing_at_once_both_end_well(tmp_path):
     for process in processes:
         process.join(900)
     assert [process.exitcode for process in processes] == [0, 0]
-    assert check_dataset(tmp_path, "toy").ok
+    assert is_whole(tmp_path, "toy")
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from child_process import start_process
 from command_line import read_files
-from toy_shards import COUNTS, SAME_PATH, BrokenPart, toy_source
+from toy_shards import COUNTS, SAME_PATH, BrokenPart, is_whole, toy_source
 
 from procap.errors import UserError
-from shards.check import check_dataset
 from shards.pack import pack_source
 from shards.reader import open_dataset
 
@@ -49,7 +48,7 @@ def test_any_number_of_workers_writes_the_same_bytes_and_reports_progress(tmp_pa
         steps = [done for name, done, total in reported if name == split and total == count]
         assert steps == sorted(steps) and steps[-1] == count
     reported.clear()
-    assert check_dataset(tmp_path, "toy", on_progress=lambda *step: reported.append(step)).ok
+    assert is_whole(tmp_path, "toy", on_progress=lambda *step: reported.append(step))
     assert {name: done for name, done, _ in reported} == COUNTS
 
 
@@ -69,5 +68,5 @@ def test_a_broken_image_is_named_alike_by_any_workers_and_an_older_set_stays(tmp
     with pytest.raises(UserError) as error:
         pack_source(toy_source(part=BrokenPart, per_shard=5), tmp_path, workers=workers)
     assert str(error.value).startswith("'toy' val: val/") and "12.png is not a readable image" in str(error.value)
-    assert open_dataset(tmp_path, "toy").manifest == older and check_dataset(tmp_path, "toy").ok
+    assert open_dataset(tmp_path, "toy").manifest == older and is_whole(tmp_path, "toy")
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]

@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from procap.errors import UserError
 from shards.builtin_sources import builtin_source
 from shards.catalogue import find
+from shards.check import check_dataset
 from shards.pack import pack_source
 from shards.records import ImageRecord, Source, png
 
@@ -99,3 +102,11 @@ def toy_source(images: Callable[[str], Iterator[ImageRecord]] = toy_records, **c
 def pack_some_shapes(root: Path) -> None:
     """The first 40 test images of a generated family."""
     pack_source(replace(builtin_source(find("shapes-v2")), counts={"test": 40}), root)
+
+
+def is_whole(root: Path, name: str, **options: Any) -> bool:
+    """Whether `procap data check` finds no problem."""
+    try:
+        return not any(split.problems for split in check_dataset(root, name, **options))
+    except UserError:
+        return False
