@@ -137,7 +137,7 @@ def on_device(augment: TrainAugment, device: str, images: list[np.ndarray], view
 
 
 def by_pillow(augment: TrainAugment, images: list[np.ndarray], views: list[View]) -> torch.Tensor:
-    looks = [augment.apply_view(Image.fromarray(image), view) for image, view in zip(images, views, strict=True)]
+    looks = [view.cut(Image.fromarray(image), augment.image_size) for image, view in zip(images, views, strict=True)]
     return torch.stack([augment.normalise(look) for look in looks])
 
 

@@ -65,7 +65,7 @@ def check_images(case: DeviceCase) -> dict[str, Any]:
             return crops.make_views([rows.transpose(1, 2) for rows in pixels], views), resize.make_centres(pixels)  # noqa: B023
 
         cropped, resized = side.run(work)()
-        plain = [augment.normalise(augment.apply_view(*pair)) for pair in zip(images, views, strict=True)]
+        plain = [augment.normalise(view.cut(image, SIZE)) for image, view in zip(images, views, strict=True)]
         if not torch.equal(cropped.cpu(), torch.stack(plain)):
             raise UserError(f"crops of batch {number} are not Pillow's")
         if not torch.equal(resized.cpu(), torch.stack([transform(image) for image in images])):

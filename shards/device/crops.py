@@ -28,7 +28,7 @@ from torch import Tensor
 
 from shards.images import shorter_side
 from shards.transfer import staging, upload
-from shards.transforms import EvalTransform, TrainAugment, View
+from shards.transforms import ImageTransform, TrainAugment, View
 
 COEFFICIENT_BITS = 22
 LOW_BITS = 12
@@ -107,12 +107,12 @@ def augments_on_device(augment: TrainAugment) -> bool:
 class DeviceResize:
     """Resize and normalise whole batches on `device`, as `transform` does by Pillow; the host does not wait for it."""
 
-    def __init__(self, transform: EvalTransform | TrainAugment, device: torch.device) -> None:
+    def __init__(self, transform: ImageTransform, device: torch.device) -> None:
         self.size, self.device = transform.image_size, device
         # Divisors are tensors, because CUDA replaces the division by a Python number by a product with its reciprocal.
         self._largest = torch.tensor([255.0], device=device)
-        statistics = (transform.normalise.mean, transform.normalise.std)
-        self._mean, self._std = torch.tensor(statistics, dtype=torch.float32, device=device)[..., None, None]
+        columns = torch.tensor((transform.mean, transform.std), dtype=torch.float32, device=device)
+        self._mean, self._std = columns[..., None, None]
         # Sums of products with pixels are then in units of a pixel's value, and those of low digits of 2^-10 of that.
         self._scale = torch.tensor([2.0**-HIGH_BITS, 2.0**-LOW_BITS], device=device).view(2, 1, 1)
 

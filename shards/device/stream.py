@@ -108,7 +108,7 @@ class DeviceTrainStream(TrainStream):
             return [PreparedImage(i, view, _pixels(image), whole=True)]
         self._decoded.keep(i, image)
         # S x S pixels already, which the device's crop and resize of all of them leave as they are.
-        return [PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(self.augment.apply_view(image, view)))]
+        return [PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(view.cut(image, size)))]
 
     def _issue(self, prepared: tuple[list[int], Prepared]) -> Callable[[], tuple[Tensor, ...]]:
         """Issue the work on a batch when its images are prepared."""
