@@ -76,15 +76,11 @@ def describe_unreadable(split: str, record: ImageRecord) -> str:
         except ImageError as error:
             reason = str(error)
     remedy = "replace it, or leave out unreadable own images with --skip-broken"
-    # Without a split the text would begin with the colon.
-    return f"{split}: {record.path} is not a readable image ({reason}); {remedy}".removeprefix(": ")
+    return f"{split}: {record.path} is not a readable image ({reason}); {remedy}"
 
 
 def find_duplicates(images: Iterable[tuple[str, CheckedImage]]) -> list[str]:
-    """Describe images of equal bytes, across splits and within: each copy with the first image of these bytes.
-
-    images: each with its split, "" if it has none yet.
-    """
+    """Describe images of equal bytes, across splits and within: each copy with its split and the first such image."""
     firsts: dict[bytes, tuple[str, CheckedImage]] = {}
     copies: dict[tuple[str, str], list[str]] = {}
     for split, image in images:
@@ -96,10 +92,8 @@ def find_duplicates(images: Iterable[tuple[str, CheckedImage]]) -> list[str]:
         # Splits come in the order train, val, test, so of a leak the image in test is the copy.
         is_leak = first_split != split == "test"
         number = "1 image is a copy" if len(pairs) == 1 else f"{len(pairs):,} images are copies"
-        originals = f"{'other ' * (first_split == split)}images{f' in {first_split}' * bool(first_split)}"
-        end = "): accuracy on them is not that of new images" if is_leak else ")"
-        start = f"{'warning: ' * is_leak}{split or 'images'}: {number}, byte for byte, of {originals} ("
-        notes.append(f"{start}{join_first(pairs)}{end}")
+        note = f"{split}: {number}, byte for byte, of images in {first_split} ({join_first(pairs)})"
+        notes.append(f"warning: {note}: accuracy on them is not that of new images" if is_leak else note)
     return notes
 
 

@@ -105,7 +105,7 @@ def _list_folder(folder: Path, on_error: OnError) -> Iterator[EncodedImage]:
     for file, entry in sorted((folder / path, entry) for path, entry in walk_files(folder)):
         if entry == "other":
             on_error(str(file), "is a link without a target, or no regular file")
-        elif entry == "file" and is_image_name(file.name):
+        elif entry == "image":
             yield str(file), file
         elif entry == "file" and file.suffix.lower()[1:] not in NOTES:
             on_error(str(file), "is no image of a known format")

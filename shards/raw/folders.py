@@ -54,9 +54,10 @@ class Listing:
     def counts(self) -> dict[str, int]:
         return {split: len(images) for split, images in self.splits.items()}
 
-    @property
-    def paths(self) -> list[str]:
-        return [path for images in self.splits.values() for path, _ in images]
+    def sizes(self) -> list[int]:
+        """List the bytes of each file; 0 for a file that cannot be read, which `FolderPart` reports."""
+        files = [self.root / path for images in self.splits.values() for path, _ in images]
+        return [os.path.getsize(file) if os.path.isfile(file) else 0 for file in files]
 
     def lines(self, split: str) -> Iterator[str]:
         """Yield the lines that digests of published splits are computed from."""
@@ -102,9 +103,10 @@ class FolderPart:
 
 
 def list_folder(folder: Path) -> dict[str, str]:
-    """Map the sorted names in a folder to "folder", "file", "leavings" or "other"; hidden names are left out.
+    """Map the sorted names in a folder to "folder", "image", "file", "leavings" or "other"; hidden ones are left out.
 
-    Links are followed. "leavings": see `LEAVINGS`. "other": a link without a target, a pipe or a device.
+    Links are followed. "image": a file with the extension of an image that is read. "leavings": see `LEAVINGS`.
+    "other": a link without a target, a pipe or a device.
     """
 
     def classify(entry: os.DirEntry[str]) -> str:
@@ -112,7 +114,8 @@ def list_folder(folder: Path) -> dict[str, str]:
         is_link = entry.is_symlink()
         if os.path.isdir(entry) if is_link else entry.is_dir():
             return "leavings" if entry.name.lower() in LEAVINGS else "folder"
-        return "file" if (os.path.isfile(entry) if is_link else entry.is_file()) else "other"
+        is_file = os.path.isfile(entry) if is_link else entry.is_file()
+        return ("image" if is_image_name(entry.name) else "file") if is_file else "other"
 
     try:
         with os.scandir(folder) as entries:
@@ -145,10 +148,10 @@ def walk_files(root: Path, folder: str = "") -> Iterator[tuple[str, str]]:
 
 
 def list_images(root: Path) -> tuple[list[str], list[str]]:
-    """List all images below `root`, sorted by code point, and notes of files that are no images by name."""
-    files = sorted(path for path, entry in walk_files(root) if entry != "leavings")
-    paths = [path for path in files if is_image_name(path) and not unsafe_path(path)]
-    unread = sorted({*files} - {*paths})
+    """List all images below `root` whose names can be stored, by code point, and notes of files that are no images."""
+    entries = sorted((path, entry) for path, entry in walk_files(root) if entry != "leavings")
+    paths = [path for path, entry in entries if entry == "image" and not unsafe_path(path)]
+    unread = sorted({path for path, _ in entries} - {*paths})
     return paths, [describe_left_out(unread, len(paths))] if unread else []
 
 
@@ -183,12 +186,6 @@ def missing_files(root: Path, paths: Iterable[str]) -> list[str]:
     return [path for path in paths if not os.path.isfile(root / path)]
 
 
-def file_sizes(root: Path, paths: Iterable[str]) -> list[int]:
-    """List the bytes of each file; 0 for a file that cannot be read, which `FolderPart` reports."""
-    files = (root / path for path in paths)
-    return [os.path.getsize(file) if os.path.isfile(file) else 0 for file in files]
-
-
 def split_classes(images: Images, fractions: Mapping[str, float], seed: int) -> dict[str, Images]:
     """Shuffle each class, in order of first appearance, and cut it into `fractions`; the last takes the rest.
 
@@ -207,19 +204,8 @@ def split_classes(images: Images, fractions: Mapping[str, float], seed: int) -> 
     return splits
 
 
-def small_classes(images: Images, classnames: Sequence[str], fractions: Mapping[str, float]) -> list[str]:
-    """Describe the classes with too few images for `fractions`."""
-    counts = Counter(label for _, label in images)
-    return [
-        f"class {name!r} has too few images for {', '.join(fractions)}: add images or change the fractions"
-        for label, name in enumerate(classnames)
-        if not split_sizes(counts[label], fractions)
-    ]
-
-
 def split_sizes(count: int, fractions: Mapping[str, float]) -> dict[str, int]:
-    """Divide `count` images by `fractions`, of which the last takes the rest; empty if one of them would get none."""
+    """Divide `count` images by `fractions`, of which the last takes the rest."""
     sizes = {split: round(fraction * count) for split, fraction in fractions.items()}
     last = [*fractions][-1]
-    sizes[last] = count - sum(size for split, size in sizes.items() if split != last)
-    return sizes if min(sizes.values()) > 0 else {}
+    return sizes | {last: count - sum(size for split, size in sizes.items() if split != last)}

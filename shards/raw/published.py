@@ -22,7 +22,7 @@ from shards.catalogue import UNKNOWN, Dataset, RawLayout
 from shards.files import read_regular
 from shards.manifest import lines_digest
 from shards.names import first_few, unsafe_path
-from shards.raw.folders import Images, Listing, file_sizes, is_image_name, list_folder, list_images, missing_files
+from shards.raw.folders import Images, Listing, list_folder, list_images, missing_files
 from shards.records import Source
 
 FOLDER = Path(__file__).parent
@@ -139,14 +139,13 @@ def _scan_class_folders(location: RawLocation, prefix: str) -> Images:
     What is missing or too much shows in the counts, which are published.
     """
     root = location.images / prefix
-    images: Images = []
-    for label, name in enumerate(class_folder_names(location.dataset)):
-        if (root / name).is_dir():
-            files = (file for file, entry in list_folder(root / name).items() if entry == "file")
-            images += [
-                (f"{prefix}{name}/{file}", label) for file in files if is_image_name(file) and not unsafe_path(file)
-            ]
-    return images
+    return [
+        (f"{prefix}{name}/{file}", label)
+        for label, name in enumerate(class_folder_names(location.dataset))
+        if (root / name).is_dir()
+        for file, entry in list_folder(root / name).items()
+        if entry == "image" and not unsafe_path(file)
+    ]
 
 
 def _read_split_file(location: RawLocation) -> Listing:
@@ -212,7 +211,7 @@ def published_source(dataset: Dataset, listing: Listing) -> Source:
         origin=f"{listing.origin}, lists {listing.digest()}",
         counts=listing.counts,
         part=listing.part,
-        size=sum(file_sizes(listing.root, listing.paths)),
+        size=sum(listing.sizes()),
     )
 
 

@@ -21,17 +21,8 @@ from shards.manifest import UPRIGHT
 from shards.names import first_few, join_first
 from shards.pools import map_in_order
 from shards.raw.class_folders import ListedImage, scan_folders
-from shards.raw.description import Description, parse_description, read_description
-from shards.raw.folders import (
-    FolderPart,
-    Images,
-    Listing,
-    file_sizes,
-    list_images,
-    missing_files,
-    small_classes,
-    split_classes,
-)
+from shards.raw.description import Description, SplitRule, parse_description, read_description
+from shards.raw.folders import FolderPart, Images, Listing, list_images, missing_files, split_classes
 from shards.raw.published import SPLITS
 from shards.raw.tables import read_table
 from shards.records import Source
@@ -80,7 +71,7 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
         unseen = first_few([names[label] for label in sorted(absent)])
         notes += [f"val has no image of {unseen}: settings chosen on it ignore such classes"] if absent else []
     listing = Listing(root, names, splits, origin, scanned=True, max_side=description.max_side)
-    sizes = file_sizes(root, listing.paths)
+    sizes = listing.sizes()
     shrunk = f"at most {description.max_side} pixels on the short side, " if description.max_side else ""
     # A user's data has no version.
     sizes_digest = hashlib.sha256(" ".join(map(str, sizes)).encode()).hexdigest()[:16]
@@ -154,10 +145,7 @@ def _number_classes(
 def _assign_splits(
     description: Description, listed: Sequence[ListedImage], names: Sequence[str], labels: dict[Label, int]
 ) -> tuple[dict[str, Images], list[str]]:
-    """Assign a split to every image, as the data give it or else by the description, and list problems of classes.
-
-    If classes are too small for the rule, all images are in the split "".
-    """
+    """Assign a split to every image, as the data give it or else by the description, and list problems of classes."""
     images = {
         split: [(image.path, labels[image.label]) for image in listed if image.split == split]
         for split in ("", *SPLITS)
@@ -176,13 +164,11 @@ def _assign_splits(
     else:
         fractions = {split: fraction for split in SPLITS if (fraction := getattr(rule, split))}
         # Whatever the order of a table, the same images give the same split.
-        by_name = sorted(unassigned, key=lambda image: (image[1], image[0]))
-        if few := small_classes(by_name, names, fractions):
-            return {"": by_name}, few
-        images = split_classes(by_name, fractions, rule.seed)
+        images = split_classes(sorted(unassigned, key=lambda image: image[::-1]), fractions, rule.seed)
     if not images["test"]:
         raise UserError("there are no test images: nothing could be evaluated")
-    splits = {split: rows for split, rows in images.items() if rows}
+    # A split of the rule is there without images as well: its absence from a class is a problem.
+    splits = {split: rows for split, rows in images.items() if rows or isinstance(rule, SplitRule)}
     problems = []
     for split in sorted(splits.keys() - {"val"}):
         present = {label for _, label in splits[split]}
