@@ -141,11 +141,7 @@ def fetch(plan: FetchPlan, data_root: Path, on_progress: Callable[[int], None]) 
     folder.mkdir(parents=True, exist_ok=True)
     finished = 0
     for file in plan.files:
-
-        def report(done: int, before: int = finished) -> None:
-            on_progress(before + done)
-
-        fetch_file(file, folder / file.file, report)
+        fetch_file(file, folder / file.file, lambda done, before=finished: on_progress(before + done))  # type: ignore[misc]
         finished += file.size or 0
     # What a stopped command has unpacked is not whole.
     shutil.rmtree(raw_root, ignore_errors=True)

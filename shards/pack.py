@@ -13,6 +13,7 @@ import errno
 import hashlib
 import os
 import shutil
+import tarfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ from shards.pools import map_in_order
 from shards.reader import ImageList, open_dataset
 from shards.records import ImageRange, Source
 from shards.resolve import is_packed, resolve_dataset
-from shards.tar import image_offset, make_sample, sample_key
+from shards.tar import IMAGES, make_sample, sample_key
 
 SHARD_BYTES = 10**9
 """Largest size of a shard, about."""
@@ -239,12 +240,12 @@ def pack_shard(task: ShardTask) -> tuple[PackedShard, list[str]]:
             if problem := describe_unreadable(task.split, record):
                 problems.append(problem)
                 continue
-            sample = make_sample(sample_key(position), record)
-            # Before the sample is written: here `offset` is the position of its first header.
-            offset = image_offset(sample, record.extension, writer.tarstream.offset)
-            digest, size = image_digest(record.data), len(record.data)
-            images.append(CheckedImage(record.path, record.label, digest, offset, size))
-            writer.write(sample)
+            writer.write(make_sample(sample_key(position), record))
+            images.append(CheckedImage(record.path, record.label, image_digest(record.data)))
+    with tarfile.open(file, "r:") as archive:
+        members = [member for member in archive if member.name.rpartition(".")[2] in IMAGES]
+    pairs = zip(images, members, strict=True)
+    images = [image._replace(offset=member.offset_data, size=member.size) for image, member in pairs]
     # With problems the count is too high, but then `_write` raises before it makes a manifest.
     shard = Shard(file=task.file, sha256=file_sha256(file), size=file.stat().st_size, count=task.stop - task.start)
     return (shard, images), problems

@@ -7,8 +7,6 @@ Members of a sample lie side by side in alphabetical order and share their name 
 from __future__ import annotations
 
 import json
-import tarfile
-from collections.abc import Mapping
 
 from procap.errors import UserError
 from shards.names import unsafe_path
@@ -33,14 +31,3 @@ def make_sample(key: str, record: ImageRecord) -> dict[str, str | bytes]:
         raise UserError(f"{record.path!r} cannot be packed: its name {reason}")
     side = json.dumps({"path": record.path}, ensure_ascii=False).encode()
     return {"__key__": key, "cls": str(record.label).encode(), "json": side, record.extension: record.data}
-
-
-def image_offset(sample: Mapping[str, str | bytes], extension: str, start: int) -> int:
-    """Compute the offset of the image of a sample in a tar in which the sample begins at byte `start`."""
-    # In TarWriter's order. Each member has one header block: short ASCII names and a whole mtime need no PAX header.
-    for name in sorted(sample.keys() - {"__key__"}):
-        start += tarfile.BLOCKSIZE
-        if name == extension:
-            break
-        start += -(-len(sample[name]) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-    return start

@@ -430,7 +430,7 @@ def test_all_files_of_a_folder_are_listed_or_named(tmp_path):
     (tmp_path / "photos/gone.png").symlink_to("/nowhere/gone.png")
     os.mkfifo(tmp_path / "photos/pipe.png")
     errors = {}
-    listed = [name for name, _ in find_images([tmp_path / "photos", tmp_path / "photos/pipe.png"], errors.setdefault)]
+    listed = [name for name, _ in find_images([tmp_path / "photos"], errors.setdefault)]
     assert [name.removeprefix(f"{tmp_path}/photos/") for name in listed] == ["b.png", "disk/c.jfif"]
     assert {Path(name).name: reason[:9] for name, reason in errors.items()} == {
         "gone.png": "is a link", "pipe.png": "is a link"

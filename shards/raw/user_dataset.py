@@ -21,7 +21,7 @@ from shards.manifest import UPRIGHT
 from shards.names import first_few, join_first
 from shards.pools import map_in_order
 from shards.raw.class_folders import ListedImage, scan_folders
-from shards.raw.description import Description, SplitRule, parse_description, read_description
+from shards.raw.description import Description, SplitRule, read_description
 from shards.raw.folders import FolderPart, Images, Listing, list_images, missing_files, split_classes
 from shards.raw.published import SPLITS
 from shards.raw.tables import read_table
@@ -36,7 +36,7 @@ def user_source(file: Path, text: str = "", *, skip_broken: bool = False, worker
     text: the content of a file that is not written yet. What is wrong in single images or classes are its `problems`.
     skip_broken: decode every image, with up to `workers` processes, and leave out those that do not decode.
     """
-    description = parse_description(text, file) if text else read_description(file)
+    description = read_description(file, text)
     try:
         return _image_source(file, description, skip_broken, workers)
     except UserError as error:
