@@ -292,13 +292,6 @@ def test_images_on_a_disk_that_cannot_be_written_are_packed_twice(tmp_path, caps
         assert code == 0 and [*tmp_path.rglob("*.yaml")] == [tmp_path / "birds.yaml"], err
 
 
-def test_a_folder_of_shards_that_cannot_be_written_is_refused_first(tmp_path, capsys, monkeypatch):
-    put_classes(tmp_path / "birds", each=4)
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "new" / "data")
-    assert code == 2 and "choose another --data folder" in err and not (tmp_path / "birds.yaml").exists()
-
-
 def test_the_same_images_are_not_taken_for_those_of_another_folder_without_their_yaml_file(tmp_path, capsys):
     put_classes(tmp_path / "birds", each=4)
     for _ in range(2):

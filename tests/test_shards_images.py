@@ -308,7 +308,7 @@ def test_garbage_behind_the_image_is_accepted(kind):
 
 @pytest.mark.parametrize(("data", "reason"), [
     (b"", "it is empty"),
-    (b"not an image", "it is no JPEG, PNG, GIF, WEBP, BMP or TIFF image"),
+    (b"not an image", "it is no JPEG, PNG, GIF, WEBP, BMP or TIFF image of 8 or 16 bits, or cut short"),
     (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is no JPEG"),
     (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "it is no JPEG"),
     (b"\x00" * 10_000, "it is no JPEG"),
@@ -319,7 +319,7 @@ def test_garbage_behind_the_image_is_accepted(kind):
     (b"RIFF\x04\x00\x00\x00WEBPVP8 ", "damaged"),
     (b"BMW is a car", "cut short"),
     (b"II\x2a\x00", "cut short"),
-    (tiff_of_16_bits(np.ones((9, 9, 3), np.float32)), "a TIFF with bands or numbers that are not read"),
+    (tiff_of_16_bits(np.ones((9, 9, 3), np.float32)), "it is no JPEG"),
 ])  # fmt: skip
 def test_what_is_no_image_is_named(data, reason):
     with pytest.raises(ImageError, match=reason) as caught:

@@ -95,9 +95,7 @@ class FolderPart:
             try:
                 data = read_regular(file)
             except OSError as error:
-                is_dangling = file.is_symlink() and not file.exists()
-                reason = f"it is a link to {os.readlink(file)}, which is not there" if is_dangling else error.strerror
-                yield ImageRecord(path, label, b"", str(reason))
+                yield ImageRecord(path, label, b"", error.strerror or str(error))
             else:
                 yield ImageRecord(path, label, shrink(data, self.max_side) if self.max_side else data)
 
