@@ -40,9 +40,8 @@ from shards.mirror import refuse_packing
 from shards.names import first_few, unfit_texts
 from shards.pools import map_in_order
 from shards.reader import ImageList, open_dataset
-from shards.records import ImageRange, Source
+from shards.records import IMAGES, ImageRange, Source, make_sample, sample_key
 from shards.resolve import is_packed, resolve_dataset
-from shards.tar import IMAGES, make_sample, sample_key
 
 SHARD_BYTES = 10**9
 """Largest size of a shard, about."""
