@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from shards.manifest import Shard, is_mirror
 from shards.names import MAX_NAMED, join_first
 from shards.pools import map_in_order
 from shards.reader import ImageList, open_dataset, shard_problem
-from shards.records import ImageRange, ImageRecord, Source
+from shards.records import ImageRange, ImageRecord
 
 IMAGES_PER_TASK = 250
 """Images of one task; starting a process takes as long as decoding a few hundred."""
@@ -33,23 +33,6 @@ class CheckedImage(NamedTuple):
     digest: bytes
     offset: int = 0
     size: int = 0
-
-
-def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress | None = None) -> Source:
-    """Decode every image of a source without writing anything, and return the source with all problems and notes."""
-    ranges = source.ranges(IMAGES_PER_TASK)
-    images: list[tuple[str, CheckedImage]] = []
-    problems = [*source.problems]
-    parts = ((split, source.part(split, start, stop)) for split, start, stop in ranges)
-    # At least two parts for each process, which takes about as long to start as one.
-    results = map_in_order(check_part, parts, min(workers, len(ranges) // 2))
-    for (split, _, stop), (readable, broken) in zip(ranges, results, strict=True):
-        images += [(split, image) for image in readable]
-        problems += broken
-        if on_progress:
-            on_progress(split, stop, source.counts[split])
-    notes = (*source.notes, *find_duplicates(images))
-    return replace(source, problems=tuple(problems), notes=notes)
 
 
 def check_part(task: tuple[str, ImageRange]) -> tuple[list[CheckedImage], list[str]]:

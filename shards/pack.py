@@ -28,7 +28,6 @@ from shards.check import (
     CheckedImage,
     Reporter,
     SplitProgress,
-    check_source,
     describe_unreadable,
     find_duplicates,
     raise_problems,
@@ -75,13 +74,9 @@ def pack_source(
     source = replace(source, counts={split: count for split, count in source.counts.items() if count})
     _check_texts(source)
     refuse_packing(data_root)
-    # It will not be packed: decode all images now, so that one attempt names the broken ones as well.
-    if source.problems:
-        source = check_source(source, workers=workers, on_progress=on_progress)
     if on_note:
         for note in source.notes:
             on_note(note)
-    raise_problems(source.name, source.problems, on_note)
     folder = data_root / source.name
     # Hidden, so that it never looks like a data set.
     partial, replaced = (folder.with_name(f".{source.name}.{state}") for state in ("partial", "replaced"))
@@ -91,7 +86,7 @@ def pack_source(
             # A packing that was killed leaves its folder.
             shutil.rmtree(partial, ignore_errors=True)
             # Inside the lock, because another process may have packed the set while this one waited.
-            if not force and (manifest := _find_valid(source, data_root, workers)):
+            if not force and not source.problems and (manifest := _find_valid(source, data_root, workers)):
                 return manifest
             # The folder is deleted below: never one that packing did not write, such as raw images of that name.
             if folder.exists() and not (folder / FILE).exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -196,14 +191,15 @@ def _write(
     # At most one process per `per_shard` images, because starting one takes as long as packing a few hundred images.
     results = map_in_order(pack_shard, tasks, min(workers, len(ranges), images // per_shard))
     packed: dict[str, list[PackedShard]] = {split: [] for split in counts}
-    problems: list[str] = []
+    # Of the lists of images: all images are read nevertheless, so that one attempt names the broken ones as well.
+    problems = [*source.problems]
     for (split, _, stop), (packed_shard, shard_problems) in zip(ranges, results, strict=True):
         packed[split].append(packed_shard)
         problems += shard_problems
         if on_progress:
             on_progress(split, stop, counts[split])
+    contents = [(split, image) for split, shards in packed.items() for _, images in shards for image in images]
     if on_note:
-        contents = [(split, image) for split, shards in packed.items() for _, images in shards for image in images]
         for note in find_duplicates(contents):
             on_note(note)
     raise_problems(source.name, problems, on_note)
