@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from procap.errors import UserError
-from shards.index import image_digest, list_digest
+from shards.index import list_digest
 from shards.manifest import Shard, is_mirror
 from shards.names import MAX_NAMED, join_first
 from shards.pools import map_in_order
@@ -35,16 +35,9 @@ class CheckedImage(NamedTuple):
     size: int = 0
 
 
-def check_part(task: tuple[str, ImageRange]) -> tuple[list[CheckedImage], list[str]]:
-    """Decode images of a split; returns those that decode, and a problem for each of the others."""
-    split, part = task
-    images, problems = [], []
-    for record in part.records():
-        if problem := describe_unreadable(split, record):
-            problems.append(problem)
-        else:
-            images.append(CheckedImage(record.path, record.label, image_digest(record.data)))
-    return images, problems
+def readable_paths(part: ImageRange) -> list[str]:
+    """List the images that can be read and decoded."""
+    return [record.path for record in part.records() if not describe_unreadable("", record)]
 
 
 def describe_unreadable(split: str, record: ImageRecord) -> str:
