@@ -32,13 +32,6 @@ DIGEST_BYTES = 8
 """Bytes of an image's digest, the first of its SHA-256."""
 
 
-def index_bytes(rows: NDArray[np.void]) -> bytes:
-    """Encode rows [N] of dtype INDEX as the content of `index.npy`; the same rows always give the same bytes."""
-    buffer = io.BytesIO()
-    np.save(buffer, rows, allow_pickle=False)
-    return buffer.getvalue()
-
-
 def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]:
     """Read the index [N] of a split; raises UserError if it differs from the manifest."""
     entry, file = manifest.splits[split], folder / split / INDEX_FILE

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import shutil
 import tarfile
@@ -33,7 +34,7 @@ from shards.check import (
     raise_problems,
 )
 from shards.files import file_lock, file_sha256, write_file
-from shards.index import DIGESTS_FILE, INDEX, INDEX_FILE, PATHS_FILE, image_digest, index_bytes, list_digest
+from shards.index import DIGESTS_FILE, INDEX, INDEX_FILE, PATHS_FILE, image_digest, list_digest
 from shards.manifest import FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror, read_manifest
 from shards.mirror import refuse_packing
 from shards.names import first_few, unfit_texts
@@ -72,7 +73,10 @@ def pack_source(
     """
     # A manifest has no split without a shard.
     source = replace(source, counts={split: count for split, count in source.counts.items() if count})
-    _check_texts(source)
+    if not source.counts:
+        raise UserError(f"'{source.name}' has no images")
+    if reason := next(unfit_texts(source.classnames, (source.template, *source.templates)), ""):
+        raise UserError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
     refuse_packing(data_root)
     if on_note:
         for note in source.notes:
@@ -117,14 +121,6 @@ def check_same_source(source: Source, data_root: Path, yaml_file: Path) -> None:
     if is_packed(data_root, source.name) and read_manifest(data_root / source.name).source != source.origin:
         hint = "rename this one, or replace the set with --force"
         raise UsageError(f"'{source.name}' was packed from another folder than {yaml_file} names: {hint}")
-
-
-def _check_texts(source: Source) -> None:
-    """Raise UserError for names and templates that cannot be lines of text, before anything is written."""
-    if not source.counts:
-        raise UserError(f"'{source.name}' has no images")
-    if reason := next(unfit_texts(source.classnames, (source.template, *source.templates)), ""):
-        raise UserError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
 
 
 def _find_valid(source: Source, data_root: Path, workers: int) -> Manifest | None:
@@ -255,8 +251,10 @@ def _finish_split(source: Source, folder: Path, split: str, shards: Sequence[Pac
     if repeated := [path for path, count in Counter(paths).items() if count > 1]:
         raise UserError(f"'{source.name}' {split}: {first_few(repeated)} is listed twice")
     text = "".join(f"{path}\n" for path in paths).encode()
-    index = index_bytes(rows)
-    write_file(folder / split / INDEX_FILE, index)
+    # The same rows always give the same bytes.
+    buffer = io.BytesIO()
+    np.save(buffer, rows, allow_pickle=False)
+    write_file(folder / split / INDEX_FILE, index := buffer.getvalue())
     write_file(folder / split / PATHS_FILE, text)
     write_file(folder / split / DIGESTS_FILE, b"".join(image.digest for _, image in images))
     return SplitEntry(

@@ -266,18 +266,16 @@ def test_a_picture_has_the_same_pixels_all_ways_in(name, packed, tmp_path):
         assert np.array_equal(image, EXPECTED[name]), way
 
 
-def test_libtiff_and_pillow_print_nothing_that_names_no_file():
+def test_pillow_prints_nothing_that_names_no_file():
     broken = b"Exif\0\0II\x2a\x00\x08\x00\x00\x00\xff\xff" + b"\x1a\x01\x05\x00\xff\xff\xff\xff" * 40
-    cut = bytearray(KINDS["packed TIFF"])
-    cut[20:400] = b"\xff" * 380
     script = (
         "import sys; from shards.images import decode\n"
         "try: decode(sys.stdin.buffer.read(), upright=True)\n"
         "except ValueError as error: print(error)"
     )
-    for data, reason in ((encoded(PHOTO, "JPEG", exif=broken), ""), (bytes(cut), "it is damaged")):
-        run = subprocess.run([sys.executable, "-c", script], input=data, capture_output=True, check=True)
-        assert run.stderr == b"" and run.stdout.decode().startswith(reason)
+    data = encoded(PHOTO, "JPEG", exif=broken)
+    run = subprocess.run([sys.executable, "-c", script], input=data, capture_output=True, check=True)
+    assert run.stderr == run.stdout == b""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -89,11 +89,8 @@ def find_location(dataset: Dataset, raw_root: Path) -> RawLocation:
     """Find the images of a data set. Raises UserError with the place where they belong."""
     raw, folder = raw_layout(dataset), find_folder(dataset, raw_root)
     expected = (folder or raw_root / raw.folders[0]) / raw.images[0]
-    if folder is None:
-        what = f"there is no folder {raw.folders[0]} in {raw_root}"
-        raise UserError(f"{what}; get {raw.get}; the images belong in {expected}")
-    images = next((folder / images for images in raw.images if os.path.isdir(folder / images)), None)
-    if images is None:
+    images = next((folder / images for images in raw.images if folder and os.path.isdir(folder / images)), None)
+    if folder is None or images is None:
         raise UserError(f"there is no folder {expected}; get {raw.get}; the images belong there")
     folders = (raw_root / name for name in raw.folders if os.path.isdir(raw_root / name))
     return RawLocation(dataset, raw, folder, images, tuple(dict.fromkeys((folder, *folders, folder.parent, raw_root))))
