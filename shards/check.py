@@ -37,7 +37,7 @@ class CheckedImage(NamedTuple):
 
 def readable_paths(part: ImageRange) -> list[str]:
     """List the images that can be read and decoded."""
-    return [record.path for record in part.records() if not describe_unreadable("", record)]
+    return [record.path for record in part() if not describe_unreadable("", record)]
 
 
 def describe_unreadable(split: str, record: ImageRecord) -> str:

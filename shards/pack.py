@@ -147,7 +147,7 @@ def _find_valid(source: Source, data_root: Path, workers: int) -> Manifest | Non
 def _has_content(task: tuple[ImageRange, ImageList]) -> bool:
     """Whether images are byte for byte those that were packed."""
     part, images = task
-    return all(record.data == images.read(i) for i, record in enumerate(part.records()))
+    return all(record.data == images.read(i) for i, record in enumerate(part()))
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def pack_shard(task: ShardTask) -> tuple[PackedShard, list[str]]:
     file.parent.mkdir(parents=True, exist_ok=True)
     # No encoder, so that bytes stay as they are; no time, so that equal images make equal shards.
     with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
-        for position, record in zip(range(task.start, task.stop), task.part.records(), strict=True):
+        for position, record in zip(range(task.start, task.stop), task.part(), strict=True):
             if problem := describe_unreadable(task.split, record):
                 problems.append(problem)
                 continue

@@ -6,7 +6,6 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +38,8 @@ class ImageRecord:
         return "jpg" if extension in JPEG_ENDINGS else extension
 
 
-class ImageRange(Protocol):
-    """Consecutive images of a split that one process packs; small enough to be sent to it."""
-
-    def records(self) -> Iterator[ImageRecord]: ...
+ImageRange = Callable[[], Iterator[ImageRecord]]
+"""Yields consecutive images of a split, which one process packs; small enough to be sent to it."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from shards.reader import open_dataset
 
 def listed(source):
     parts = {split: source.part(split, 0, count) for split, count in source.counts.items()}
-    return {split: list(zip(part.paths, part.labels, strict=True)) for split, part in parts.items()}  # type: ignore[attr-defined]
+    return {split: [(record.path, record.label) for record in part()] for split, part in parts.items()}
 
 
 def names(name: str) -> tuple[str, ...]:

@@ -12,13 +12,14 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from procap.errors import UserError
 from shards.files import read_regular
 from shards.names import first_few, has_control, unsafe_path
-from shards.records import IMAGES, JPEG_ENDINGS, ImageRecord
+from shards.records import IMAGES, JPEG_ENDINGS, ImageRange, ImageRecord
 
 Images = list[tuple[str, int]]
 """Images of one split in list order: a path relative to the folder of the images, and a label."""
@@ -39,7 +40,7 @@ class Listing:
     """The labelled images below one folder, by split: from lists, from class folders, or drawn at random.
 
     root: the folder that paths are relative to. origin: what the lists are. scanned: they come from reading folders.
-    max_side: as in `FolderPart`.
+    max_side: as in `read_images`.
     """
 
     root: Path
@@ -54,7 +55,7 @@ class Listing:
         return {split: len(images) for split, images in self.splits.items()}
 
     def sizes(self) -> list[int]:
-        """List the bytes of each file; 0 for a file that cannot be read, which `FolderPart` reports."""
+        """List the bytes of each file; 0 for a file that cannot be read, which `read_images` reports."""
         files = [self.root / path for images in self.splits.values() for path, _ in images]
         return [os.path.getsize(file) if os.path.isfile(file) else 0 for file in files]
 
@@ -70,33 +71,25 @@ class Listing:
                 total.update(f"{line}\n".encode())
         return total.hexdigest()[:16]
 
-    def part(self, split: str, start: int, stop: int) -> FolderPart:
-        paths, labels = zip(*self.splits[split][start:stop], strict=True)
-        return FolderPart(self.root, paths, labels, self.max_side)
+    def part(self, split: str, start: int, stop: int) -> ImageRange:
+        return partial(read_images, self.root, self.splits[split][start:stop], self.max_side)
 
 
-@dataclass(frozen=True)
-class FolderPart:
-    """Files below `root`, packed under their relative paths as they are, or with at most `max_side` pixels."""
+def read_images(root: Path, images: Images, max_side: int | None = None) -> Iterator[ImageRecord]:
+    """Yield files below `root` as they are, or with at most `max_side` pixels on the short side.
 
-    root: Path
-    paths: tuple[str, ...]
-    labels: tuple[int, ...]
-    max_side: int | None = None
+    The record of a file that cannot be read has the reason.
+    """
+    # Imported here, because lists of images are read without Pillow.
+    from shards.images import shrink
 
-    def records(self) -> Iterator[ImageRecord]:
-        """Read the files; the record of a file that cannot be read has the reason."""
-        # Imported here, because lists of images are read without Pillow.
-        from shards.images import shrink
-
-        for path, label in zip(self.paths, self.labels, strict=True):
-            file = self.root / path
-            try:
-                data = read_regular(file)
-            except OSError as error:
-                yield ImageRecord(path, label, b"", error.strerror or str(error))
-            else:
-                yield ImageRecord(path, label, shrink(data, self.max_side) if self.max_side else data)
+    for path, label in images:
+        try:
+            data = read_regular(root / path)
+        except OSError as error:
+            yield ImageRecord(path, label, b"", error.strerror or str(error))
+        else:
+            yield ImageRecord(path, label, shrink(data, max_side) if max_side else data)
 
 
 def list_folder(folder: Path) -> dict[str, str]:

@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from unicodedata import normalize
@@ -23,7 +24,7 @@ from shards.names import first_few, join_first
 from shards.pools import map_in_order
 from shards.raw.class_folders import ListedImage, scan_folders
 from shards.raw.description import Description, SplitRule, read_description
-from shards.raw.folders import FolderPart, Images, Listing, list_images, missing_files, split_classes
+from shards.raw.folders import Images, Listing, list_images, missing_files, read_images, split_classes
 from shards.raw.published import SPLITS
 from shards.raw.tables import read_table
 from shards.records import Source
@@ -100,9 +101,10 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
 
 def _find_readable(root: Path, paths: Sequence[str], workers: int) -> set[str]:
     """Decode every image; return the paths of those that decode."""
-    groups = (tuple(paths[start : start + IMAGES_PER_TASK]) for start in range(0, len(paths), IMAGES_PER_TASK))
     # Labels do not matter: only whether the images decode.
-    parts = [FolderPart(root, group, (0,) * len(group)) for group in groups]
+    images = [(path, 0) for path in paths]
+    starts = range(0, len(images), IMAGES_PER_TASK)
+    parts = [partial(read_images, root, images[start : start + IMAGES_PER_TASK]) for start in starts]
     return {*chain.from_iterable(map_in_order(readable_paths, parts, min(workers, len(parts) // 2)))}
 
 
