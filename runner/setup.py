@@ -25,7 +25,6 @@ from procap.text import LabelSpace
 from runner.acceleration import Acceleration, note_once
 from runner.checkpoint import CheckpointCard, InitialRun
 from runner.config import RunConfig
-from runner.devices import num_decoders
 from runner.distributed.ranks import Ranks
 from runner.engine import Engine
 from runner.schedule import Schedule
@@ -92,11 +91,10 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
     learns_from_features = issubclass(method_class(config.method), FeatureMethod)
     # Features of all images are on every process, so that their batches are not dealt out.
     fewshot = load_training_images(config, shards, 1 if learns_from_features else group.size)
-    clip = session.workbench.load_backbone(config, device, acceleration)
+    clip = session.backbones.load(config, device, acceleration)
     if fewshot and not learns_from_features:
-        workers = num_decoders(session.runtime.workers, device)
         images = fewshot.unlabelled.images if fewshot.unlabelled else fewshot.train
-        stream = train_stream(images, config, clip, acceleration, workers, group.ranks)
+        stream = train_stream(images, config, clip, acceleration, session.decoders, group.ranks)
     selected = fewshot.unlabelled or fewshot if fewshot else None
     labels = selected.labels if selected else select_class_labels(shards, config.classes)
     method, card = build_method_and_card(config, shards, clip, labels)

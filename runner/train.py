@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,10 +15,9 @@ from procap.methods import method_class
 from procap.methods.features import FeatureMethod
 from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
+from runner.acceleration import note_once
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
-from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
-from runner.distributed.collectives import ProcessGroup
 from runner.earlier_runs import preliminary_run, read_initial_run
 from runner.engine import Batch, term_gradients
 from runner.failures import describe_failure
@@ -29,7 +28,7 @@ from runner.provenance import describe_environment, provenance
 from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
-from runner.session import Run, Session
+from runner.session import Run
 from runner.setup import Setup, changed_file, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
@@ -38,7 +37,7 @@ from runner.trained_runs import load_teacher
 from runner.validate import Callbacks, Validator
 from shards.device.stream import DeviceTrainStream
 from shards.rng import generator
-from shards.transfer import to_device, upload
+from shards.transfer import to_device
 
 UNRATED_STEPS = 5
 """Steps that are left out of images per second; they have nothing to do with the warm-up of the learning rate."""
@@ -57,11 +56,13 @@ class TrainingRequest:
 
     force: delete the run with its evaluations first. until: pause after this many epochs, if the training has more.
     callbacks: do not change the training, and are not called for a run without epochs.
+    on_held: called again and again, on all ranks, while another process holds the run; without it that raises RunHeld.
     """
 
     force: bool = False
     until: int | None = None
     callbacks: Callbacks | None = None
+    on_held: Callable[[str], object] | None = None
 
     def __post_init__(self) -> None:
         if self.until is not None and self.until < 1:
@@ -69,13 +70,6 @@ class TrainingRequest:
 
 
 PLAIN = TrainingRequest()
-
-
-def train(
-    config: RunConfig, runtime: RuntimeConfig, *, group: ProcessGroup | None = None, **request: Any
-) -> TrainResult | Progress:
-    """Train one configuration in a new session, as `train_run` does. request: fields of `TrainingRequest`."""
-    return train_run(Session(runtime, group).get_run(config), TrainingRequest(**request))
 
 
 def train_run(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progress:
@@ -95,8 +89,9 @@ def train_run(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progr
             return finished
     run.trained = None
     if earlier := preliminary_run(run.config):
-        train_run(run.session.get_run(earlier))
-    with run.work(resumes=not force):
+        # Runs of several seeds may have the same one, so that it is waited for in any case.
+        train_run(run.session.get_run(earlier), TrainingRequest(on_held=request.on_held or note_once))
+    with run.work(resumes=not force, on_held=request.on_held):
         run.session.group.call_on_first(lambda: run.folder.check_config(run.config, force=force))
         # Another process may have finished the run between the look above and the lock.
         if not force and (finished := read_finished(run)):
@@ -113,7 +108,7 @@ def read_finished(run: Run) -> TrainResult | None:
     result = run.read_training() if session.is_first else None
     if result is not None:
         session.check_content(config, config.dataset, result.manifest_digest)
-        session.workbench.check_backbone(config, result)
+        session.backbones.check(config, result)
         if why := result.changed_code(config):
             raise UserError(why)
         if option := changed_file(config, result.files):
@@ -261,10 +256,7 @@ class TrainLoop:
             self.step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
         rates = self.schedule.rates(number, epoch)
         self.training.engine.set_rates(rates)
-        images, labels = self.method.extend_batch(images, labels, generator(self.config.seed, "extend", number))
-        noise = self.method.draw(generator(self.config.seed, "noise", number))
-        device = self.method.clip.device
-        batch = Batch(images, labels, tuple(upload(tensor, device) for tensor in noise))
+        batch = Batch.make(self.method, self.config.seed, number, images, labels)
         if self.step.needs_capture:
             with self.meter.phase("compile", rated=False):
                 self.step.capture(batch)
@@ -362,8 +354,11 @@ def _write_result(run: Run, setup: Setup, state: TrainState, meter: Meter, facts
     drawn = {name: getattr(config, name) for name in ("shots", "sampling", "seed")}
     for name, document in setup.method.records().items():
         write_json(folder.path / name, document)
-    few_shot = None if few is None else FewShotRecord(**drawn, digest=few.digest, samples=few.train.paths)
     pool = few.unlabelled if few else None
+    few_shot = None
+    # A training on another pool of images has seen no few-shot sample.
+    if few and (pool is None or pool.pool == "few-shot"):
+        few_shot = FewShotRecord(**drawn, digest=few.digest, samples=few.train.paths)
     unlabelled = UnlabelledRecord(pool=pool.pool, images=len(pool.images), digest=pool.digest) if pool else None
     result = TrainResult(
         config_hash=config.hash,

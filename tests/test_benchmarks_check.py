@@ -25,9 +25,10 @@ def as_published(results, name, *, off=0.0, limited=False, **chosen):
     suite = load_suite(name)
     options = suite.options(PAPER, **chosen)
     transfer = {row.key: row for row in published.cross_dataset()}
+    table1 = {(row.key, row.dataset): row for row in published.base_to_novel()}
     for entry in suite.plan(options):
         method, config = entry.variant.method, put_config(results, entry.spec.config)
-        known, source = published.halves(method, entry.dataset), transfer.get(method)
+        known, source = table1.get((method, entry.dataset)), transfer.get(method)
         figures = {"base": known and known.base, "novel": known and known.novel, "all": source and source.source}
         for target in entry.spec.targets:
             classes = target.split(":")[1]

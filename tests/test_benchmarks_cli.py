@@ -242,7 +242,11 @@ def test_runs_are_listed_with_what_they_are_and_selected(capsys):
         put_halves(results, "coop", "digits", (70, 100), (60, 100), shots=4, overrides={"lr": lr})
     put_halves(results, "zeroshot", "digits", (70, 100), (60, 100))
     _, out, _ = run(capsys, "ls", "runs", "--methods", "coop,zeroshot", "--shots", "4")
-    assert "zeroshot  digits   64.62" in out and "lr 0.5  " in out and len(out.splitlines()) == 6
+    assert "zeroshot  digits   64.62" in out and "\n    lr 0.5" in out and max(map(len, out.splitlines())) <= 120
+    long = put_run(results, "caspl-promptsrc", "oxford-flowers", backbone="ViT-B-16", overrides={"lr": 0.25})
+    put_run(results, "caspl-promptsrc", "oxford-flowers", backbone="ViT-B-16", options={"n_ctx": 2})
+    _, out, _ = run(capsys, "ls", "runs", "--backbone", "ViT-B-16")
+    assert long.path in out and max(map(len, out.splitlines())) <= 120
     wrong = {"runs --classes bse": "did you mean base", "runs --precision fp31": "did you mean fp32"}
     for words, message in (wrong | {"methods --seeds 1": "ls runs --seeds 1"}).items():
         code, _, err = run(capsys, "ls", *words.split())

@@ -182,7 +182,8 @@ def test_methods_that_look_at_unlabelled_images_are_marked_and_ranked_apart(tmp_
         put_halves(tmp_path, method, "tiles", (base, 100), (base, 100))
     assert main(["table", "--results", str(tmp_path)]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("|", "-"))]
-    assert [line.split("|")[2].strip() for line in lines[2:8]] == ["CoOp", "MaPLe", "ProCAP", "", "Seeing", "Streaming"]
+    names = ["CoOp", "MaPLe", "ProCAP (reference)", "", "Seeing", "Streaming"]
+    assert [line.split("|")[2].strip() for line in lines[2:8]] == names
     assert ["**80.00**" in lines[2], "**99.00** §" in lines[6], "<u>98.00</u> §" in lines[7]] == [True] * 3
     seen = "unlabelled test images, names of new classes, teacher"
     assert f"Beyond few-shot images and base names: Seeing ({seen}); " in " ".join(lines)

@@ -21,14 +21,14 @@ from report_pages import Page, begin, put_entry, tables
 from toy_shards import toy_source
 
 from benchmarks.cli import main
-from benchmarks.console.output import note, safe_output, show_json
+from benchmarks.console.output import json_alone, note, safe_output, show_json
 from benchmarks.experiment.titles import title_method
 from benchmarks.plots.style import draw_styled
 from benchmarks.report.report import ReportChoices, write_report
 from benchmarks.results import load
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.tables.render import FORMATS, render, to_dict
+from benchmarks.tables.render import FORMATS, render, show_notes_once, to_dict
 from benchmarks.tables.runs import run_tables
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
@@ -248,17 +248,16 @@ def test_speed_is_images_over_seconds_of_both_halves_together(tmp_path):
         assert "57" in line and "12.5" in line
 
 
-def test_notes_are_printed_once_and_in_latex_on_request(tmp_path, capsys):
+def test_notes_are_printed_once_below_markdown_and_tex_is_latex(tmp_path, capsys):
     config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
     put_score(tmp_path, config, "shapes-sketch", 33, 100)
-    shared, recipe = "Setting: mini", "optimizer "
-    counts = {}
-    for form in ("md", "latex"):
-        for notes in ("short", "full"):
-            code, out, _ = run(capsys, "table", "--results", tmp_path, "--format", form, "--notes", notes)
-            counts[form, notes] = code, out.count(shared), out.count(recipe)
-    assert counts["latex", "short"] == (0, 0, 0) and counts["md", "short"][2] == 0
-    assert counts["md", "full"] == counts["latex", "full"] and counts["md", "full"][2] == 1
+    outputs = {form: run(capsys, "table", "--results", tmp_path, "--format", form) for form in ("md", "latex", "tex")}
+    assert outputs["md"][0] == 0 and "Setting: mini" in outputs["md"][1]
+    assert outputs["latex"] == outputs["tex"] and "Setting: mini" not in outputs["tex"][1]
+    [table, *_] = run_tables(load(tmp_path))
+    first, again = show_notes_once([table, table])
+    assert first == table and not again.notes
+    assert "--format md|csv|latex|json " in run(capsys, "table", "--help")[1]
 
 
 def test_other_targets_stand_in_a_table_of_their_own(tmp_path):
@@ -454,7 +453,7 @@ def test_the_report_has_the_measures_and_the_diagram(done, tmp_path):
 def test_results_have_their_names_and_no_users_of_urls_and_messages_have_no_secret_values(monkeypatch, capsys):
     monkeypatch.setenv("MY_KEY", "base-to-novel")
     texts = {"class": "torch bearer relay", "note": "https://me:pw@host/x", "name": "base-to-novel"}
-    with safe_output():
+    with safe_output(), json_alone():
         show_json([texts, 1, None])
         note("cannot read base-to-novel at https://me:pw@host/x")
     [line], [message] = (text.splitlines() for text in capsys.readouterr())

@@ -375,6 +375,8 @@ def test_a_download_that_fails_says_why_and_what_else_works(name, answer, reason
             load_clip(name)
     message = str(caught.value)
     assert "--pretrained FILE" in message and "HF_HUB_OFFLINE" not in message and "\n" not in message
+    # `procap fetch backbone` has no such flag.
+    assert "--backbone" not in message
 
 
 @pytest.mark.parametrize("spelling", ["tiny-vit", "hf-hub:us/tiny"])

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from benchmarks.cli.flags import HELP_NAMES, PLAIN, examples
 from benchmarks.console.errors import explain
-from benchmarks.console.output import is_distributed, note, safe_output, write_error_file
+from benchmarks.console.output import VERBOSE, is_distributed, note, note_trace, safe_output, write_error_file
 from procap.errors import UsageError, unknown_name
 from runner.environment_defaults import set_environment_defaults
 from runner.stop_signals import sigterm_as_interrupt
@@ -182,7 +182,7 @@ def run(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    verbose = "-v" in arguments or "--verbose" in arguments
+    VERBOSE.set("-v" in arguments or "--verbose" in arguments)
     if "--download" in arguments:
         # Before huggingface_hub is imported, and for the processes that this one starts.
         os.environ["HF_HUB_OFFLINE"] = "0"
@@ -207,12 +207,11 @@ def _run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        message, exit_code = explain(error, verbose=verbose, arguments=arguments)
+        message, exit_code = explain(error, arguments)
         write_error_file(f"procap: {message}")
         # Wrong usage and signals have one message in all processes; torchrun prints the first other failure itself.
         is_first = not is_distributed() or os.environ["LOCAL_RANK"] == "0"
         if is_first or (exit_code == 1 and "TORCHELASTIC_ERROR_FILE" not in os.environ):
-            if verbose:
-                traceback.print_exc()
+            note_trace(traceback.format_exc())
             print(f"procap: {message}", file=sys.stderr)
         return exit_code

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks.console.output import note
+from benchmarks.console.output import note, note_trace
 from runner.config import RuntimeConfig
 from runner.devices import own_device, resolve_device
 from runner.distributed.ranks import ranks_from_environment
@@ -26,9 +26,8 @@ class Failures:
     A command of one run, and a process group, whose processes would wait for the failed one, raise the error.
     """
 
-    def __init__(self, runs: int, *, verbose: bool, group: ProcessGroup | None = None) -> None:
+    def __init__(self, runs: int, group: ProcessGroup | None = None) -> None:
         self.raises = runs == 1 or (group is not None and group.size > 1)
-        self.verbose = verbose
         self.reasons: dict[str, str] = {}
 
     @contextmanager
@@ -43,8 +42,7 @@ class Failures:
                 raise
             self.reasons[name] = describe_failure(error).removeprefix(name.partition(" on ")[0]).lstrip(": ")
             note(f"procap: failed: {name}")
-            if self.verbose:
-                traceback.print_exc()
+            note_trace(traceback.format_exc())
 
 
 @contextmanager

@@ -67,9 +67,8 @@ def suite_command(name: str) -> Any:
         runtime: flags.RuntimeFlags,
         engine: flags.EngineFlags,
         mode: flags.ModeFlags,
-        output: flags.OutputFlags,
     ) -> int:
         file.save(suite, launch, runtime, engine)
-        return bench(name, suite, launch, runtime, engine, mode, output)
+        return bench(name, suite, launch, runtime, engine, mode)
 
     return typer.main.get_command(run.app)  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-from benchmarks.cli.flags import OutputFlags, command, flag, switch
+from benchmarks.cli.flags import command, flag, switch
 from benchmarks.console.output import columns, note, show, show_json
 from benchmarks.console.parse import split_names
 from procap.errors import check_names
@@ -13,7 +13,6 @@ from procap.errors import check_names
 
 @command("procap check device", "procap check device --full --json", "procap check device --device cpu --only plain")
 def check(
-    output: OutputFlags,
     device: Annotated[str, flag("auto|cpu|cuda|cuda:N", "device to check")] = "auto",
     full: Annotated[bool, switch("--full", "also check and measure compiled blocks, about two minutes more")] = False,
     only: Annotated[str, flag("A,B", "parts to run, without writing a record [default: all]")] = "",
@@ -50,6 +49,5 @@ def check(
     if not names:
         file = write_record(record)
         note(f"--accelerate auto uses: {', '.join(record.faster) or 'the plain path'}; {file}")
-    if output.json:
-        show_json(record.model_dump(mode="json"))
+    show_json(record.model_dump(mode="json"))
     return 1 if any(result.status == "failed" for result in results.values()) else 0

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, command, flag
-from benchmarks.console.output import columns, note, show, show_json
+from benchmarks.cli.flags import Data, command, flag
+from benchmarks.console.output import columns, note, note_trace, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import parse_methods, parse_options, split_names
 from procap.errors import UsageError, check_names
@@ -22,7 +22,6 @@ from shards.default_paths import data_root
     "procap check method visual-tokens --only gradients,determinism --option n_ctx=2",
 )
 def method(
-    output: OutputFlags,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a method, see `procap ls methods`")],
     only: Annotated[str, flag("A,B", "checks to run [default: all]")] = "",
     option: Annotated[list[str] | None, flag("KEY=VALUE", "option of the method, repeatable")] = None,
@@ -54,14 +53,12 @@ def method(
     results = []
     for result in check_method(case, names):
         note(f"{result.name}: {'passed' if result.passed else 'failed'}")
-        if result.trace and output.verbose:
-            note(result.trace)
+        note_trace(result.trace)
         results.append(result)
     rows = [(result.name, "passed" if result.passed else "FAILED", result.note) for result in results]
     show(columns(("check", "result", "note"), rows))
     failed = [result.name for result in results if not result.passed]
-    if output.json:
-        show_json({"method": name, "checks": [asdict(result) for result in results]})
+    show_json({"method": name, "checks": [asdict(result) for result in results]})
     outcome = f"{len(failed)} failed" if failed else "all passed"
     note(f"{name}: {len(results)} of {len(CHECKS)} checks ran, {outcome}")
     return 1 if failed else 0

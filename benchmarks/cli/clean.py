@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import OutputFlags, command, switch
+from benchmarks.cli.flags import command, switch
 from benchmarks.console.output import columns, note, show, show_json
-from procap.errors import unknown_name
+from procap.errors import check_names
 from shards.default_paths import cache_home
 
 CACHES = {
@@ -23,7 +23,6 @@ CACHES = {
 
 @command("procap clean", "procap clean features --yes")
 def clean(
-    output: OutputFlags,
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help=f"{', '.join(CACHES)}")] = None,
     yes: Annotated[bool, switch("--yes", "delete them; without it they are listed")] = False,
 ) -> int:
@@ -31,9 +30,7 @@ def clean(
 
     Packed data sets, results and downloaded weights stay.
     """
-    for name in names or ():
-        if name not in CACHES:
-            raise unknown_name("cache", name, CACHES)
+    check_names("cache", names or (), CACHES)
     folders = {name: cache_home() / name for name in names or CACHES}
     sizes = {name: _size(folder) for name, folder in folders.items() if folder.is_dir()}
     rows = [(name, f"{size / 1e6:,.1f} MB", str(folders[name]), CACHES[name]) for name, size in sizes.items()]
@@ -44,8 +41,7 @@ def clean(
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     total = f"{sum(sizes.values()) / 1e6:,.1f} MB"
     note(f"{total} deleted" if yes else f"{total} in all; nothing was deleted: repeat with --yes")
-    if output.json:
-        show_json({"deleted": yes, "bytes": sizes, "folders": {name: str(folders[name]) for name in sizes}})
+    show_json({"deleted": yes, "bytes": sizes, "folders": {name: str(folders[name]) for name in sizes}})
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, Workers, command
+from benchmarks.cli.flags import Data, Workers, command
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from benchmarks.console.packing_progress import parts_progress
 from benchmarks.console.parse import expand_datasets, split_names
@@ -22,7 +22,6 @@ from shards.resolve import packed_names, resolve_dataset
 
 @command("procap data check", "procap data check shapes --data demo/data")
 def check(
-    output: OutputFlags,
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="packed data sets [default: all]")] = None,
     data: Data = "",
     workers: Workers = None,
@@ -60,6 +59,5 @@ def check(
             note(f"procap: {problem}")
         with suppress(UserError):
             note(f"procap: to repair '{name}', {repack_hint(refresh(root, name))}")
-    if output.json:
-        show_json({"data": str(root), "ok": not broken, "problems": problems})
+    show_json({"data": str(root), "ok": not broken, "problems": problems})
     return 1 if broken else 0

@@ -12,7 +12,7 @@ import typer
 
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.data_sources import packing_root, report_packed, select_published
-from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag, switch
+from benchmarks.cli.flags import ModeFlags, Workers, command, flag, switch
 from benchmarks.console.output import columns, note, plural, show
 from benchmarks.console.packing_progress import pack_with_progress
 from procap.errors import UserError
@@ -36,7 +36,6 @@ MB = 10**6
 )
 def fetch_datasets(
     mode: ModeFlags,
-    output: OutputFlags,
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="published data sets, or paper")],
     data: Annotated[str, flag("FOLDER", "folder of the shards, and of the archives until they are packed")] = "",
     official: Annotated[bool, switch("--official", "take the official archives, not those of the Hub")] = False,
@@ -55,7 +54,7 @@ def fetch_datasets(
     if mode.dry_run:
         return _show_plan(missing, packed, root, official)
     hub_files = _hub_files(missing, official)
-    failures, plans = Failures(len(missing), verbose=output.verbose), list[FetchPlan]()
+    failures, plans = Failures(len(missing)), list[FetchPlan]()
     for dataset in missing:
         with failures.collect(dataset.name):
             plans.append(plan_fetch(dataset, hub_files))
@@ -64,7 +63,7 @@ def fetch_datasets(
     for plan in plans:
         with failures.collect(plan.dataset.name):
             manifests[plan.dataset.name] = _fetch_and_pack(plan, root, mode.force, workers or available_cores())
-    return report_packed(manifests, failures.reasons, root, output)
+    return report_packed(manifests, failures.reasons, root)
 
 
 def _hub_files(datasets: Sequence[Dataset], official: bool) -> dict[str, Archive]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, Sampling, command, flag
+from benchmarks.cli.flags import Data, Sampling, command, flag
 from benchmarks.console.output import columns, note, plural, show, show_json
 from shards.default_paths import data_root
 from shards.image_selection import load_few_shot, parse_classes
@@ -23,7 +23,6 @@ from shards.sampling import BALANCED, parse_sampling
     "procap data few-shot caltech101 --json > caltech101-16-1.json",
 )
 def few_shot(
-    output: OutputFlags,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],
     data: Data = "",
     shots: Annotated[int, flag("N", "training images per class", min=1)] = 16,
@@ -49,6 +48,5 @@ def few_shot(
         spread = f"{sizes.min()} to {sizes.max()} of each class"
         note(f"{split}: {plural(len(images), 'image')}, {spread}, digest {document[f'{split}_digest']}")
     show(columns(("split", "label", "class", "path"), rows))
-    if output.json:
-        show_json(document)
+    show_json(document)
     return 0

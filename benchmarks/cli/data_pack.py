@@ -9,7 +9,7 @@ import typer
 
 from benchmarks.cli.batch import Failures
 from benchmarks.cli.data_sources import DatasetToPack, packing_root, report_note, report_packed, select_datasets
-from benchmarks.cli.flags import ModeFlags, OutputFlags, Workers, command, flag, switch
+from benchmarks.cli.flags import ModeFlags, Workers, command, flag, switch
 from benchmarks.console.output import columns, note, show
 from benchmarks.console.packing_progress import format_classes, pack_with_progress
 from procap.errors import UsageError, UserError
@@ -30,7 +30,6 @@ from shards.resolve import is_packed
 )
 def pack(
     mode: ModeFlags,
-    output: OutputFlags,
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="data sets, folders of images, YAML files, or all, paper")
     ],
@@ -62,11 +61,11 @@ def pack(
         show(columns(("data set", f"now in {root}"), list(states.items())) + "\nNothing was written.")
         return 0
     packed: dict[str, Manifest] = {}
-    failures = Failures(len(selected), verbose=output.verbose)
+    failures = Failures(len(selected))
     for dataset in selected:
         with failures.collect(dataset.name):
             packed[dataset.name] = _pack_dataset(dataset, root, mode.force, workers or available_cores(), skip_broken)
-    return report_packed(packed, failures.reasons, root, output)
+    return report_packed(packed, failures.reasons, root)
 
 
 def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int, skip_broken: bool) -> Manifest:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, command
+from benchmarks.cli.flags import Data, command
 from benchmarks.console.output import columns, show_json
 from benchmarks.console.output import show as show_text
 from benchmarks.console.packing_progress import count_images, format_classes
@@ -16,9 +16,7 @@ from shards.resolve import resolve_dataset
 
 
 @command("procap data show petals", "procap data show shapes --json")
-def show(
-    output: OutputFlags, name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")], data: Data = ""
-) -> int:
+def show(name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")], data: Data = "") -> int:
     """Show what a packed data set holds: its prompt, its classes, and the images of each class and split."""
     root = data_root(data)
     shards = open_dataset(root, resolve_dataset(name, root).name)
@@ -26,8 +24,7 @@ def show(
     facts = (("data set", shards.name), ("source", manifest.source), ("template", manifest.template))
     show_text(columns(("", ""), [*facts, ("digest", manifest.digest)]) + "\n")
     show_text(format_classes(shards))
-    if output.json:
-        counts = {split: count.tolist() for split, count in count_images(shards).items()}
-        document: dict[str, Any] = {**dict(facts), "digest": manifest.digest, "classes": shards.classnames}
-        show_json(document | {"images": counts})
+    counts = {split: count.tolist() for split, count in count_images(shards).items()}
+    document: dict[str, Any] = {**dict(facts), "digest": manifest.digest, "classes": shards.classnames}
+    show_json(document | {"images": counts})
     return 0

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from textwrap import indent
 
-from benchmarks.cli.flags import OutputFlags
 from benchmarks.console.output import columns, note, note_failures, quote, show, show_json
 from benchmarks.console.parse import expand_datasets, split_names
 from procap.errors import UsageError
@@ -138,7 +137,7 @@ def packing_root(data: str) -> Path:
     return root
 
 
-def report_packed(packed: Mapping[str, Manifest], failed: Mapping[str, str], root: Path, output: OutputFlags) -> int:
+def report_packed(packed: Mapping[str, Manifest], failed: Mapping[str, str], root: Path) -> int:
     """Print what was packed and what was not; return the exit code."""
     rows = []
     for name, manifest in packed.items():
@@ -150,7 +149,6 @@ def report_packed(packed: Mapping[str, Manifest], failed: Mapping[str, str], roo
         how = "" if find_or_none(rows[0][0]) else " --shots full --classes all"
         note(f"packed in {root}\nnext: procap data show {dataset}; procap train --datasets {dataset}{how}")
     code = note_failures(len(packed), failed)
-    if output.json:
-        digests = {name: manifest.digest for name, manifest in packed.items()}
-        show_json({"data": str(root), "datasets": digests, "failed": failed})
+    digests = {name: manifest.digest for name, manifest in packed.items()}
+    show_json({"data": str(root), "datasets": digests, "failed": failed})
     return code

@@ -18,7 +18,6 @@ QUICK_DATASETS = ("digits",)
 
 @flags.command("procap demo", "procap demo --out /tmp/demo", "procap demo --quick --json")
 def demo(
-    output: flags.OutputFlags,
     out: Annotated[Path, flags.flag("FOLDER", "folder of data and results")] = Path("demo"),
     quick: Annotated[bool, typer.Option("--quick", help="one small data set and two epochs: does it run?")] = False,
     device: flags.Device = "auto",
@@ -35,4 +34,4 @@ def demo(
     suite = flags.SuiteFlags(profile="mini", methods=methods, datasets=datasets, seeds="1", quick=quick, limit=limit)
     runtime = flags.RuntimeFlags(str(out / "data"), str(out / "results"), device=device, tracking=tracking)
     mode = flags.ModeFlags(dry_run=dry_run)
-    return bench(SUITE, suite, flags.LaunchFlags(), runtime, flags.EngineFlags(), mode, output)
+    return bench(SUITE, suite, flags.LaunchFlags(), runtime, flags.EngineFlags(), mode)

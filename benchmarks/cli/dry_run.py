@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.cli.flags import OutputFlags
 from benchmarks.console.output import columns, plural, show, show_json
 from runner.run_state import RunSpec, RunState
 
@@ -12,7 +11,6 @@ from runner.run_state import RunSpec, RunState
 def show_plan(
     runs: Sequence[RunSpec],
     states: Mapping[str, RunState],
-    output: OutputFlags,
     needs: Mapping[str, Sequence[str]] | None = None,
 ) -> int:
     """Print each run with its state and, if any run has some, its targets; returns the exit code.
@@ -31,6 +29,5 @@ def show_plan(
     show(columns(("state", "run", "targets" if needs is None else "needs")[:shown], rows))
     finished = sum(states[run.path].is_finished for run in runs)
     show(f"\n{plural(len(runs), 'run')}, {finished} finished. Nothing was written.")
-    if output.json:
-        show_json({"runs": listed})
+    show_json({"runs": listed})
     return 0

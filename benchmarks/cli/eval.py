@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.dry_run import show_plan
-from benchmarks.cli.selection import default_targets, eval_settings, find_run, runtime_config, selected_runs
+from benchmarks.cli.selection import default_targets, find_run, runtime_config, selected_runs
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, quote, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import split_names
@@ -37,21 +37,15 @@ Scored = tuple[RunConfig, list[ScoreResult]]
 def evaluate(
     selection: flags.SelectionFlags,
     recipe_flags: flags.RecipeFlags,
+    evaluation: flags.EvalFlags,
     runtime_flags: flags.RuntimeFlags,
     mode: flags.ModeFlags,
-    output: flags.OutputFlags,
     folders: Annotated[list[Path] | None, flags.run_argument("folders, instead of flags")] = None,
     targets: Annotated[str, flags.flag("SET[:CLASSES[:SPLIT]]", "comma list [default: base and novel classes]")] = "",
-    limit: flags.Limit = None,
-    eval_precision: flags.EvalPrecision = "",
-    eval_resize: flags.EvalResize = "",
-    samples: flags.Samples = 0,
     unknown: Annotated[str, flags.flag("SET[,SET]", "tell images of the run's classes from those of other sets")] = "",
-    temperature: flags.Temperature = "",
 ) -> int:
     """Evaluate trained runs on any target. Results under different evaluation flags are kept in different files."""
-    settings = eval_settings(eval_precision, eval_resize, samples, temperature)
-    runtime = runtime_config(runtime_flags, limit=limit, evaluation=settings)
+    runtime = runtime_config(runtime_flags, evaluation=evaluation)
     planning, unknown_sets = Session(runtime), [Target.parse(part, runtime.data) for part in split_names(unknown)]
     if folders and (selection != flags.SelectionFlags() or recipe_flags != flags.RecipeFlags()):
         reason = "give run folders, or flags such as --methods and --datasets that name runs, not both"
@@ -72,7 +66,7 @@ def evaluate(
         specs = []
         for config in configs:
             # Refuse impossible settings before any run is evaluated.
-            settings.for_run(config)
+            runtime.evaluation.for_run(config)
             tests = named or default_targets(config, runtime.data)
             for target in unknown_sets:
                 check_unknown(config, target)
@@ -88,18 +82,18 @@ def evaluate(
         if mode.force:
             trained = (run for run in runs if states[run.path].is_trained)
             states |= {run.path: RunState("repeat", run.targets) for run in trained}
-        return show_plan(runs, states, output)
+        return show_plan(runs, states)
     # One process checks its flags before it imports torch, which takes seconds.
     selected = find_runs() if ranks_from_environment().size == 1 else None
     with process_group(runtime) as session:
         # Only rank 0 needs access to the results folder.
         runs, results, url = selected or (session.group.call_on_first(find_runs) if folders else find_runs())
         session = Session(replace(session.runtime, results=results, results_url=url), session.group)
-        failures = Failures(len(runs), verbose=output.verbose, group=session.group)
+        failures = Failures(len(runs), group=session.group)
         done = _evaluate_all(runs, session, failures, force=mode.force)
         scored = _score_all(runs, unknown_sets, session, failures, force=mode.force)
         session.exporter.flush(create=False)
-    code = _show_evaluations(done, scored, failures, output)
+    code = _show_evaluations(done, scored, failures)
     if code == 0 and done:
         shown = session.runtime.shown_results
         where = f" --results {quote(shown)}" if shown != "results" else ""
@@ -107,9 +101,7 @@ def evaluate(
     return code
 
 
-def _show_evaluations(
-    done: Sequence[Evaluated], scored: Sequence[Scored], failures: Failures, output: flags.OutputFlags
-) -> int:
+def _show_evaluations(done: Sequence[Evaluated], scored: Sequence[Scored], failures: Failures) -> int:
     rows: list[tuple[object, ...]] = []
     for config, target, result in done:
         accuracy, fit = f"{result.accuracy:.2f}", result.calibration
@@ -139,13 +131,12 @@ def _show_evaluations(
         cells = [(*[*row.values()][:4], f"{row['auroc']:.2f}", f"{row['fpr95']:.2f}") for row in detections]
         show("\n" + columns(("run", "known", "unknown", "score", "AUROC", "FPR95"), cells))
     code = note_failures(len(done), failures.reasons)
-    if output.json:
-        evaluated = [
-            {"run": config.path, "accuracy": result.accuracy, "macro_accuracy": result.macro_accuracy}
-            | result.model_dump(exclude={"per_class", "environment", *OF_IMAGES})
-            for config, _, result in done
-        ]
-        show_json({"evaluated": evaluated, "unknown": detections, "failed": failures.reasons})
+    evaluated = [
+        {"run": config.path, "accuracy": result.accuracy, "macro_accuracy": result.macro_accuracy}
+        | result.model_dump(exclude={"per_class", "environment", *OF_IMAGES})
+        for config, _, result in done
+    ]
+    show_json({"evaluated": evaluated, "unknown": detections, "failed": failures.reasons})
     return code
 
 
@@ -174,7 +165,7 @@ def _score_all(
     runs: Iterable[RunSpec], unknown: Sequence[Target], session: Session, failures: Failures, *, force: bool
 ) -> list[Scored]:
     """Score the images of each run's classes, and those of all sets of unknown images, if there are any."""
-    from runner.concept_scores import score_run
+    from runner.evaluate import score_run
 
     scored: list[Scored] = []
     for spec in runs if unknown else ():

@@ -21,7 +21,6 @@ from runner.session import Session
     "procap export base/dtd/maple/ViT-B-16/16shot/seed1-0c41d2aa --format ledger --out docs/results/ledger",
 )
 def export(
-    output: flags.OutputFlags,
     folders: Annotated[
         list[Path],
         flags.run_argument("run folders, see `procap ls runs`"),
@@ -42,7 +41,7 @@ def export(
     # Graphs are exported on the CPU, where their example is.
     is_graph = format == "onnx"
     session = Session(replace(runtime, device="cpu", accelerate="off") if is_graph else runtime)
-    failures, files = Failures(len(folders), verbose=output.verbose), {}
+    failures, files = Failures(len(folders)), {}
     for folder in folders:
         with failures.collect(str(folder)):
             run = find_run(folder, session)
@@ -56,6 +55,5 @@ def export(
             note(f"exported {run.path}")
             show(str(files[run.path]))
     code = note_failures(len(files), failures.reasons)
-    if output.json:
-        show_json({"exported": {run: str(file) for run, file in files.items()}, "failed": failures.reasons})
+    show_json({"exported": {run: str(file) for run, file in files.items()}, "failed": failures.reasons})
     return code

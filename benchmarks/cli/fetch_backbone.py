@@ -6,13 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cli.flags import OutputFlags, command, flag
+from benchmarks.cli.flags import command, flag
 from benchmarks.console.output import columns, show, show_json
 
 
 @command("procap fetch backbone ViT-B/16", "procap fetch backbone ViT-B/16 RN50 --pretrained openai")
 def backbone(
-    output: OutputFlags,
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="CLIPs, see `procap ls backbones`")],
     pretrained: Annotated[str, flag("TAG", "weights [default: the backbone's own]")] = "",
 ) -> int:
@@ -36,6 +35,5 @@ def backbone(
         })  # fmt: skip
     shown = [(row["backbone"], f"{row['bytes'] / 1e6:,.0f} MB", row["digest"], row["file"]) for row in rows]
     show(columns(("backbone", "size", "digest", "file"), shown))
-    if output.json:
-        show_json(rows)
+    show_json(rows)
     return 0

@@ -63,10 +63,6 @@ Results = Annotated[str, flag("FOLDER|URL", "folder of runs and their results")]
 Device = Annotated[str, flag("NAME", "auto, cpu, cuda or cuda:N")]
 Tracking = Annotated[str, flag("off|URI", "MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]")]
 Limit = Annotated[int | None, flag("N", "evaluate on the first N images; results are marked", min=1)]
-EvalPrecision = Annotated[str, flag("fp32|bf16|fp16", "precision of the evaluation [default: that of the training]")]
-EvalResize = Annotated[str, flag("crop|squash", "crop of the centre, or all of it squashed [default: the backbone's]")]
-Samples = Annotated[int, flag("N", "average N samples of Gaussian tokens; 0 takes their means")]
-Temperature = Annotated[str, flag("shots", "divide logits by a number fitted on held-out few-shot images")]
 Workers = Annotated[int | None, flag("N", "processes [default: one per core]", min=1)]
 Reference = Annotated[
     str, flag("METHOD", "last row, with which suites compare the others [default: the only plug-in, else procap]")
@@ -180,21 +176,32 @@ class EngineFlags:
 
 
 @dataclass(frozen=True)
-class SuiteFlags(ChoiceFlags):
+class EvalFlags:
+    """Flags that choose how runs are evaluated; results under different ones are kept in different files."""
+
+    heading: ClassVar[str] = "Evaluation"
+    limit: Limit = None
+    eval_precision: Annotated[
+        str, flag("fp32|bf16|fp16", "precision of the evaluation [default: that of the training]")
+    ] = ""
+    eval_resize: Annotated[
+        str, flag("crop|squash", "crop of the centre, or all of it squashed [default: the backbone's]")
+    ] = ""
+    samples: Annotated[int, flag("N", "average N samples of Gaussian tokens; 0 takes their means")] = 0
+    temperature: Annotated[str, flag("shots", "divide logits by a number fitted on held-out few-shot images")] = ""
+
+
+@dataclass(frozen=True)
+class SuiteFlags(EvalFlags, ChoiceFlags):
     """Flags that choose a part of a suite; the rest is decided by the suite and its profile."""
 
-    heading: ClassVar[str] = "Recipe and evaluation"
+    heading: ClassVar[str] = "Recipe"
     profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper if packed]")] = ""
     recipe: RecipeChoice = ""
     option: MethodOptions = None
     unlabelled: Unlabelled = ""
     quick: Annotated[bool, switch("--quick", "smoke test with short schedules")] = False
     epochs: Epochs = None
-    limit: Limit = None
-    eval_precision: EvalPrecision = ""
-    eval_resize: EvalResize = ""
-    samples: Samples = 0
-    temperature: Temperature = ""
     reference: Reference = ""
 
 
@@ -295,7 +302,10 @@ def command(
 
 
 def flatten_flag_groups(command: Callable[..., int]) -> Callable[..., int]:
-    """Return `command` with a parameter for each field of its dataclasses: typer makes `--lr` from `RecipeFlags.lr`."""
+    """Return `command` with a parameter for each field of its dataclasses: typer makes `--lr` from `RecipeFlags.lr`.
+
+    Every command has the flags of `OutputFlags`, which the functions of `console.output` obey.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups = {name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)}
     flags = {
@@ -304,7 +314,7 @@ def flatten_flag_groups(command: Callable[..., int]) -> Callable[..., int]:
         if name not in groups
     }
     headings: dict[str, str] = {}
-    for group in groups.values():
+    for group in (*groups.values(), OutputFlags):
         types = get_type_hints(group, include_extras=True)
         for field in fields(group):
             flags[field.name] = inspect.Parameter(
@@ -326,8 +336,9 @@ def flatten_flag_groups(command: Callable[..., int]) -> Callable[..., int]:
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
         }
-        wants_json = any(isinstance(group, OutputFlags) and group.json for group in built.values())
-        with json_alone() if wants_json else nullcontext():
+        # The program looks for --verbose by itself: errors of other flags have tracebacks too.
+        del values["verbose"]
+        with json_alone() if values.pop("json") else nullcontext():
             return command(**built, **values)
 
     run.__signature__ = inspect.Signature(list(flags.values()), return_annotation=int)  # type: ignore[attr-defined]

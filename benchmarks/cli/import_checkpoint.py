@@ -27,7 +27,6 @@ def import_checkpoint(
     recipe_flags: flags.RecipeFlags,
     runtime_flags: flags.StorageFlags,
     mode: flags.ModeFlags,
-    output: flags.OutputFlags,
     file: Annotated[str, typer.Argument(metavar="FILE", help="checkpoint of Dassl; {dataset}, {seed}: those of a run")],
     task: Annotated[
         str, flags.flag("NAME", "task of the published recipe [default: base-to-novel, few-shot on all classes]")
@@ -55,7 +54,7 @@ def import_checkpoint(
     # This imports torch, which a wrong flag need not wait for.
     from runner.public_checkpoints import import_run
 
-    failures, done = Failures(len(runs), verbose=output.verbose), {}
+    failures, done = Failures(len(runs)), {}
     session = Session(runtime)
     for config, path in files.items():
         with failures.collect(config.path):
@@ -64,10 +63,9 @@ def import_checkpoint(
             note(f"imported {path} as {config.path}")
     session.exporter.flush()
     code = note_failures(len(done), failures.reasons)
-    if output.json:
-        imported = [
-            {"run": config.path, **result.model_dump(include={"imported", "trainable_parameters", "checkpoint_sha256"})}
-            for config, result in done.items()
-        ]
-        show_json({"results": runtime.shown_results, "imported": imported, "failed": failures.reasons})
+    imported = [
+        {"run": config.path, **result.model_dump(include={"imported", "trainable_parameters", "checkpoint_sha256"})}
+        for config, result in done.items()
+    ]
+    show_json({"results": runtime.shown_results, "imported": imported, "failed": failures.reasons})
     return code

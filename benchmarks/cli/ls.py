@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cli.flags import Data, FilterFlags, OutputFlags, Results, command, command_line
+from benchmarks.cli.flags import Data, FilterFlags, Results, command, command_line
 from benchmarks.cli.selection import run_filter
-from benchmarks.console.output import columns, note, plural, show, show_json
+from benchmarks.console.output import JSON_STREAM, columns, note, plural, show, show_json
 from benchmarks.console.parse import parse_methods
 from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.titles import title_method
@@ -31,14 +31,14 @@ from shards.default_paths import data_root
 from shards.resolve import is_packed, packed_names, resolve_dataset
 
 DATASET_FIELDS = ["name", "title", "classes", "test_only", "template", "aliases", "licence", "description"]
-# The path of a run has the rest: with it, a line fits into 120 columns.
-COLUMNS = ("state", "date", "method", "dataset", "accuracy", "base", "novel")
+COLUMNS = ("state", "date", "method", "dataset", "accuracy", "base", "novel", "run")
+WIDTH = 120
+"""Characters of a line. The path of a run has its method and data set too."""
 Listing = tuple[str, list[dict[str, Any]]]
 
 
 @command("procap ls methods", "procap ls methods coop", "procap ls datasets --json", "procap ls runs --methods procap")
 def ls(
-    output: OutputFlags,
     selection: FilterFlags,
     what: Annotated[str, typer.Argument(metavar="methods|datasets|backbones|words|suites|runs", help="what to list")],
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="methods to show with all options")] = None,
@@ -50,7 +50,7 @@ def ls(
     `ls methods NAME` prints the options of a method with their defaults and meaning, and its recipe.
     """
     listings: dict[str, Callable[[], Listing]] = {
-        "methods": lambda: _methods(parse_methods(",".join(names or ["all"])), bool(names), output.json),
+        "methods": lambda: _methods(parse_methods(",".join(names or ["all"])), bool(names)),
         "datasets": lambda: _datasets(data_root(data)),
         "backbones": _backbones,
         "words": _words,
@@ -66,20 +66,19 @@ def ls(
     text, rows = listings[what]()
     if rows:
         show(text)
-    if output.json:
-        show_json(rows)
+    show_json(rows)
     return 0
 
 
-def _methods(names: Sequence[str], whole: bool, details: bool) -> Listing:
-    """List methods. whole: with their options and recipes. details: have these in the rows too, which needs torch."""
+def _methods(names: Sequence[str], whole: bool) -> Listing:
+    """List methods. whole: with their options and recipes, which --json has anyway and which need torch."""
     rows: list[dict[str, Any]] = []
     for name in names:
         row: dict[str, Any] = {"name": name, "summary": "", "recipe": None, "options": {}, "selection": "", "uses": ""}
         try:
             texts = describe_method(name)
             row |= {field: texts[field] for field in ("summary", "selection", "uses")}
-            if whole or details or name not in METHODS:
+            if whole or JSON_STREAM.get() or name not in METHODS:
                 method = method_class(name)
                 row["recipe"] = method.recipe().model_dump(mode="json")
                 row["options"] = {
@@ -96,7 +95,7 @@ def _methods(names: Sequence[str], whole: bool, details: bool) -> Listing:
     if whole:
         return "\n\n".join(map(_format_method, rows)), rows
     uses = [row["uses"].replace("few-shot images", "shots").replace("class names", "names") for row in rows]
-    width = 116 - max(len(row["name"]) for row in rows) - max(map(len, uses))
+    width = WIDTH - 4 - max(len(row["name"]) for row in rows) - max(map(len, uses))
     summaries = [textwrap.shorten(row["summary"], width, placeholder=" ...") for row in rows]
     shown = list(zip([row["name"] for row in rows], uses, summaries, strict=True))
     return columns(("method", "looks at", "what it is; its options: procap ls methods NAME"), shown), rows
@@ -110,12 +109,12 @@ def _format_method(row: Mapping[str, Any]) -> str:
         unread = {*method.recipe().unread(), *method.unread_fields(method.Options())}
         read = {name: value for name, value in row["recipe"].items() if value is not None and name not in unread}
         recipe = " ".join(f"{name}={format_value(value)}" for name, value in read.items())
-        lines += textwrap.wrap(f"recipe: {recipe}", 118, subsequent_indent="  ")
+        lines += textwrap.wrap(f"recipe: {recipe}", WIDTH - 2, subsequent_indent="  ")
     starts = {name: f"  {name}={format_value(option['default'])}  " for name, option in row["options"].items()}
     width = max(map(len, starts.values()), default=0)
     for name, start in starts.items():
         text = row["options"][name]["description"] or "-"
-        lines += textwrap.wrap(text, 118, initial_indent=start.ljust(width), subsequent_indent=" " * width)
+        lines += textwrap.wrap(text, WIDTH - 2, initial_indent=start.ljust(width), subsequent_indent=" " * width)
     return "\n".join(lines)
 
 
@@ -168,11 +167,16 @@ def _backbones() -> Listing:
         rows.append({"name": name, "methods": admitted, "note": note, "tags": list(published_weights(name))})
     shown = [(row["name"], row["methods"], row["note"]) for row in rows]
     headers = ("backbone", "methods", "what it is; below it the weights for --pretrained")
-    title, rule, *described = columns(headers, shown).splitlines()
+    return _write_below(columns(headers, shown), [", ".join(row["tags"]) for row in rows]), rows
+
+
+def _write_below(table: str, texts: Sequence[str]) -> str:
+    """Write a text below each row of a table, unless it is empty."""
+    title, rule, *rows = table.splitlines()
     lines = [title, rule]
-    for row, line in zip(rows, described, strict=True):
-        lines += [line, *textwrap.wrap(", ".join(row["tags"]), 100, initial_indent="    ", subsequent_indent="    ")]
-    return "\n".join(lines), rows
+    for row, text in zip(rows, texts, strict=True):
+        lines += [row, *textwrap.wrap(text, 100, initial_indent="    ", subsequent_indent="    ")]
+    return "\n".join(lines)
 
 
 def _words() -> Listing:
@@ -198,9 +202,12 @@ def _runs(results: str, selection: FilterFlags) -> Listing:
     titles = title_variants(SimpleNamespace(**values))
     for row, title in zip(rows, titles, strict=True):
         row["settings"] = title.removeprefix(title_method(row["method"])).removeprefix(", ")
-    shown = (*COLUMNS, *["settings"] * any(row["settings"] for row in rows), "run")
     lines = [f"{row['state']}: {row['run']}: {row['reason']}" for row in rows if row["reason"]]
-    return "\n".join([columns(shown, [_format_run(row, shown) for row in rows]), *lines]), rows
+    table = columns(COLUMNS, [_format_run(row, COLUMNS) for row in rows])
+    if max(map(len, table.splitlines())) > WIDTH:
+        shown = [name for name in COLUMNS if name not in ("method", "dataset")]
+        table = columns(shown, [_format_run(row, shown) for row in rows])
+    return "\n".join([_write_below(table, [row["settings"] for row in rows]), *lines]), rows
 
 
 def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
@@ -229,7 +236,7 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         accuracy = accuracies.get("all") if base is None or novel is None else harmonic_mean(base, novel)
     row |= {"state": state.status, "reason": state.reason.removeprefix(f"{config.path}: "), "date": written}
     row |= {"accuracy": accuracy, "base": base, "novel": novel}
-    return {"run": config.path, **row, "evaluated": [path.stem for path in folder.eval_files()]}
+    return {"run": config.path, **row, "evaluated": [path.stem for path in folder.result_files()]}
 
 
 def _format_run(row: Mapping[str, Any], shown: Sequence[str]) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import OutputFlags, command, flag
+from benchmarks.cli.flags import command, flag
 from benchmarks.console.output import note, quote, show, show_json
 from procap.errors import UsageError
 from procap.methods import method_groups, method_paths
@@ -22,7 +22,6 @@ EXAMPLE = "methods/visual-tokens"
 
 @command("procap new method visual-tokens", "procap new method visual-tokens --out ~/methods")
 def method(
-    output: OutputFlags,
     name: Annotated[str, typer.Argument(metavar="NAME", help="lower-case letters, digits and dashes")],
     out: Annotated[Path, flag("FOLDER", "where the package's folder NAME is written")] = Path(),
 ) -> int:
@@ -54,6 +53,5 @@ def method(
         write_bytes(files[-1], text.encode())
         show(str(files[-1]))
     note(f"next: pip install --no-build-isolation -e {quote(folder)}; procap check method {name}")
-    if output.json:
-        show_json({"name": name, "files": [str(file) for file in files]})
+    show_json({"name": name, "files": [str(file) for file in files]})
     return 0

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 DIGITS = 6
 
 
+def _read_path(text: str) -> Path:
+    """Read the path of images. Raises UsageError for an empty one, which pathlib takes for the current folder."""
+    if not text:
+        raise UsageError("a path of images is empty: name images, folders of images, or tar files")
+    return Path(text)
+
+
 @flags.command(
     "procap predict results/base/petals/procap/mini/16shot/seed1-9c6ad2e1 photos --out predictions.csv",
     "procap predict RUN one.jpg two.png --top 3",
@@ -33,13 +40,13 @@ DIGITS = 6
 )
 def predict(
     selection: flags.FilterFlags,
-    output: flags.OutputFlags,
     run: Annotated[
         Path,
         flags.run_argument("folder of a run, or start of its hash; left out with --methods or --best", "RUN|PATH"),
     ],
     paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="PATH", help="images, folders of images, tar files")
+        list[Path] | None,
+        typer.Argument(metavar="PATH", help="images, folders of images, tar files", parser=_read_path),
     ] = None,
     out: Annotated[Path | None, flags.flag("FILE", "CSV file [default: stdout]")] = None,
     html: Annotated[Path | None, flags.flag("FILE", "page of the first 500 pictures with their classes")] = None,
@@ -103,9 +110,8 @@ def predict(
         note(f"{plural(skipped, 'file')} skipped, no images")
     for name, reason in failed.items():
         note(f"procap: error: {name} {reason}")
-    if output.json:
-        destination = str(out) if out and count else None
-        show_json({"run": config.path, "images": count, "classes": classes, "out": destination, "failed": failed})
+    destination = str(out) if out and count else None
+    show_json({"run": config.path, "images": count, "classes": classes, "out": destination, "failed": failed})
     return 1 if failed else 0
 
 

@@ -16,7 +16,6 @@ from runner.session import Session
     "procap push 3fa29c10 --to my-lab/maple-shapes",
 )
 def push(
-    output: flags.OutputFlags,
     run: Annotated[Path, flags.run_argument("folder of a run, or start of its hash")],
     to: Annotated[str, flags.flag("NAMESPACE/NAME", "repository; it is created if needed")],
     private: Annotated[bool, flags.switch("--private", "create a private repository")] = False,
@@ -36,6 +35,5 @@ def push(
     show(columns(("file", "bytes"), [(name, f"{size:,}") for name, size in sizes.items()]))
     url = None if dry_run else push_files(files, to, private=private)
     note("nothing was uploaded" if dry_run else f"uploaded {selected.path} to {url}")
-    if output.json:
-        show_json({"run": selected.path, "to": to, "files": sizes, "commit": url})
+    show_json({"run": selected.path, "to": to, "files": sizes, "commit": url})
     return 0

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import Data, FilterFlags, OutputFlags, Reference, Results, command, command_line, flag
+from benchmarks.cli.flags import Data, FilterFlags, Reference, Results, command, command_line, flag
 from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import show, show_json
 from benchmarks.report.report import ReportChoices, write_report
@@ -27,7 +27,6 @@ from shards.urls import is_url
 )
 def report(
     selection: FilterFlags,
-    output: OutputFlags,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="suites (names or files) and sweeps [default: all]")
     ] = None,
@@ -57,6 +56,5 @@ def report(
     shards = data_root(data)
     page = write_report(root, out, ReportChoices(names or (), chosen, results, shards, reference))
     show(str(page))
-    if output.json:
-        show_json({"page": str(page)})
+    show_json({"page": str(page)})
     return 0

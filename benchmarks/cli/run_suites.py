@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.cli import flags
 from benchmarks.cli.dry_run import show_plan
-from benchmarks.cli.selection import eval_settings, runtime_config, suite_changes, trainable_methods
+from benchmarks.cli.selection import runtime_config, suite_changes, trainable_methods
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
 from benchmarks.experiment.profiles import MINI, PAPER, find_profile
@@ -37,24 +37,21 @@ def bench(
     runtime_flags: flags.RuntimeFlags,
     engine: flags.EngineFlags,
     mode: flags.ModeFlags,
-    output: flags.OutputFlags,
 ) -> int:
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
     launcher = launch.to_launcher()
-    names = ("eval_precision", "eval_resize", "samples", "temperature")
-    settings = eval_settings(*(getattr(suite_flags, name) for name in names))
-    runtime = runtime_config(runtime_flags, engine, limit=suite_flags.limit, evaluation=settings)
+    runtime = runtime_config(runtime_flags, engine, suite_flags)
     plans = plan_suites(list(PAPER_SUITES) if name == ALL else [name], suite_flags, runtime)
     runs = merge_runs(plans)
     # Raises for runs that cannot be evaluated under these settings.
     for run in runs:
-        settings.for_run(run.config)
+        runtime.evaluation.for_run(run.config)
     note_warmup(run.config for run in runs)
     session = Session(runtime)
     session.remote.pull()
     states = read_states(session, runs, force=mode.force)
     if mode.dry_run:
-        return show_plan(runs, states, output)
+        return show_plan(runs, states)
     open_runs = [run for run in runs if not states[run.path].is_finished]
     for state in states.values():
         # Before anything is written.
@@ -72,15 +69,13 @@ def bench(
             # Workers print nothing and do not send to MLflow: this process does both for all runs.
             silent = replace(runtime, quiet=True, tracking_uri="off")
             paths = StoragePaths.with_absolute_paths(runtime_flags.data, runtime_flags.results, silent)
-            failed = execute(
-                open_runs, states, paths, session, launcher, trackers, force=mode.force, verbose=output.verbose
-            )
+            failed = execute(open_runs, states, paths, session, launcher, trackers, force=mode.force)
         session.remote.pull()
         # Also if no run was open: `execute` sets it where some are.
         trackers.started = True
         note("making tables and plots")
         outputs = [
-            _finish(plan, tracker, failed, session, mode, output)
+            _finish(plan, tracker, failed, session, mode)
             for plan, tracker in zip(plans, trackers.trackers, strict=True)
         ]
     except BaseException as error:
@@ -93,7 +88,7 @@ def bench(
     # The error of a run says more than that its result is missing.
     failed = {path: why for made in outputs for path, why in made.failed_runs.items()} | failed
     finished = [run.path for run in runs if run.path not in failed]
-    return _show_outputs(name, outputs, finished, failed, runtime, runtime_flags, output)
+    return _show_outputs(name, outputs, finished, failed, runtime, runtime_flags)
 
 
 def _finish(
@@ -102,11 +97,10 @@ def _finish(
     failed: Mapping[str, str],
     session: Session,
     mode: flags.ModeFlags,
-    output: flags.OutputFlags,
 ) -> SuiteOutputs:
     """Write the tables and plots of a suite whose runs have ended, and record its end. failed: errors by run."""
     tracker.update(tracker.collection.runs)
-    made = make_outputs(plan.suite, plan.options, session, force=mode.force, verbose=output.verbose)
+    made = make_outputs(plan.suite, plan.options, session, force=mode.force)
     reasons = {**made.failed_runs, **failed}
     failed_runs = {run: reasons[run] for run in tracker.collection.runs if run in reasons}
     status: Status = "failed" if failed_runs or made.failed else "finished"
@@ -159,7 +153,6 @@ def _show_outputs(
     failed: Mapping[str, str],
     runtime: RuntimeConfig,
     runtime_flags: flags.RuntimeFlags,
-    output: flags.OutputFlags,
 ) -> int:
     for made in outputs:
         if made.tables:
@@ -182,8 +175,7 @@ def _show_outputs(
         suite = "SUITE" if name == ALL else name
         ui = f"procap ui --suite {suite} {results}"
         note(f"next: procap table {suite} {folders}; {ui}; procap report {suite} {folders}")
-    if output.json:
-        tables = [to_dict(table) for made in outputs for table in made.tables]
-        listed = {"finished": finished, "failed": failed, "tables": tables}
-        show_json({"suite": name, "results": runtime.shown_results, **listed})
+    tables = [to_dict(table) for made in outputs for table in made.tables]
+    listed = {"finished": finished, "failed": failed, "tables": tables}
+    show_json({"suite": name, "results": runtime.shown_results, **listed})
     return code

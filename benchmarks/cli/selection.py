@@ -7,11 +7,19 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.flags import ChoiceFlags, EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags, given_options
+from benchmarks.cli.flags import (
+    ChoiceFlags,
+    EngineFlags,
+    EvalFlags,
+    RecipeFlags,
+    RuntimeFlags,
+    SelectionFlags,
+    given_options,
+)
 from benchmarks.console.output import note, plural, quote
 from benchmarks.console.parse import (
     expand_datasets,
@@ -154,11 +162,12 @@ def default_targets(config: RunConfig, data: Path | None) -> list[Target]:
     return [target for target in targets if can_classify(config, target, data)]
 
 
-def eval_settings(precision: str, resize: str, samples: int, temperature: str) -> EvalSettings:
+def eval_settings(flags: EvalFlags) -> EvalSettings:
     """Make the settings of an evaluation from flags; empty ones are the default. Raises UsageError for a wrong one."""
     from pydantic import ValidationError
 
-    values = {"precision": precision, "resize": resize, "samples": samples, "temperature": temperature}
+    names = {field.name: field.name.removeprefix("eval_") for field in fields(EvalFlags) if field.name != "limit"}
+    values = {setting: getattr(flags, name) for name, setting in names.items()}
     try:
         return EvalSettings.model_validate({name: value for name, value in values.items() if value})
     except ValidationError as error:
@@ -166,19 +175,15 @@ def eval_settings(precision: str, resize: str, samples: int, temperature: str) -
 
 
 def runtime_config(
-    flags: RuntimeFlags,
-    engine: EngineFlags | None = None,
-    *,
-    limit: int | None = None,
-    evaluation: EvalSettings | None = None,
+    flags: RuntimeFlags, engine: EngineFlags | None = None, evaluation: EvalFlags | None = None
 ) -> RuntimeConfig:
     results, url = results_root(flags.results, cache_home())
     same = ("device", "workers", "accelerate", "timeout", "no_cache", "deterministic")
     return RuntimeConfig(
         data=data_root(flags.data),
         results=results,
-        limit=limit,
-        evaluation=evaluation or EvalSettings(),
+        limit=evaluation.limit if evaluation else None,
+        evaluation=eval_settings(evaluation) if evaluation else EvalSettings(),
         tracking_uri=flags.tracking or None,
         results_url=url,
         **{name: getattr(flags, name) for name in same},

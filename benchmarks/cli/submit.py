@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks.cli.flags import OutputFlags, command
-from benchmarks.console.output import note, show, show_json
-from cluster.address import set_auth_mode
+from benchmarks.cli.flags import command
+from benchmarks.console.output import VERBOSE, note, show, show_json
+from cluster.ray_cluster import set_auth_mode
 from procap.errors import UsageError, UserError
 from runner.provenance import SOURCE_VARIABLE, source_state
 from runner.stop_signals import Interrupted
@@ -36,7 +36,6 @@ MANAGER_LINE = re.compile(r"^.*\tINFO job_manager\.py.*\n", re.MULTILINE)
     allow_interspersed_args=False,
 )
 def submit(
-    output: OutputFlags,
     words: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="the command to run, without `procap`")],
     address: Annotated[
         str, typer.Option(metavar="URL", help="URL of the Ray dashboard [default: $RAY_API_SERVER_ADDRESS, else auto]")
@@ -55,7 +54,7 @@ def submit(
     set_auth_mode()
     from ray.job_submission import JobSubmissionClient
 
-    for handler in () if output.verbose else logging.getLogger("ray").handlers:
+    for handler in () if VERBOSE.get() else logging.getLogger("ray").handlers:
         # Loggers below "ray" have their own level.
         handler.setLevel(logging.ERROR)
     environment = yaml.safe_load(RUNTIME_ENV.read_text(encoding="utf-8")) | {"working_dir": str(TREE)}
@@ -67,24 +66,23 @@ def submit(
         client = JobSubmissionClient(address or None)
         job = client.submit_job(entrypoint=entrypoint, runtime_env=environment)
         note(f"job {job} runs on {client.get_address()}")
-        code = 0 if no_wait else _follow(client, job, output.verbose)
+        code = 0 if no_wait else _follow(client, job)
     except KeyboardInterrupt:
         raise Interrupted(signal.SIGINT, "the job keeps running: see `ray job list` and `ray job stop ID`") from None
     except (RuntimeError, ValueError) as error:
         raise UserError(f"Ray did not run the job: {error}") from error
-    if output.json:
-        show_json({"job": job, "exit_code": None if no_wait else code})
-    elif no_wait:
+    show_json({"job": job, "exit_code": None if no_wait else code})
+    if no_wait:
         show(job)
     return code
 
 
-def _follow(client: JobSubmissionClient, job: str, verbose: bool) -> int:
+def _follow(client: JobSubmissionClient, job: str) -> int:
     """Print the log of a job until it ends; returns its exit code, 128 + N after signal N."""
 
     async def print_log() -> None:
         async for text in client.tail_job_logs(job):
-            print(text if verbose else MANAGER_LINE.sub("", text), end="", flush=True)
+            print(text if VERBOSE.get() else MANAGER_LINE.sub("", text), end="", flush=True)
 
     asyncio.run(print_log())
     # The log can end before Ray has recorded the end of the job.

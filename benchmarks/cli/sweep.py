@@ -41,7 +41,6 @@ def sweep(
     runtime_flags: flags.RuntimeFlags,
     engine: flags.EngineFlags,
     mode: flags.ModeFlags,
-    output: flags.OutputFlags,
 ) -> int:
     """Search fields of a run for the best score on validation images, averaged over seeds and data sets.
 
@@ -67,7 +66,7 @@ def sweep(
         check_weights((run.config.backbone, run.config.pretrained) for run in runs)
     note_warmup(run.config for run in runs)
     if mode.dry_run:
-        return _show_plan(settings, tried, output)
+        return _show_plan(settings, tried)
     pack_missing_with_progress(settings.datasets, runtime.data)
     with folder.locked():
         if mode.force:
@@ -80,7 +79,7 @@ def sweep(
             folder.save(settings)
         from cluster.sweep import Sweep
 
-        return _execute(Sweep(settings, session, folder), launcher, runtime_flags, engine, output)
+        return _execute(Sweep(settings, session, folder), launcher, runtime_flags, engine)
 
 
 def _execute(
@@ -88,14 +87,13 @@ def _execute(
     launcher: Launcher,
     runtime_flags: flags.RuntimeFlags,
     engine: flags.EngineFlags,
-    output: flags.OutputFlags,
 ) -> int:
     """Execute the sweep; returns exit code 3 if some configurations failed and 1 if all did."""
     from benchmarks.suites.execute import note_capacity
     from benchmarks.sweeps.progress import SweepProgress
 
     settings, session = sweep.settings, sweep.session
-    progress = SweepProgress(sweep, note if output.verbose else None)
+    progress = SweepProgress(sweep)
     note(f"{_format_title(settings)}; {sweep.count('finished', 'stopped')} with a score already")
     # Workers print nothing and do not send to MLflow: the driver does both for all runs.
     silent = replace(session.runtime, quiet=True, tracking_uri="off")
@@ -117,12 +115,10 @@ def _execute(
     session.remote.pull()
     progress.close("failed" if sweep.count("failed") else "interrupted" if sweep.count("unfinished") else "finished")
     session.exporter.flush()
-    return _show_outcome(sweep, runtime_flags, engine, output)
+    return _show_outcome(sweep, runtime_flags, engine)
 
 
-def _show_outcome(
-    sweep: Sweep, runtime: flags.RuntimeFlags, engine: flags.EngineFlags, output: flags.OutputFlags
-) -> int:
+def _show_outcome(sweep: Sweep, runtime: flags.RuntimeFlags, engine: flags.EngineFlags) -> int:
     settings, configurations = sweep.settings, list(sweep.configurations.values())
     best = outcome.find_best(configurations)
     commands = make_commands(settings, best.values, runtime, engine) if best else []
@@ -140,17 +136,15 @@ def _show_outcome(
         if configuration.state == "failed"
     }
     code = note_failures(len(configurations) - len(failed), failed)
-    if output.json:
-        show_json(outcome.summarize(settings, configurations, commands))
+    show_json(outcome.summarize(settings, configurations, commands))
     return code
 
 
-def _show_plan(settings: SweepSettings, tried: Sequence[Configuration], output: flags.OutputFlags) -> int:
+def _show_plan(settings: SweepSettings, tried: Sequence[Configuration]) -> int:
     fields = [(field, json.dumps(domain)) for field, domain in settings.space.items()]
     show(columns(("field", "values"), fields or [("-", "nothing is varied")]))
     show(f"\n{_format_title(settings)}; {len(tried)} tried already. Nothing was written.")
-    if output.json:
-        show_json({"sweep": settings.model_dump(mode="json"), "total": settings.size})
+    show_json({"sweep": settings.model_dump(mode="json"), "total": settings.size})
     return 0
 
 

@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.selection import run_filter, suite_changes
-from benchmarks.console.output import note, quote, show, show_json
+from benchmarks.console.output import note, quote, show, show_json, to_json
 from benchmarks.console.parse import parse_options
 from benchmarks.report.sections import read_sections
 from benchmarks.results.frame import open_results, read_frame
@@ -18,7 +18,7 @@ from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.plans import last_options
 from benchmarks.tables.agreement import check_table
-from benchmarks.tables.render import arrange_notes, render, to_dict
+from benchmarks.tables.render import render, show_notes_once, to_dict
 from benchmarks.tables.runs import calibration_of_runs, run_tables, unknown_of_runs
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError, check_names
@@ -55,16 +55,15 @@ class TableFlags:
 )
 def table(
     selection: flags.FilterFlags,
-    output: flags.OutputFlags,
     suite_flags: TableFlags,
     suite: Annotated[
         str, typer.Argument(metavar="SUITE", help="a suite or sweep, or `calibration` [default: all runs]")
     ] = "",
     results: flags.Results = "results",
-    form: Annotated[Literal["md", "csv", "latex", "json"], typer.Option("--format", help="file format")] = "md",
-    notes: Annotated[
-        Literal["short", "full"], typer.Option(help="full: recipes of all rows; in LaTeX captions too")
-    ] = "short",
+    form: Annotated[
+        Literal["md", "csv", "latex", "tex", "json"],
+        typer.Option("--format", metavar="md|csv|latex|json", help="file format"),
+    ] = "md",
 ) -> int:
     """Print base, novel, harmonic mean and speed from results, or the tables of a suite with the paper's numbers.
 
@@ -76,10 +75,10 @@ def table(
         tables, code = _tables_of_runs(selection, results, suite_flags.reference, calibration=bool(suite)), 0
     else:
         tables, code = _suite_tables(suite, selection, results, suite_flags)
-    if form != "json":
-        show("\n\n".join(render(table, form) for table in arrange_notes(tables, form, full=notes == "full")))
-    if output.json or form == "json":
-        show_json({"suite": suite or None, "tables": [to_dict(table) for table in tables]})
+    document = {"suite": suite or None, "tables": [to_dict(table) for table in tables]}
+    shown = (render(table, form) for table in show_notes_once(tables))
+    show(to_json(document) if form == "json" else "\n\n".join(shown))
+    show_json(document)
     return code
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.cli.flags import OutputFlags, Results, Tracking, command
+from benchmarks.cli.flags import Results, Tracking, command
 from benchmarks.console.output import SOME_FAILED, note, plural, show, show_json
 from benchmarks.results.frame import open_results
 from runner.run_collection import COLLECTIONS
@@ -11,7 +11,7 @@ from runner.tracking.store import sync as sync_runs
 
 
 @command("procap track sync --results demo/results")
-def sync(output: OutputFlags, results: Results = "results", tracking: Tracking = "") -> int:
+def sync(results: Results = "results", tracking: Tracking = "") -> int:
     """Upload missing results to MLflow. Repeating it sends nothing twice."""
     store = TrackingStore.choose(open_results(results), tracking or None)
     failed: dict[str, str] = {}
@@ -23,6 +23,5 @@ def sync(output: OutputFlags, results: Results = "results", tracking: Tracking =
     runs = [path for path in sent if not path.startswith(f"{COLLECTIONS}/")]
     counts = f"{plural(len(runs), 'run')} and {plural(len(sent) - len(runs), 'collection')}"
     show(f"{counts} sent to {store.address}")
-    if output.json:
-        show_json({"destination": store.address, "sent": sent, "failed": failed})
+    show_json({"destination": store.address, "sent": sent, "failed": failed})
     return SOME_FAILED if failed else 0

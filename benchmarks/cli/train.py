@@ -43,7 +43,6 @@ def train(
     runtime_flags: flags.RuntimeFlags,
     engine: flags.EngineFlags,
     mode: flags.ModeFlags,
-    output: flags.OutputFlags,
     init: Annotated[
         str,
         flags.flag("RUN", "finished run to start from: its folder or hash", complete=complete_runs),
@@ -66,7 +65,7 @@ def train(
         needs = {
             spec.path: list_needs(spec.config, runtime.data) for spec in specs if not states[spec.path].is_finished
         }
-        return show_plan(specs, states, output, needs)
+        return show_plan(specs, states, needs)
     # One process checks its flags before it imports torch, which takes seconds. Several check them inside the group, so
     # that an error of one host alone, such as missing data, reaches the others.
     plan = partial(_plan_runs, selection, recipe_flags, force=mode.force, init=init)
@@ -75,7 +74,7 @@ def train(
         if not runs:
             # Only rank 0 needs access to the results folder, which has the run to start from.
             runs = session.group.call_on_first(lambda: plan(session)) if init else plan(session)
-        failures = Failures(len(runs), verbose=output.verbose, group=session.group)
+        failures = Failures(len(runs), group=session.group)
         done = _train_all(runs, session, failures, force=mode.force)
         session.exporter.flush(create=False)
     rows = []
@@ -90,10 +89,9 @@ def train(
         named = " ".join(str(runtime.results / config.path) for config in done) if init else ""
         note(f"next: procap eval {named or flags.command_line(selection, recipe_flags, runtime_flags)}")
     code = note_failures(len(done), failures.reasons)
-    if output.json:
-        long = {"epochs", "fewshot", "environment"}
-        trained = [{"run": config.path, **result.model_dump(exclude=long)} for config, result in done.items()]
-        show_json({"results": runtime.shown_results, "trained": trained, "failed": failures.reasons})
+    long = {"epochs", "fewshot", "environment"}
+    trained = [{"run": config.path, **result.model_dump(exclude=long)} for config, result in done.items()]
+    show_json({"results": runtime.shown_results, "trained": trained, "failed": failures.reasons})
     return code
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from benchmarks.cli.flags import OutputFlags, Results, Tracking, command, flag
+from benchmarks.cli.flags import Results, Tracking, command, flag
 from benchmarks.console.output import note, show, show_json
 from benchmarks.results.frame import open_results
 from procap.errors import UserError, check_names
@@ -30,7 +30,6 @@ COMPARED = 20
 
 @command("procap ui --results demo/results", "procap ui --suite base-to-novel", "procap ui --port 5001")
 def ui(
-    output: OutputFlags,
     suite: Annotated[str, flag("NAME", "show runs of this suite or sweep")] = "",
     results: Results = "results",
     tracking: Tracking = "",
@@ -70,8 +69,7 @@ def ui(
         "report": report.absolute().as_uri() if report.exists() else command,
     }
     show("\n".join(f"{name}: {link}" for name, link in links.items()))
-    if output.json:
-        show_json(links)
+    show_json(links)
     if is_server:
         return 0
     note("starting MLflow; Ctrl-C stops it")

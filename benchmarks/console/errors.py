@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from benchmarks.console.output import VERBOSE
 from procap.errors import UserError
 
 LISTS = ("--methods", "--method", "--datasets", "--dataset", "--seeds", "--shots", "--targets", "--names")
@@ -16,11 +17,8 @@ LISTS = ("--methods", "--method", "--datasets", "--dataset", "--seeds", "--shots
 COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 
-def explain(error: Exception, *, verbose: bool = False, arguments: Sequence[str] = ()) -> tuple[str, int]:
-    """Convert an error to one line and an exit code.
-
-    verbose: with its traceback printed elsewhere. arguments: of the command line.
-    """
+def explain(error: Exception, arguments: Sequence[str] = ()) -> tuple[str, int]:
+    """Convert an error to one line and an exit code. arguments: of the command line."""
     if isinstance(error, UserError):
         # Codes above 128 are signals: stopping a command is not an error.
         return f"{'' if error.exit_code > 128 else 'error: '}{one_line(str(error))}", error.exit_code
@@ -41,7 +39,7 @@ def explain(error: Exception, *, verbose: bool = False, arguments: Sequence[str]
     from procap.methods.plugins import describe_unexpected
 
     text = describe_unexpected(error)
-    more = "" if verbose else " (run with -v for the traceback)"
+    more = "" if VERBOSE.get() else " (run with -v for the traceback)"
     return f"{'' if text.startswith('internal') else 'error: '}{text}{more}", 1
 
 

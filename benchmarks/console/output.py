@@ -21,7 +21,9 @@ from shards.credentials import mask, mask_urls
 from shards.urls import redact
 
 JSON_STREAM: ContextVar[TextIO | None] = ContextVar("JSON_STREAM", default=None)
-"""Where `show_json` prints; None is stdout."""
+"""Where `show_json` prints; None without --json."""
+VERBOSE: ContextVar[bool] = ContextVar("VERBOSE", default=False)
+"""Whether `note_trace` prints: with --verbose."""
 SOME_FAILED = 3
 """Exit code of a command in which some runs failed and others succeeded."""
 
@@ -94,6 +96,12 @@ def note(line: str) -> None:
         print(escape_control(line), file=sys.stderr, flush=True)
 
 
+def note_trace(trace: str) -> None:
+    """Print the traceback of an error, with --verbose."""
+    if trace and VERBOSE.get():
+        print(escape_control(trace), file=sys.stderr, flush=True)
+
+
 def note_failures(done: int, failed: Mapping[str, str]) -> int:
     """Print each reason of failures once; returns 0 without failures, 3 if `done` other runs succeeded, else 1."""
     if not failed:
@@ -120,9 +128,14 @@ def escape_control(text: str) -> str:
 
 
 def show_json(document: Any) -> None:
-    """Print `document` as one line of strict JSON."""
-    if is_first_rank():
-        print(json.dumps(document, ensure_ascii=False, allow_nan=False), file=JSON_STREAM.get(), flush=True)
+    """Print `document` as one line of JSON, with --json."""
+    if (stream := JSON_STREAM.get()) and is_first_rank():
+        print(to_json(document), file=stream, flush=True)
+
+
+def to_json(document: Any) -> str:
+    """Convert to one line of strict JSON, in which names keep their letters."""
+    return json.dumps(document, ensure_ascii=False, allow_nan=False)
 
 
 def csv_text(rows: Iterable[Iterable[str]]) -> str:

@@ -87,7 +87,7 @@ def average_and_datasets(
     datasets = suite.options.datasets
     averages = {value: suite.halves(variant, AVERAGE) for value, variant in variants.items()}
     hms = {name: {value: suite.halves(variant, name)[2] for value, variant in variants.items()} for name in datasets}
-    means = {value: suite.mean_of_hms(variant) for value, variant in variants.items()}
+    means = {value: suite.hm(variant, AVERAGE) for value, variant in variants.items()}
     cells = [cell for row in [*averages.values(), *map(dict.values, hms.values())] for cell in row]
     if len(variants) < 2 or not any(cells):
         return None
@@ -127,7 +127,7 @@ def weights_map(suite: SuiteResults) -> Figure | None:
     import pandas as pd
     from matplotlib.patches import Rectangle
 
-    cells = {weights: suite.mean_of_hms(variant) for weights, variant in sensitivity_variants(suite)[0].items()}
+    cells = {weights: suite.hm(variant, AVERAGE) for weights, variant in sensitivity_variants(suite)[0].items()}
     if not any(cells.values()):
         return None
     # `unstack` makes a row for each lambda and a column for each beta, both sorted; missing pairs are NaN.

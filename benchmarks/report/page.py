@@ -142,6 +142,8 @@ def write_page(contents: Mapping[str, Any], folder: Path) -> None:
     files = PageFiles()
     # The template calls `files.table` and `files.picture`, which collect the files and number them as they appear.
     page = template.render(contents, files=files, generator=GENERATOR)
+    # No line break between a number and its sign.
+    page = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", page)
     # The page is last, so that its links lead somewhere.
     for name, content in {**files.contents, "index.html": page.encode()}.items():
         write_bytes(folder / name, content)

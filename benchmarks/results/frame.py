@@ -186,7 +186,7 @@ def make_records(
         "losses": [next(iter(epoch.terms.values())) for epoch in training.epochs],
     }
     settings = describe_settings(config) | _describe_training(folder, config, training)
-    known, scores = known_target(config), [each for each in folder.read_all_scores() if each.has_weights(training)]
+    known, scores = known_target(config), [each for each in folder.read_scores() if each.has_weights(training)]
     detections = detect_unknown(known, scores)
     for result in results:
         if not result.has_weights(training):
@@ -241,17 +241,8 @@ COLUMNS = (
     *("sampling", "backbone", "pretrained", "precision", "recipe", "epochs"),
     *("target", "target_dataset", "target_classes", "split"),
     *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "calibration", "per_class"),
-    *(
-        "images",
-        "limited",
-        "evaluation",
-        "temperature",
-        "fps",
-        "fps_model",
-        "chosen_on_test",
-        "imported",
-        "imported_file",
-    ),
+    *("images", "limited", "evaluation", "temperature", "fps", "fps_model"),
+    *("chosen_on_test", "imported", "imported_file"),
     *("labelled", "unlabelled", "names", "models"),
     *("source", "group"),
     *("parameters", "train_seconds", "steps", "gradient_norms", "losses", "manifest", "contents"),

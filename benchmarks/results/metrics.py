@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from runner.results import harmonic_mean
+
+MARKS = ("chosen_on_test", "sees_unlabelled")
+"""Fields of a metric that hold for every metric made from it."""
 
 
 @dataclass(frozen=True)
@@ -50,23 +53,23 @@ def make_metric(
 
 def harmonic(base: Metric | None, novel: Metric | None) -> Metric | None:
     """Compute the harmonic mean of base and novel accuracy; None if one is missing or their seeds or limits differ."""
-    if not base or not novel or (base.seeds, base.limited) != (novel.seeds, novel.limited):
-        return None
     # The deviation is that of the seeds' HMs, but the mean is the HM of the means, as papers print it: it is not the
     # mean of the values.
-    values = [harmonic_mean(b, n) for b, n in zip(base.values, novel.values, strict=True)]
-    mean = harmonic_mean(base.mean, novel.mean)
-    on_test, unlabelled = base.chosen_on_test or novel.chosen_on_test, base.sees_unlabelled or novel.sees_unlabelled
-    return make_metric(values, base.seeds, base.limited, mean, on_test, unlabelled)
+    return _combine([base, novel], lambda pair: harmonic_mean(*pair))
 
 
 def average(metrics: Sequence[Metric | None]) -> Metric | None:
     """Average over data sets, seed by seed; None if one is missing or they differ in seeds or limits."""
+    # Deviation over seeds of the average, not the average of the data sets' deviations. Without values there is none.
+    return _combine(metrics, fmean)
+
+
+def _combine(metrics: Sequence[Metric | None], combine: Callable[[Sequence[float]], float]) -> Metric | None:
+    """Combine the values of each seed, and the means; None if a metric is missing or they differ in seeds or limits."""
     present = [metric for metric in metrics if metric is not None]
     if len(present) < len(metrics) or len({(metric.seeds, metric.limited) for metric in present}) != 1:
         return None
-    # Deviation over seeds of the average, not the average of the data sets' deviations. Without values there is none.
-    values = [fmean(column) for column in zip(*(metric.values for metric in present), strict=True)]
-    mean, on_test = fmean(metric.mean for metric in present), any(metric.chosen_on_test for metric in present)
-    unlabelled = any(metric.sees_unlabelled for metric in present)
+    values = [combine(column) for column in zip(*(metric.values for metric in present), strict=True)]
+    on_test, unlabelled = (any(getattr(metric, mark) for metric in present) for mark in MARKS)
+    mean = combine([metric.mean for metric in present])
     return make_metric(values, present[0].seeds, present[0].limited, mean, on_test, unlabelled)

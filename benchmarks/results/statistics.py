@@ -25,8 +25,8 @@ Measure = Literal["hm", "accuracy"]
 
 DRAWS = 10_000
 """Number of bootstrap draws of test images for an interval."""
-MOST_FLIPS = 16
-"""With more differences, signs are drawn."""
+FLIPS = 2**16
+"""With more choices of signs, as many are drawn."""
 TASK = ["dataset", "task"]
 PAIR = [*TASK, "seed"]
 
@@ -92,24 +92,24 @@ def _average(paired: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def sign_flip_p(differences: Sequence[float] | pd.Series) -> float:
-    """Compute the two-sided p of the mean of paired differences [n] by flipping signs: all choices, or 2^16 drawn."""
+    """Compute the two-sided p of the mean of paired differences [n] by flipping signs: all choices, or FLIPS drawn."""
+    from scipy.stats import permutation_test
+
     # Round, so that equal accuracies compare as equal in spite of floating-point noise.
     values = np.round(np.asarray(differences, float), 9)
     # Flipping a zero changes nothing: without zeros the test is exact for more data sets.
     values = values[values != 0]
     if len(values) < 2:
         return 1.0
-    if exact := len(values) <= MOST_FLIPS:
-        flipped = np.arange(2 ** len(values))[:, None] >> np.arange(len(values)) & 1
-    else:
-        # A seed makes p repeatable.
-        drawn = np.random.default_rng(stream_seed(0, "comparison", "signs"))
-        flipped = drawn.integers(2, size=(2**MOST_FLIPS, len(values)))
-    # Round, as sums of the same numbers in another order differ in their last digits.
-    sums = np.round(np.abs((1 - 2 * flipped) @ values), 6)
-    as_large = int((sums >= np.round(abs(values.sum()), 6)).sum())
-    # The observed signs are one of all choices, but not of those drawn: counted too, they keep p above 0.
-    return as_large / len(sums) if exact else (as_large + 1) / (len(sums) + 1)
+
+    def total(flipped: Floats, axis: int) -> Floats:
+        # Sums of the same numbers in another order differ in their last digits.
+        return np.round(flipped.sum(axis), 6)
+
+    # A seed makes p repeatable.
+    drawn = np.random.default_rng(stream_seed(0, "comparison", "signs"))
+    tested = permutation_test((values,), total, permutation_type="samples", n_resamples=FLIPS, rng=drawn)
+    return float(tested.pvalue)
 
 
 def holm(values: Sequence[float]) -> list[float]:

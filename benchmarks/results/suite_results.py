@@ -171,11 +171,11 @@ class SuiteResults:
             changes.append(f"precision {chosen.precision} instead of {PAPER.precision}")
         return f"settings differ from the published ones: {', '.join(changes)}" if changes else ""
 
-    def with_published(self, metric: Metric | None, published: float | None) -> Metric | None:
+    def with_published(self, metric: Metric | None, published: Metric | None) -> Metric | None:
         """Attach the published number to a result if they are comparable; limited results get none."""
-        if metric is None or metric.limited or self.why_incomparable:
+        if metric is None or published is None or metric.limited or self.why_incomparable:
             return metric
-        return replace(metric, published=published)
+        return replace(metric, published=published.mean)
 
     def group_by_title(self, column: str = "") -> dict[str, list[Variant]]:
         """Group the variants by title, the reference last; titles that would be equal get the keys except `column`."""
@@ -232,9 +232,10 @@ class SuiteResults:
             base, novel = (self.metric(variant, dataset, Target(dataset, half), column) for half in ("base", "novel"))
         return base, novel, harmonic(base, novel)
 
-    def mean_of_hms(self, variant: Variant) -> Metric | None:
-        """Return the mean of the data sets' harmonic means, the other reading of an average HM."""
-        return average([self.halves(variant, dataset)[2] for dataset in self.options.datasets])
+    def hm(self, variant: Variant, dataset: str) -> Metric | None:
+        """Return the harmonic mean; for AVERAGE the mean of the data sets' HMs, the other reading of an average HM."""
+        sets = self.options.datasets if dataset == AVERAGE else (dataset,)
+        return average([self.halves(variant, name)[2] for name in sets])
 
 
 def write_plan(folder: Path, options: SuiteOptions, runs: Sequence[SuiteRun]) -> None:

@@ -32,7 +32,6 @@ def execute(
     trackers: CollectionTrackers,
     *,
     force: bool,
-    verbose: bool,
 ) -> dict[str, str]:
     """Execute runs, those with the most images first; returns the error of each failed run by its path.
 
@@ -64,7 +63,7 @@ def execute(
         ordered = sorted(runs, key=lambda run: images_left[run.path], reverse=True)
         # From here on an error changes the status of the collections; a refused command leaves them as they were.
         trackers.started = True
-        progress = RunProgress(ordered, trackers, note if verbose else None)
+        progress = RunProgress(ordered, trackers)
         with progress.display:
             launch(ordered, paths, capacity, progress)
     return {ordered[number].path: reason for number, reason in progress.failed.items()}

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.console.output import note_trace
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import Suite, SuiteOptions
@@ -40,9 +41,7 @@ class SuiteOutputs:
     failed_runs: Mapping[str, str] = field(default_factory=dict)
 
 
-def make_outputs(
-    suite: Suite, options: SuiteOptions, session: Session, *, force: bool = False, verbose: bool = False
-) -> SuiteOutputs:
+def make_outputs(suite: Suite, options: SuiteOptions, session: Session, *, force: bool = False) -> SuiteOutputs:
     """Write the suite's tables and plots into its folder below the results."""
     runtime = session.runtime
     write_plan(runtime.results / COLLECTIONS / "suite" / suite.name, options, suite.plan(options))
@@ -78,8 +77,7 @@ def make_outputs(
         except Interrupted:
             raise
         except Exception as error:
-            if verbose:
-                traceback.print_exc()
+            note_trace(traceback.format_exc())
             failed.append(describe_failure(error))
     failed_runs = {**{path: MISSING for path, _ in done.missing}, **done.unreadable}
     return SuiteOutputs(suite, folder, tuple(tables), metrics_of(done), "; ".join(failed), failed_runs)

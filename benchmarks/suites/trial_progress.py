@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.console.output import note_trace
 from cluster.run import TrialReport
 from runner.progress_bar import ProgressDisplay
 from runner.run_collection import Status
@@ -30,11 +31,10 @@ class CollectionTrackers:
 
 
 class TrialProgress:
-    """Print which trials were lost or wait; `running` holds those that run. trace: called with tracebacks."""
+    """Print which trials were lost or wait; `running` holds those that run."""
 
-    def __init__(self, display: ProgressDisplay, trace: Callable[[str], None] | None = None) -> None:
-        self.display, self.running = display, set[str]()
-        self._waiting, self._trace = set[str](), trace
+    def __init__(self, display: ProgressDisplay) -> None:
+        self.display, self.running, self._waiting = display, set[str](), set[str]()
 
     def note_start(self, trial: str, run: str) -> None:
         # Tune starts a lost trial again without having reported its end.
@@ -51,8 +51,7 @@ class TrialProgress:
 
     def note_end(self, trial: str, report: TrialReport) -> None:
         self.running.discard(trial)
-        if report.trace and self._trace:
-            self._trace(report.trace)
+        note_trace(report.trace)
 
 
 class RunProgress(TrialProgress):
@@ -61,10 +60,8 @@ class RunProgress(TrialProgress):
     done: the finished runs. failed: errors by run; runs in neither were stopped.
     """
 
-    def __init__(
-        self, runs: Sequence[RunSpec], trackers: CollectionTrackers, trace: Callable[[str], None] | None = None
-    ) -> None:
-        super().__init__(ProgressDisplay("runs", len(runs), unit="done"), trace)
+    def __init__(self, runs: Sequence[RunSpec], trackers: CollectionTrackers) -> None:
+        super().__init__(ProgressDisplay("runs", len(runs), unit="done"))
         self.runs, self.done, self.failed = runs, list[int](), dict[int, str]()
         self._trackers = trackers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.suites.trial_progress import TrialProgress
@@ -18,8 +18,8 @@ from runner.tracking.exporter import CollectionTracker
 class SweepProgress(TrialProgress):
     """Pass the events of the trials on to a `Sweep` and show them; enter `display` around its execution."""
 
-    def __init__(self, sweep: Sweep, trace: Callable[[str], None] | None = None) -> None:
-        super().__init__(ProgressDisplay("configurations", 0, unit="done", timed=False), trace)
+    def __init__(self, sweep: Sweep) -> None:
+        super().__init__(ProgressDisplay("configurations", 0, unit="done", timed=False))
         self.sweep, settings = sweep, sweep.settings
         shown = {name: str(value) for name, value in settings.model_dump(mode="json").items()}
         self._tracker = CollectionTracker(

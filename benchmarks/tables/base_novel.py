@@ -21,12 +21,12 @@ from benchmarks.tables.rows import (
     NOTE_ON_SPEED,
     SPEEDS,
     Heading,
-    Printed,
+    PrintedRow,
     average_speeds,
     published_title,
     suite_table,
 )
-from benchmarks.tables.table import Cell, Column, Table
+from benchmarks.tables.table import Column, Table
 from runner.config import Target
 
 PAPER_TOKENS = 4
@@ -52,11 +52,11 @@ def base_to_novel_tables(results: SuiteResults) -> list[Table]:
 
 
 def _average_table(results: SuiteResults) -> Table:
-    def cells(variant: Variant, _: str) -> Sequence[Cell]:
-        return *halves_with_published(results, variant, AVERAGE, "base_to_novel"), results.mean_of_hms(variant)
+    def cells(variant: Variant, _: str) -> Sequence[Metric | None]:
+        return *results.halves(variant, AVERAGE), results.hm(variant, AVERAGE)
 
-    def printed(_: str) -> Printed:
-        return ((words, (*row, None)) for words, row in _printed_rows(results, AVERAGE, "base_to_novel"))
+    def printed(_: str) -> Iterator[PrintedRow]:
+        return (row._replace(numbers=[*row.numbers, None]) for row in _printed_rows(results, AVERAGE, "base_to_novel"))
 
     title = f"{results.suite.heading}, on average over {len(results.options.datasets)} data sets"
     columns, rules = (*HALVES, Column("mean of HMs")), ["HM: of the averages; mean of HMs: of the data sets."]
@@ -96,19 +96,21 @@ def ablation_tables(results: SuiteResults) -> list[Table]:
     """Make harmonic means of every variant by data set, then base and novel accuracies."""
     sets = results.datasets_and_average
 
-    def printed(_: str) -> Iterator[tuple[list[str], list[float | None]]]:
+    def printed(_: str) -> Iterator[PrintedRow]:
         for row in published.ablation():
-            numbers = [_printed_ablation(results, row.variant, name) for name in sets]
+            # The printed average is over all data sets of the paper's table.
+            averages = {AVERAGE: row.average} if set(results.options.datasets) == set(row.hm) else {}
+            numbers = [(row.hm | averages).get(name) for name in sets]
             if any(numbers):
-                yield [published_title(row.variant)], numbers
+                yield PrintedRow([published_title(row.variant)], numbers, row.variant)
 
-    def cells(variant: Variant, _: str) -> list[Cell]:
-        return [halves_with_published(results, variant, name, "ablation")[2] for name in sets]
+    def cells(variant: Variant, _: str) -> list[Metric | None]:
+        return [results.hm(variant, name) for name in sets]
 
     columns = [Column(display_name(name)) for name in sets]
     rules = [" ".join(filter(None, [_hm_rule(results, means=True), _describe_gradients(results)]))]
     heading = Heading(results.name, results.suite.heading, ["Variant"], columns, rules)
-    main = suite_table(results, heading, cells, printed=printed)
+    main = suite_table(results, heading, cells, printed=printed, key_of=lambda variant: variant.key.get("variant"))
     title = f"{results.suite.heading}: both halves"
     halves = halves_table(results, f"{results.name}-halves", title, label="Variant")
     return [main, halves, *comparison_tables(results)]
@@ -139,8 +141,10 @@ def duration_tables(results: SuiteResults) -> list[Table]:
         table = suite_table(
             results,
             Heading(name, average_title, ["Method", "Epochs"], HALVES, [_hm_rule(results)], key="epochs"),
-            lambda variant, _: halves_with_published(results, variant, AVERAGE, "training_duration"),
-            printed=lambda _: _printed_rows(results, AVERAGE, "training_duration", key="epochs"),
+            lambda variant, _: results.halves(variant, AVERAGE),
+            printed=lambda _: _printed_rows(results, AVERAGE, "training_duration"),
+            # A shorter training changes the recipe, but is published for its epochs.
+            key_of=lambda variant: (variant.method, variant.key.get("epochs")),
         )
         tables, name = [table], f"{name}-datasets"
     tables.append(halves_table(results, name, title, key=("epochs", "Epochs")))
@@ -160,11 +164,18 @@ def halves_table(
 
     printed: the paper's table whose rows are next to ours. key: of the variants, and the label of its column.
     """
-    labels, rules = ["Data set", label, *filter(None, key[1:])], [_hm_rule(results, means=printed == "seed_stability")]
+    # Table 1 and the durations print the HM of the averages, this one the mean of the data sets' HMs.
+    means = printed == "seed_stability"
+
+    def cells(variant: Variant, dataset: str) -> Sequence[Metric | None]:
+        base, novel, hm = results.halves(variant, dataset)
+        return base, novel, results.hm(variant, dataset) if means else hm
+
+    labels, rules = ["Data set", label, *filter(None, key[1:])], [_hm_rule(results, means=means)]
     return suite_table(
         results,
         Heading(name, title, labels, HALVES, rules, key=key[0]),
-        lambda variant, dataset: halves_with_published(results, variant, dataset, printed),
+        cells,
         datasets=results.datasets_and_average,
         printed=lambda dataset: _printed_rows(results, dataset, printed),
     )
@@ -176,41 +187,15 @@ def _hm_rule(results: SuiteResults, *, means: bool = False) -> str:
     return f"{RULE}; of the average: {average_rule}." if len(results.options.datasets) > 1 else f"{RULE}."
 
 
-def _printed_rows(results: SuiteResults, dataset: str, table: str, key: str = "") -> Printed:
-    """List labels and numbers of the paper's `table` on a data set, or on average over the same ones."""
+def _printed_rows(results: SuiteResults, dataset: str, table: str) -> Iterator[PrintedRow]:
+    """List the rows of the paper's `table` on a data set, or on average over the same ones."""
     for row in published.halves_rows(table) if dataset != AVERAGE or results.covers_paper else ():
         if row.dataset == dataset:
             deviations = (getattr(row, f"{half}_std", None) for half in ("base", "novel", "hm"))
             numbers = map(Metric, (row.base, row.novel, row.hm), deviations)
-            yield [published_title(row.method, row.venue), *([str(row.epochs)] if key else [])], list(numbers)
-
-
-def halves_with_published(results: SuiteResults, variant: Variant, dataset: str, table: str = "") -> Sequence[Cell]:
-    """Return our base, novel and HM on a data set or on average, each with that of the paper's `table`."""
-    base, novel, hm = results.halves(variant, dataset)
-    # Table 1 and the durations print the HM of the averages, these two the mean of the data sets' HMs.
-    if dataset == AVERAGE and table in ("seed_stability", "ablation"):
-        hm = results.mean_of_hms(variant)
-    numbers: Sequence[float | None] = (None, None, None)
-    if table == "ablation":
-        numbers = None, None, _printed_ablation(results, variant.key.get("variant"), dataset)
-    elif dataset != AVERAGE or results.covers_paper:
-        epochs = variant.key.get("epochs", 0) if table == "training_duration" else 0
-        row = published.halves(variant.method, dataset, table, epochs)
-        # A shorter training changes the recipe, but this row is published for its epochs.
-        if row and (epochs or not variant.changed):
-            numbers = row.base, row.novel, row.hm
-    return list(map(results.with_published, (base, novel, hm), numbers))
-
-
-def _printed_ablation(results: SuiteResults, variant: str | None, dataset: str) -> float | None:
-    """Return HM of a row of the paper's ablation on a data set, or on average over the same ones."""
-    row = next((row for row in published.ablation() if row.variant == variant), None)
-    if row is None:
-        return None
-    if dataset == AVERAGE:
-        return row.average if set(results.options.datasets) == set(row.hm) else None
-    return row.hm.get(dataset)
+            title = published_title(row.method, row.venue)
+            labels, key = ([title, str(row.epochs)], (row.key, row.epochs)) if row.epochs else ([title], row.key)
+            yield PrintedRow(labels, list(numbers), key)
 
 
 def open_world_tables(results: SuiteResults) -> list[Table]:

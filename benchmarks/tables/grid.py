@@ -86,11 +86,6 @@ def sensitivity_variants(results: SuiteResults) -> tuple[dict[Weights, Variant],
     return by_weights, dict(sorted(by_temperature.items()))
 
 
-def hm_on(results: SuiteResults, variant: Variant, dataset: str) -> Metric | None:
-    """Return HM on a data set, or the mean of the data sets' HMs for AVERAGE."""
-    return results.mean_of_hms(variant) if dataset == AVERAGE else results.halves(variant, dataset)[2]
-
-
 def sensitivity_tables(results: SuiteResults) -> list[Table]:
     """Make HM over both weights, and over the initial temperature, on each data set and on average."""
     (weight, beta), temperature = paper_weights()
@@ -98,7 +93,7 @@ def sensitivity_tables(results: SuiteResults) -> list[Table]:
     lambdas, betas = (sorted({weights[axis] for weights in grid}) for axis in (0, 1))
     rows = []
     for dataset in results.datasets_and_average:
-        name, hms = display_name(dataset), {pair: hm_on(results, variant, dataset) for pair, variant in grid.items()}
+        name, hms = display_name(dataset), {pair: results.hm(variant, dataset) for pair, variant in grid.items()}
         for first in lambdas:
             cells = tuple(hms.get((first, second)) for second in betas)
             rows.append(Row((name, _format(first)), cells, group=name, average=dataset == AVERAGE))
@@ -111,7 +106,7 @@ def sensitivity_tables(results: SuiteResults) -> list[Table]:
     shown = [(_format(number), variant) for number, variant in temperatures.items()]
     shown += [("-", variant) for variant in results.variants if not variant.key]
     rows = [
-        Row((variant.name, number), tuple(hm_on(results, variant, name) for name in results.datasets_and_average))
+        Row((variant.name, number), tuple(results.hm(variant, name) for name in results.datasets_and_average))
         for number, variant in shown
     ]
     columns = [Column(display_name(name)) for name in results.datasets_and_average]

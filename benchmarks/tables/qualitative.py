@@ -10,8 +10,8 @@ from benchmarks.experiment.suite import Variant
 from benchmarks.experiment.titles import title_method
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.tables.rows import Heading, suite_table
-from benchmarks.tables.table import Cell, Column, Row, Table
+from benchmarks.tables.rows import Heading, PrintedRow, suite_table
+from benchmarks.tables.table import Column, Row, Table
 
 
 def qualitative_tables(results: SuiteResults) -> list[Table]:
@@ -22,16 +22,15 @@ def qualitative_tables(results: SuiteResults) -> list[Table]:
 
 
 def _accuracy_table(results: SuiteResults) -> Table:
-    def printed(dataset: str) -> Iterator[tuple[list[str], list[float]]]:
+    def printed(dataset: str) -> Iterator[PrintedRow]:
         for method, number in PROMPT_PICTURE.get(dataset, {}).items():
             # The figure does not name its baseline, see `PROMPT_PICTURE`.
             title = {"maple": "trained baseline"}.get(method, title_method(method))
-            yield [f"{title} (published)"], [number]
+            yield PrintedRow([f"{title} (published)"], [number], method)
 
-    def cells(variant: Variant, dataset: str) -> list[Cell]:
+    def cells(variant: Variant, dataset: str) -> list[Metric | None]:
         [target] = results.suite.targets(results.options, dataset)
-        number = PROMPT_PICTURE.get(dataset, {}).get(variant.method)
-        return [results.with_published(results.metric(variant, dataset, target), number)]
+        return [results.metric(variant, dataset, target)]
 
     labels, columns = ["Data set", "Method"], [Column("Base classes")]
     return suite_table(
@@ -40,6 +39,7 @@ def _accuracy_table(results: SuiteResults) -> Table:
         cells,
         datasets=results.options.datasets,
         printed=printed,
+        key_of=lambda variant: variant.method,
     )
 
 

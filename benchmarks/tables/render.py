@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from html import escape
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.console.output import csv_text
+from benchmarks.console.output import csv_text, to_json
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.table import Mark, Table, describe_marks, format_rows, list_headers, list_notes
 from runner.results import write_bytes
@@ -48,19 +47,12 @@ def render(table: Table, form: str) -> str:
     return FORMATS[form](table)
 
 
-def arrange_notes(tables: Iterable[Table], form: str, *, full: bool = False) -> list[Table]:
-    """Keep each note of tables that are printed together below the first of them.
-
-    full: with recipe and options of each row, and in LaTeX as part of the captions.
-    """
-    arranged: list[Table] = []
+def show_notes_once(tables: Iterable[Table]) -> Iterator[Table]:
+    """Keep each note of tables that are printed together below the first of them."""
     printed: set[str] = set()
     for table in tables:
-        lines = [line for line in (*table.notes, *(table.details if full else ())) if line not in printed]
-        printed |= {*lines}
-        caption = " ".join([f"{table.title.rstrip('.')}.", *lines])
-        arranged.append(replace(table, notes=lines, title=caption if full and form == "latex" else table.title))
-    return arranged
+        yield replace(table, notes=[line for line in table.notes if line not in printed])
+        printed |= {*table.notes}
 
 
 def write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
@@ -236,7 +228,9 @@ FORMATS: dict[str, Callable[[Table], str]] = {
     "md": to_markdown,
     "csv": to_csv,
     "latex": to_latex,
-    "json": lambda table: json.dumps(to_dict(table), ensure_ascii=False, allow_nan=False),
+    # How their files end, which users type.
+    "tex": to_latex,
+    "json": lambda table: to_json(to_dict(table)),
 }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.experiment.published import AVERAGE, display_name
 from benchmarks.experiment.suite import Variant
@@ -12,7 +13,7 @@ from benchmarks.results.frame import images_per_second
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.notes import suite_notes
-from benchmarks.tables.table import Cell, Column, Row, Table
+from benchmarks.tables.table import Column, Row, Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,8 +28,19 @@ NOTE_ON_SPEED = (
     "images. Training s: of the optimizer's steps and checkpoints. `procap bench runtime` measures methods in the same "
     "conditions."
 )
-Printed = Iterable[tuple[Sequence[str], Sequence[Cell | float]]]
-"""Labels and numbers of rows of the paper."""
+
+
+class PrintedRow(NamedTuple):
+    """A row of the paper. key: of the variant whose results are compared with its numbers; None: of none."""
+
+    labels: Sequence[str]
+    numbers: Sequence[Metric | float | None]
+    key: Any = None
+
+
+def unchanged_method(variant: Variant) -> str | None:
+    """Return the key of a variant in tables whose rows are methods: its method's name; None for a changed method."""
+    return None if variant.changed else variant.method
 
 
 @dataclass(frozen=True)
@@ -51,15 +63,16 @@ class Heading:
 def suite_table(
     results: SuiteResults,
     heading: Heading,
-    cells: Callable[[Variant, str], Iterable[Cell]],
+    cells: Callable[[Variant, str], Iterable[Metric | None]],
     *,
     datasets: Sequence[str] = (),
-    printed: Callable[[str], Printed] = lambda dataset: (),
+    printed: Callable[[str], Iterable[PrintedRow]] = lambda dataset: (),
+    key_of: Callable[[Variant], Any] = unchanged_method,
 ) -> Table:
     """Make a table with a row for each variant, once or for each of `datasets`.
 
     cells: makes the cells of a variant on a data set, "" without `datasets`. printed: makes the paper's rows of a data
-    set.
+    set, whose numbers are compared with those of the variant that has their key by `key_of`.
     """
     rows, key = [], heading.key
     for dataset in datasets or ("",):
@@ -67,14 +80,19 @@ def suite_table(
         more: dict[str, Any] = {"average": dataset == AVERAGE}
         # Published rows have their own best if ours are not comparable with them.
         apart = " published" if results.why_incomparable else ""
-        for words, numbers in printed(dataset) if results.in_paper else ():
+        published: dict[Any, Iterable[Metric | None]] = {}
+        for words, numbers, printed_key in printed(dataset) if results.in_paper else ():
             # Numbers are plain floats, or Metrics already if they have a deviation; None is a missing cell.
             metrics = tuple(Metric(number) if isinstance(number, float) else number for number in numbers)
             rows.append(Row((*first, *words), metrics, "published", group + apart, **more))
+            published.setdefault(printed_key, metrics)
+        published.pop(None, None)
         for variant_title, variants in results.group_by_title(key).items():
             for variant in variants:
                 words = (variant_title, str(variant.key.get(key) or "-")) if key else (variant_title,)
-                rows.append(Row((*first, *words), tuple(cells(variant, dataset)), group=group, **more))
+                beside = published.get(key_of(variant), repeat(None))
+                ours = tuple(map(results.with_published, cells(variant, dataset), beside))
+                rows.append(Row((*first, *words), ours, group=group, **more))
     notes = suite_notes(results, *filter(None, heading.rules))
     details, labels = (*heading.details, *notes.details), tuple(heading.labels)
     about = (heading.name, heading.title, labels, heading.columns)

@@ -6,10 +6,11 @@ Runs that differ in more than data set and seed have separate rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks.experiment.published import AVERAGE
-from benchmarks.experiment.titles import choose_reference, sort_methods
+from benchmarks.experiment.published import AVERAGE, title_target
+from benchmarks.experiment.titles import choose_reference, sort_methods, title_method
 from benchmarks.results.frame import (
     check_contents,
     dataset_order,
@@ -19,14 +20,20 @@ from benchmarks.results.frame import (
     variant_order,
 )
 from benchmarks.results.metrics import Metric, average, harmonic
+from benchmarks.results.unknown_images import score_rule
 from benchmarks.tables.calibration_means import calibration_tables
 from benchmarks.tables.notes import Notes, run_notes
 from benchmarks.tables.rows import HALVES, NOTE_ON_SPEED, PARAMETERS, SPEEDS, average_speeds, count_parameters
 from benchmarks.tables.table import Column, Row, Table
-from benchmarks.tables.unknown_images import unknown_tables
+from runner.results import MCM
 
 if TYPE_CHECKING:
     import pandas as pd
+
+UNKNOWN_RULE = (
+    "Maximum concept matching (MCM): the highest probability of a class at temperature 1 of the cosines. AUROC; FPR95: "
+    "unknown images that are taken for known ones at the threshold that keeps 95 % of these."
+)
 
 
 def run_tables(frame: pd.DataFrame, reference: str = "") -> list[Table]:
@@ -36,8 +43,18 @@ def run_tables(frame: pd.DataFrame, reference: str = "") -> list[Table]:
     """
     frame = title_runs(frame, reference)
     half = is_half(frame)
-    tables = [_halves_table(frame[half])] if half.any() else []
-    return tables if half.all() else [*tables, _targets_table(frame[~half])]
+    parts = ((_halves_table, frame[half]), (_targets_table, frame[~half]))
+    # A single method is compared with nothing.
+    chosen = _reference_title(frame, reference) if frame.method.nunique() > 1 else ""
+    return [replace(make(part), reference=chosen) for make, part in parts if len(part)]
+
+
+def _reference_title(frame: pd.DataFrame, reference: str) -> str:
+    """Return the title of the method of `choose_reference`; "" if it has several titles, all with settings."""
+    method = choose_reference(sort_methods(frame.method), reference)
+    titles = {*frame.title[frame.method == method]}
+    titles = titles & {title_method(method)} or titles
+    return "" if len(titles) > 1 else titles.pop()
 
 
 def calibration_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]:
@@ -48,12 +65,34 @@ def calibration_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]
 
 
 def unknown_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]:
-    """Make the table of known against unknown images of all runs; see `unknown_tables`."""
+    """Make a row per title and set of known images, two columns per set of unknown ones; no table without scores."""
     if not frame.unknown.any():
         return []
     frame = title_runs(frame, reference).sort_values("order", kind="stable")
-    variants = {str(title): rows for title, rows in frame.groupby("title", sort=False)}
-    return unknown_tables(variants, _note_runs(frame))
+    notes = _note_runs(frame)
+    by_row = dict([*frame[frame.unknown.astype(bool)].groupby(["target", "title"], sort=False)])
+    targets = list(dict.fromkeys(name for rows in by_row.values() for unknown in rows.unknown for name in unknown))
+    rows = []
+    for (known, title), results in by_row.items():
+        metrics = [_mean_of(results, target, measure) for target in targets for measure in ("auroc", "fpr95")]
+        means = [average(metrics[start::2]) for start in (0, 1)] if len(targets) > 1 else []
+        rows.append(Row((known, title), (*metrics, *means), group=known))
+    names = [*map(title_target, targets), *["mean"] * (len(targets) > 1)]
+    columns = [column for name in names for column in (Column(f"{name} AUROC"), Column(f"{name} FPR95", "low"))]
+    scores = {title: score for (_, title), results in by_row.items() if (score := score_rule(results)) != MCM}
+    rules = [f"{title} has its own score, {score}." for title, score in scores.items()]
+    lines = [" ".join([UNKNOWN_RULE, *rules, *notes.lines[:1]]), *notes.lines[1:]]
+    labels = ("Known images", "Method")
+    return [Table("unknown", "Unknown images", labels, columns, rows, lines, notes.details)]
+
+
+def _mean_of(frame: pd.DataFrame, target: str, measure: str) -> Metric | None:
+    """Average a measure of one set of unknown images over seeds; None unless each has it."""
+    detections = [unknown.get(target) for unknown in frame.unknown]
+    if None in detections:
+        return None
+    values = {name: [getattr(each, name) for each in detections] for name in (measure, "limited")}
+    return metric_over_seeds(frame.assign(**values), measure)
 
 
 def title_runs(frame: pd.DataFrame, reference: str = "") -> pd.DataFrame:

@@ -174,7 +174,7 @@ def format_cell(table: Table, cell: Cell, index: int, template: str = "{}", esca
     digits = table.columns[index].digits
     text = template.format(format_number(cell.mean, digits))
     if cell.std is not None:
-        text += f" ± {cell.std:.{digits}f}"
+        text += f" ± {format_number(cell.std, digits)}"
     if table.seeds_differ and cell.seeds:
         text += f" (n={len(cell.seeds)})"
     if cell.delta is not None:
@@ -183,8 +183,8 @@ def format_cell(table: Table, cell: Cell, index: int, template: str = "{}", esca
 
 
 def format_number(number: float, digits: int, sign: str = "") -> str:
-    """Format with the sign of the rounded number, so that 0.00 is never -0.00. sign: as in a format string."""
-    return f"{round(number, digits) or 0.0:{sign}.{digits}f}"
+    """Format 1,234.50 with the sign of the rounded number, so that 0.00 is never -0.00. sign: as in a format string."""
+    return f"{round(number, digits) or 0.0:{sign},.{digits}f}"
 
 
 def list_headers(table: Table) -> list[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from benchmarks.experiment import published
 from benchmarks.experiment.published import display_name
@@ -11,7 +10,7 @@ from benchmarks.experiment.suite import Variant
 from benchmarks.results.metrics import Metric, average
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.comparison import comparison_tables
-from benchmarks.tables.rows import Heading, Printed, published_title, suite_table
+from benchmarks.tables.rows import Heading, PrintedRow, published_title, suite_table
 from benchmarks.tables.table import Column, Table
 from runner.config import Target
 
@@ -39,24 +38,18 @@ def _transfer_table(results: SuiteResults, source: str) -> Table:
     # The paper trains on ImageNet.
     is_published = source == "imagenet" and file in ("cross_dataset", "domain_generalization")
     rows = getattr(published, file)() if is_published else []
-    numbers = {row.key: _printed_numbers(row, targets) for row in rows if row.key}
 
-    def printed(_: str) -> Printed:
+    def printed(_: str) -> Iterator[PrintedRow]:
         for row in rows:
-            yield [published_title(row.method, row.venue)], _printed_numbers(row, targets)
+            # The printed mean is over all targets of the paper.
+            mean = row.target_mean if set(targets) == set(row.targets) else None
+            numbers = [row.source, *map(row.targets.get, targets), *([mean] if targets else [])]
+            yield PrintedRow([published_title(row.method, row.venue)], numbers, row.key)
 
     def cells(variant: Variant, _: str) -> Sequence[Metric | None]:
         metrics = [results.metric(variant, source, Target(name)) for name in (source, *targets)]
-        metrics += [average(metrics[1:])] if targets else []
-        known = numbers.get(variant.method) if not variant.changed else None
-        return list(map(results.with_published, metrics, known or [None] * len(metrics)))
+        return [*metrics, *([average(metrics[1:])] if targets else [])]
 
     rule = f"Trained on {display_name(source)}, tested on all classes."
     mean_rule = f"{TARGET_MEAN}: without the source." if len(targets) > 1 else ""
     return suite_table(results, Heading(name, title, ["Method"], columns, [rule, mean_rule]), cells, printed=printed)
-
-
-def _printed_numbers(row: Any, targets: Sequence[str]) -> list[float | None]:
-    """List the numbers of a row of the paper, whose mean is over all its targets."""
-    mean = row.target_mean if set(targets) == set(row.targets) else None
-    return [row.source, *map(row.targets.get, targets), *([mean] if targets else [])]

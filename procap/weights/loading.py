@@ -161,7 +161,7 @@ def _hub_file(repository: str, *names: str) -> Path:
     except UserError as error:
         allow = "allow the download with --download (in Python HF_HUB_OFFLINE=0), or " * is_offline
         page = f"https://huggingface.co/{repository}"
-        elsewhere = f"{allow}download the weights from {page} elsewhere: --backbone ARCHITECTURE --pretrained FILE"
+        elsewhere = f"{allow}download the weights from {page} elsewhere and name them with --pretrained FILE"
         raise UserError(f"{error}; {elsewhere}") from error
 
 

@@ -60,8 +60,8 @@ def base_to_novel(folder: Path = PUBLISHED) -> list[Any]:
 
 
 def table1_methods() -> list[str]:
-    """List the methods of the main table that this program has, by our names, in the order of the table."""
-    return list(dict.fromkeys(row.key for row in base_to_novel() if row.key))
+    """List the methods of the main table that this program has, in its order, and the three that the text compares."""
+    return list(dict.fromkeys([*(row.key for row in base_to_novel() if row.key), "mocoop", "caspl", "ipo"]))
 
 
 def cross_dataset(folder: Path = PUBLISHED) -> list[Any]:
@@ -107,12 +107,6 @@ def halves_rows(table: str) -> list[Any]:
     # Not all three tables have these columns: `stability` is of ProCAP alone, `duration` of averages alone.
     usual = {"epochs": 0, "venue": "Ours", "dataset": AVERAGE, "method": "ProCAP", "key": "procap"}
     return [SimpleNamespace(**{**usual, **vars(row)}) for row in (tables[table]() if table in tables else ())]
-
-
-def halves(key: str, dataset: str, table: str = "base_to_novel", epochs: int = 0) -> Any:
-    """Return the row of `halves_rows` of our method `key` on our data set (or AVERAGE); None if there is none."""
-    sought = key, dataset, epochs
-    return next((row for row in halves_rows(table) if (row.key, row.dataset, row.epochs) == sought), None)
 
 
 @functools.cache
