@@ -30,7 +30,7 @@ from runner.remote_results import results_root
 from runner.run_state import RunState, read_state
 from runner.setup import make_eval_transform
 from runner.threads import fitting_threads
-from runner.train import TrainingRequest, train_run
+from runner.train import train_run
 from runner.trained_runs import load_trained
 from shards.default_paths import cache_home, data_root
 from shards.files import write_file
@@ -60,12 +60,8 @@ def train(*, method: str, dataset: str, data: str | Path = "", results: str | Pa
     settings: choices of `runner.planning.RunChoices`, such as shots=4, seed=2, classes="all", options={...} or
     overrides={"epochs": 10}, and fields of `runner.config.RuntimeConfig`, such as device="cpu".
     """
-    choices = {field.name for field in fields(RunChoices)}
-    runtime = {name: value for name, value in settings.items() if name not in choices}
-    session = Session(data=data, results=results, **runtime)
-    run = session.get_run(
-        method=method, dataset=dataset, **{name: settings[name] for name in settings.keys() & choices}
-    )
+    chosen = {field.name: settings.pop(field.name) for field in fields(RunChoices) if field.name in settings}
+    run = Session(data=data, results=results, **settings).get_run(method=method, dataset=dataset, **chosen)
     run.train()
     return run
 
@@ -179,9 +175,9 @@ class Run:
     def train(
         self, *, force: bool = False, until: int | None = None, callbacks: Callbacks | None = None
     ) -> TrainResult | Progress:
-        """Train, resume or read the run; see `runner.train.TrainingRequest`. Returns the content of `train.json`."""
+        """Train, resume or read the run; see `runner.train.train_run`. Returns the content of `train.json`."""
         pack_missing([self.config.dataset], self._run.session.runtime.data)
-        return train_run(self._run, TrainingRequest(force, until, callbacks))
+        return train_run(self._run, force=force, until=until, callbacks=callbacks)
 
     def evaluate(self, target: str | Target, *, force: bool = False) -> EvalResult:
         """Count the correct images of a target, `dataset[:classes[:split]]`; returns the content of its result file."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from procap.errors import UserError
 from procap.text import LabelSpace
 from runner.calibration import ImagePredictions, measure_calibration
-from runner.config import Target
+from runner.config import RunConfig, RuntimeConfig, Target
 from runner.inference import Inference, LogitSettings, count_by_class
 from runner.meters import peak_memory, start_memory_peak
 from runner.predictions import predict_images, prepare_inference
@@ -29,13 +29,18 @@ from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import MCM, EvalResult, ScoreResult, write_json
 from runner.run_folders import AnyResult
-from runner.session import Run
+from runner.session import Run, Session
 from runner.setup import label_space, make_test_transform, unlabelled_pool
 from runner.stop_signals import Interrupted, StopRequest
 from runner.temperature import fit_temperature
 from runner.trained_runs import load_trained, read_current_training
 from shards.eval_views import AnyEvalTransform
 from shards.image_selection import TargetImages, select_class_labels, select_target_images
+
+
+def evaluate(config: RunConfig, target: Target, runtime: RuntimeConfig, *, force: bool = False) -> EvalResult:
+    """Evaluate one finished run in a new session."""
+    return evaluate_run(Session(runtime).get_run(config), target, force=force)
 
 
 def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:
@@ -88,7 +93,7 @@ def _find_result(run: Run, target: Target, model: type[AnyResult], *, force: boo
         with suppress(UserError) if force else nullcontext():
             existing = run.folder.read_result(model, target, run.settings)
         # A result of earlier weights is no result of this run; one of fewer images can still be too short, see below.
-        if existing and not existing.is_current(training, existing.limit):
+        if existing and not existing.has_weights(training):
             existing = None
     existing = session.group.broadcast_object(existing)
     if existing and force and not existing.limited and limit and limit < existing.total:

@@ -41,7 +41,7 @@ from runner.results import TrainResult
 from runner.session import Run, Session
 from runner.setup import Setup, build_initial_method, label_space, make_test_transform, set_up
 from runner.stop_signals import StopRequest
-from runner.train import TrainingRequest, train_run
+from runner.train import train_run
 from runner.trained_runs import load_teacher
 from shards.image_selection import select_class_labels
 from shards.reader import ShardSet
@@ -240,7 +240,7 @@ def check_determinism(case: CheckCase) -> str:
 def check_resume(case: CheckCase) -> str:
     """Check that a training that was paused after an epoch ends with the bits of one that was not."""
     paused = case.elsewhere("resumed")
-    train_run(paused, TrainingRequest(until=1))
+    train_run(paused, until=1)
     again, whole = train_run(paused), train_run(case.run)
     assert isinstance(again, TrainResult) and isinstance(whole, TrainResult)
     same = again.checkpoint_sha256 == whole.checkpoint_sha256

@@ -34,7 +34,6 @@ from shards.device.stream import DeviceTrainStream
 from shards.eval_views import AnyEvalTransform, EvalViews
 from shards.image_selection import (
     FewShot,
-    check_classes,
     load_few_shot,
     select_class_labels,
     select_unlabelled,
@@ -136,7 +135,6 @@ def load_training_images(config: RunConfig, shards: ShardSet, processes: int) ->
     """Select the images that a run trains on, None without training; raises the user errors of data and batches."""
     if not config.recipe.epochs:
         return None
-    check_classes(shards, config.classes)
     fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, config.sampling)
     if config.held_out:
         train = split_fold(fewshot.train, config.held_out)[0]
