@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from runner.config import Target
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.feature_store import EncodedImages, FeatureStore
+from runner.image_features import image_features
 from runner.planning import plan_run
 from runner.run_folders import RunFolder
 from runner.session import Session
@@ -69,6 +71,21 @@ def test_stored_features_give_the_bits_of_encoded_images(
     # The rate is that of encoding and classifying, not that of reading a file.
     assert 0 < second[1].stored_seconds < second[1].seconds
     assert second[1].images_per_second < 1.5 * first[1].images_per_second
+
+
+def test_features_from_python_are_those_that_a_training_has_stored(
+    few_digits, short_checkpoint, folder, tmp_path, monkeypatch
+):
+    read = partial(image_features, "digits", classes="base", backbone=str(short_checkpoint), data=few_digits)
+    monkeypatch.setenv("PROCAP_FEATURES_GB", "0")
+    encoded = read("train"), read("test")
+    monkeypatch.setenv("PROCAP_FEATURES_GB", "1")
+    config = plan_run(method="ncm", dataset="digits", backbone=str(short_checkpoint), shots=0)
+    train(config, make_runtime(few_digits, tmp_path))
+    assert torch.equal(read("test").features, encoded[1].features)
+    monkeypatch.setattr(CLIP, "encode_image", encode_blank)
+    for split, computed in zip(("train", "test"), encoded, strict=True):
+        assert torch.equal(read(split).features, computed.features)
 
 
 def test_a_damaged_file_is_computed_again_and_the_oldest_make_room(folder, caplog):
