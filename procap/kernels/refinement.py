@@ -47,19 +47,13 @@ def has_kernels(v: Tensor, t: Tensor, projection: nn.Linear, vision: nn.Module, 
 
     Tokens are float32 or bfloat16.
     """
-    if not v.is_cuda:
-        return False
     to_v, to_t = cast(CrossAttention, vision), cast(CrossAttention, text)
-    if v.dtype not in (torch.float32, torch.bfloat16) or len(v) != len(t) or len(v) > MAX_TOKENS:
-        return False
-    if max(v.shape[1], t.shape[1], to_v.query.out_features) > MAX_WIDTH or to_v.heads != to_t.heads:
-        return False
-    if not to_v.norm == to_t.norm == "pre":
+    fits = len(v) <= MAX_TOKENS and max(v.shape[1], t.shape[1], to_v.query.out_features) <= MAX_WIDTH
+    if not (v.is_cuda and v.dtype in (torch.float32, torch.bfloat16) and to_v.norm == "pre" and fits):
         return False
     weights = [projection.weight, projection.bias, *parameters(to_v), *parameters(to_t)]
     # Sharded parameters are empty here: they are gathered when their module is called, but the kernels do not call it.
-    usable = (x.numel() and x.is_contiguous() and x.dtype == v.dtype and x.device == v.device for x in weights)
-    return t.dtype == v.dtype and all(usable)
+    return all(x.numel() and x.is_contiguous() and x.dtype == v.dtype for x in weights)
 
 
 def eager_level(
