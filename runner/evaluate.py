@@ -71,7 +71,7 @@ def obtain_result(
     with StopRequest() as stop:
         result = compute(stop)
         if session.is_first:
-            write_json(run.folder.path / result.FOLDER / result.file, result)
+            write_json(run.folder.result_file(target, run.settings, model), result)
             session.remote.push(run.path)
         result = session.group.broadcast_object(result)
         # Signals that arrived since the last batch are obeyed here, when the result is safe.

@@ -51,9 +51,9 @@ MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
 
 
-def train(config: RunConfig, runtime: RuntimeConfig, **wishes: Any) -> TrainResult | Progress:
-    """Train one configuration in a new session. wishes: of `train_run`."""
-    return train_run(Session(runtime).get_run(config), **wishes)
+def train(config: RunConfig, runtime: RuntimeConfig, **more: Any) -> TrainResult | Progress:
+    """Train one configuration in a new session. more: arguments of `train_run`."""
+    return train_run(Session(runtime).get_run(config), **more)
 
 
 def train_run(
