@@ -135,18 +135,18 @@ class Inference:
         for images, _, indices in to_device(batches, self.clip.device, moved=(0,)):
             yield images, indices.numpy()
 
-    def __call__(self, images: torch.Tensor, indices: NDArray[np.int64] | None = None) -> torch.Tensor:
+    def __call__(self, batch: torch.Tensor, indices: NDArray[np.int64] | None = None) -> torch.Tensor:
         """Compute logits [B, C] of a batch from `batches`, or features [B, E] if `is_online`.
 
-        indices: of the images, which `kept` needs.
+        Of images by one forward pass, or by way of their features where `kept` collects these, at `indices`.
         """
         with autocast(self.precision, self.clip.device):
             if self.features is not None:
-                return self._logits_of(images)
+                return self._logits_of(batch)
             if self.kept is None or indices is None:
-                return self._forward(images)
+                return self._forward(batch)
             with self.kept.meter.phase("model"):
-                features = self._encode(images)
+                features = self._encode(batch)
             self.kept.dtype = features.dtype
             self.kept.add(features, indices)
             return self._logits_of(features)

@@ -74,11 +74,11 @@ def predict_images(
     with fitting_threads(inference.clip, min(batch_size, remaining), "eval"):
         key = _read_features(run, inference, transform) if inference.encodes_frozen else ""
         batches = inference.batches(transform, batch_size, session.decoders, group.ranks)
-        for pixels, indices in meter.iterate("data", batches):
+        for batch, indices in meter.iterate("data", batches):
             # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
             with meter.phase("model"):
                 # Rank 0, which reports, has a batch in every step.
-                evaluated = min(group.size * added.add(inference(pixels, indices), indices), remaining)
+                evaluated = min(group.size * added.add(inference(batch, indices), indices), remaining)
             remaining -= evaluated
             meter.step(evaluated)
             if display:
