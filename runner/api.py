@@ -144,7 +144,7 @@ def features(
 
 
 class Session:
-    """Where runs lie and how they are executed; the backbone, data sets and tracking store are opened once."""
+    """Where runs lie and how they are executed: a `runner.session.Session`, which commands use directly, by settings."""
 
     def __init__(self, *, data: str | Path = "", results: str | Path = "results", **settings: Any) -> None:
         """data, results: as the flags, also URLs. settings: fields of `runner.config.RuntimeConfig`."""
