@@ -258,7 +258,7 @@ class Suite:
     targets: the evaluation targets of a run on a data set.
     tables, plots: make its tables and plots from a `SuiteResults`.
     finish: makes further results from a `SuiteResults` when all runs are done; its flag: make them again.
-    quick_datasets, quick_seeds: shorter lists under `--quick`, unless they are empty.
+    quick_datasets, quick_seeds: shorter lists under `--quick`; data sets by profile, as above.
     published: the file of `published/` with published numbers; `prompt_picture` is a caption.
     source: name and digest of the user's file that defines it, as `load_suite` sets it; empty for one of ours.
     """
@@ -278,7 +278,7 @@ class Suite:
     plots: Callable[[Any], Mapping[str, Any]] | None = None
     finish: Callable[[Any, Session, bool], None] | None = None
     quick_datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    quick_seeds: tuple[int, ...] = ()
+    quick_seeds: tuple[int, ...] = (1,)
     published: str = ""
     source: str = ""
 
@@ -293,7 +293,7 @@ class Suite:
         defaults: dict[str, Any] = {
             "datasets": datasets or self.datasets.get(profile.name, profile.datasets),
             "methods": self.methods,
-            "seeds": (self.quick_seeds if quick else ()) or self.seeds,
+            "seeds": self.quick_seeds if quick else self.seeds,
         }
         chosen = {name: value for name, value in more.items() if value is not None}
         return SuiteOptions(profile, **defaults | chosen, quick=quick)

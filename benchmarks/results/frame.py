@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in, title_method
+from benchmarks.results.detection import MEASURES, detect_unknown, measure_open_world
 from benchmarks.results.metrics import Metric, make_metric
-from benchmarks.results.open_world import MEASURES, measure_open_world
-from benchmarks.results.unknown_images import detect_unknown
 from procap.errors import UserError
 from procap.methods import METHODS, data_use
 from procap.recipe import format_value
@@ -89,8 +88,8 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         base_among_all, novel_among_all
                               of a run trained on base classes and evaluated on all: accuracy of base and novel images,
         auroc, fpr95          of base against novel images, and
-        openworld_auc         as `benchmarks.results.open_world` defines them, in percent; NaN for other rows
-        unknown               of the classes trained on: a `benchmarks.results.unknown_images.Detection`, with `auroc`
+        openworld_auc         as `benchmarks.results.detection` defines them, in percent; NaN for other rows
+        unknown               of the classes trained on: a `benchmarks.results.detection.Detection`, with `auroc`
                               and `fpr95`, by each target of `eval --unknown`; {} for none, and for other rows
 
     Raises UserError if there is no such folder or suite, if a file is broken, if an evaluation used other weights than

@@ -16,9 +16,9 @@ from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun, Variant
 from benchmarks.experiment.titles import choose_reference
+from benchmarks.results.detection import MEASURES
 from benchmarks.results.frame import check_contents, find_differences, make_frame, make_records, metric_over_seeds
 from benchmarks.results.metrics import Metric, average, harmonic
-from benchmarks.results.open_world import MEASURES
 from procap.errors import UserError
 from runner.config import Target
 from runner.results import write_json

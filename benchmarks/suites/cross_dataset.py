@@ -37,6 +37,5 @@ SUITE = Suite(
     task="cross-dataset",
     targets=other_data_sets,
     tables=transfer_tables,
-    quick_seeds=(1,),
     published="cross_dataset",
 )

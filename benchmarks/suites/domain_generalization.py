@@ -30,6 +30,5 @@ SUITE = Suite(
     task="cross-dataset",
     targets=shifts,
     tables=transfer_tables,
-    quick_seeds=(1,),
     published="domain_generalization",
 )

@@ -40,5 +40,4 @@ SUITE = Suite(
     tables=few_shot_tables,
     plots=shots_plots,
     quick_datasets={"mini": ("tiles",)},
-    quick_seeds=(1,),
 )

@@ -30,5 +30,4 @@ SUITE = Suite(
     tables=open_world_tables,
     plots=open_world_plots,
     quick_datasets={"mini": ("tiles", "petals", "digits")},
-    quick_seeds=(1,),
 )
