@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import median
 
-from benchmarks.experiment import published
-from benchmarks.experiment.published import AVERAGE, display_name
+from benchmarks.experiment.published import AVERAGE, display_name, load_rows
 from benchmarks.experiment.suite import Variant
 from benchmarks.results.detection import MEASURES
 from benchmarks.results.metrics import Metric, average, harmonic
@@ -96,7 +95,7 @@ def ablation_tables(results: SuiteResults) -> list[Table]:
     sets = results.datasets_and_average
 
     def printed(_: str) -> Iterator[PrintedRow]:
-        for row in published.ablation():
+        for row in load_rows("ablation"):
             # The printed average is over all data sets of the paper's table.
             averages = {AVERAGE: row.average} if set(results.options.datasets) == set(row.hm) else {}
             numbers = [(row.hm | averages).get(name) for name in sets]
@@ -188,7 +187,7 @@ def _hm_rule(results: SuiteResults, *, means: bool = False) -> str:
 
 def _printed_rows(results: SuiteResults, dataset: str, table: str) -> Iterator[PrintedRow]:
     """List the rows of the paper's `table` on a data set, or on average over the same ones."""
-    for row in published.halves_rows(table) if dataset != AVERAGE or results.covers_paper else ():
+    for row in load_rows(table) if dataset != AVERAGE or results.covers_paper else ():
         if row.dataset == dataset:
             deviations = (getattr(row, f"{half}_std", None) for half in ("base", "novel", "hm"))
             numbers = map(Metric, (row.base, row.novel, row.hm), deviations)
