@@ -1,8 +1,8 @@
 """Load the tables of the ProCAP paper from the CSV files in this folder, with our names for data sets and methods.
 
 `load_rows` returns one object per row. Numbers are percentages with two decimals as printed unless noted. `method` is
-the printed name and `key` our name of the method, None for those that are not implemented here. `dataset` is our name of
-a data set, or AVERAGE.
+the printed name and `key` our name of the method, None for those that are not implemented here. `dataset` is our name
+of a data set, or AVERAGE.
 """
 
 from __future__ import annotations
