@@ -167,8 +167,8 @@ class RuntimeFlags(StorageFlags):
 
 
 @dataclass(frozen=True)
-class EngineFlags:
-    """Flags that choose the engine for several processes started by torchrun; none of them changes a result."""
+class EngineFlags(RuntimeFlags):
+    """Flags of a command that trains: also the engine for several processes; none of them changes a result."""
 
     heading: ClassVar[str] = "Execution"
     engine: Annotated[str, flag("ddp|deepspeed", "engine for data-parallel training")] = "ddp"

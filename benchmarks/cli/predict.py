@@ -61,7 +61,7 @@ def predict(
     for file, what in ((out, "--out {}: name a CSV file"), (html, "--html {}: name an HTML file")):
         if file and (file.is_dir() or not file.parent.is_dir() or is_image_name(file.name)):
             raise UsageError(f"{what.format(file)} in a folder that exists")
-    session = Session(runtime_config(flags.RuntimeFlags(results=results, data=data, device=device)))
+    session = Session(runtime_config(flags.StorageFlags(results=results, data=data, device=device)))
     if best or flags.command_line(selection):
         paths = [run, *(paths or ())]
         selected = find_selected_run(selection, session, best=best)

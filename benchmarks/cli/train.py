@@ -39,8 +39,7 @@ def train(
     file: ConfigFlags,
     selection: flags.SelectionFlags,
     recipe_flags: flags.RecipeFlags,
-    runtime_flags: flags.RuntimeFlags,
-    engine: flags.EngineFlags,
+    runtime_flags: flags.EngineFlags,
     mode: flags.ModeFlags,
     init: Annotated[
         str,
@@ -51,8 +50,8 @@ def train(
 
     Under torchrun all processes train each run together; the results equal those of one process.
     """
-    file.save(selection, recipe_flags, runtime_flags, engine, init=init)
-    runtime = runtime_config(runtime_flags, engine)
+    file.save(selection, recipe_flags, runtime_flags, init=init)
+    runtime = runtime_config(runtime_flags)
     if mode.dry_run:
         if not is_first_rank():
             return 0
