@@ -7,13 +7,12 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in, title_method
@@ -225,13 +224,9 @@ def make_records(
             "written": result.written,
             "correct_images": result.correct_images(),
             "wrong_images": result.wrong_images(),
-            **{name: _to_array(getattr(result, name)) for name in OF_IMAGES},
+            **{name: None if (values := getattr(result, name)) is None else np.array(values) for name in OF_IMAGES},
             "unknown": unknown,
         }
-
-
-def _to_array(values: Sequence[float] | None) -> NDArray[Any] | None:
-    return None if values is None else np.array(values)
 
 
 OF_IMAGES = ("labels", "predicted", "confidence", "base_confidence")
