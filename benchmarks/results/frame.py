@@ -410,5 +410,12 @@ def metric_over_seeds(rows: pd.DataFrame, column: str = "accuracy") -> Metric | 
     if rows.empty or rows[column].isna().any():
         return None
     values, seeds = list(map(float, rows[column])), tuple(map(int, rows.seed))
-    on_test, unlabelled = bool(rows.chosen_on_test.any()), bool((rows.unlabelled != "none").any())
-    return make_metric(values, seeds, limited, chosen_on_test=on_test, sees_unlabelled=unlabelled)
+    return make_metric(values, seeds, limited=limited, **marks_of(rows))
+
+
+def marks_of(rows: pd.DataFrame) -> dict[str, bool]:
+    """Return the marks of a metric made from these rows, without `limited`."""
+    return {
+        "chosen_on_test": bool(rows.chosen_on_test.any()),
+        "sees_unlabelled": bool((rows.unlabelled != "none").any()),
+    }
