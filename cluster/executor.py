@@ -13,23 +13,19 @@ from typing import Any
 
 from cluster.ray_cluster import Capacity, Resources
 from cluster.run import Halving, StoragePaths, TrialReport
-from runner.config import RuntimeConfig, Target
-from runner.earlier_runs import preliminary_run
+from runner.config import RuntimeConfig
 from runner.evaluate import evaluate_run
 from runner.failures import EXPECTED, describe_failure
 from runner.results import EpochLog
-from runner.run_folders import RunHeld
 from runner.run_state import RunSpec, score, score_at
 from runner.session import Session
 from runner.stop_signals import Interrupted
-from runner.train import TrainingRequest, train_run
+from runner.train import train_run
 from runner.validate import Callbacks
 from shards.pack import pack_missing
 
 REPORT_SECONDS = 5.0
 """Shortest time between two progress reports of a trial; mean scores of epochs are reported at once."""
-HELD_SECONDS = 2.0
-"""Time between two looks at the lock of a run that another process trains."""
 
 ReportTo = Callable[[TrialReport], object]
 RunsOf = Callable[[Mapping[str, Any], RuntimeConfig], Sequence[RunSpec]]
@@ -68,29 +64,32 @@ class RunExecutor:
 
     def execute(self) -> TrialReport:
         """Execute what is not finished yet; returns the final report without sending it."""
-        targets = {run.path: [Target.parse_unchecked(target) for target in run.targets] for run in self.runs}
+        targets = [target for run in self.runs for target in run.parse_targets()]
         # One rank of each node: nodes may have separate folders of generated data.
         if self.group.ranks.local_rank == 0:
             names = [run.config.dataset for run in self.runs]
-            names += [target.dataset for run_targets in targets.values() for target in run_targets]
-            pack_missing(names, self.session.runtime.data)
+            pack_missing([*names, *(target.dataset for target in targets)], self.session.runtime.data)
         self.group.barrier()
         # Check for missing test images before the training, not after it.
-        for target in (target for run_targets in targets.values() for target in run_targets):
+        for target in targets:
             self.session.dataset(target.dataset).check_sizes(target.split)
         epochs = max(run.config.recipe.epochs for run in self.runs)
         if self.halving:
-            self._train_in_step(self.halving.rungs(epochs), epochs, targets)
+            self._train_in_step(self.halving.rungs(epochs), epochs)
         else:
             for run in self.runs:
                 self._train(run, Callbacks(on_epoch_end=partial(self._report_epoch, run)))
-        scores = [self._evaluate(run, targets[run.path]) for run in self.runs if run.targets]
+        scores = []
+        for spec in self.runs:
+            evaluated = self.session.get_run(spec.config)
+            if accuracies := [evaluate_run(evaluated, target).accuracy for target in spec.parse_targets()]:
+                scores.append(score(accuracies))
         return self._report(state="finished", epoch=epochs, score=fmean(scores) if scores else None)
 
     def _report_epoch(self, run: RunSpec, log: EpochLog) -> None:
         self._send(self._report(epoch=log.epoch + 1, run=run.path))
 
-    def _train_in_step(self, rungs: Sequence[int], epochs: int, targets: Mapping[str, Sequence[Target]]) -> None:
+    def _train_in_step(self, rungs: Sequence[int], epochs: int) -> None:
         """Train all runs to one rung, then all to the next, and report the mean score of every epoch.
 
         The last epoch is only in the final report, so that a scheduler cannot stop the trial before its evaluation.
@@ -98,7 +97,7 @@ class RunExecutor:
         reported = 0
         for end in [*rungs, epochs]:
             for run in self.runs:
-                self._train(run, Callbacks(tuple(targets[run.path])), until=end)
+                self._train(run, Callbacks(run.parse_targets()), until=end)
             if self.group.ranks.is_first:
                 # All runs have reached `end`: only now has every epoch since the last rung a mean over all of them.
                 for epoch in range(reported, min(end, epochs - 1)):
@@ -111,28 +110,12 @@ class RunExecutor:
 
     def _train(self, spec: RunSpec, callbacks: Callbacks, until: int | None = None) -> None:
         """Train as soon as no other process holds the run's lock; a run finished by another process is not repeated."""
-        if earlier := preliminary_run(spec.config):
-            # Runs of several seeds may have the same one, which they wait for like any other.
-            self._train(RunSpec(config=earlier, targets=()), Callbacks())
-        run = self.session.get_run(spec.config)
-        while True:
-            # In a process group only rank 0 sees the lock, so all ranks wait together before they start.
-            while why := self.group.broadcast_object(run.find_holder() if self.session.is_first else None):
-                self._send(self._report(state="waiting", run=run.path, why=why))
-                time.sleep(HELD_SECONDS)
-            try:
-                train_run(run, TrainingRequest(until=until, callbacks=callbacks))
-                return
-            except RunHeld:
-                # Another process took the lock since `find_holder`. In a group only rank 0 sees that: a second attempt
-                # of rank 0 alone would wait for ranks that are already in the training.
-                if self.group.size > 1:
-                    raise
 
-    def _evaluate(self, spec: RunSpec, targets: Sequence[Target]) -> float:
-        """Evaluate a run where results are missing; returns its score."""
+        def report_holder(held: str) -> None:
+            self._send(self._report(state="waiting", run=spec.path, why=held))
+
         run = self.session.get_run(spec.config)
-        return score([evaluate_run(run, target).accuracy for target in targets])
+        train_run(run, until=until, callbacks=callbacks, on_held=report_holder)
 
     def _send(self, report: TrialReport) -> None:
         """Report at most once in `REPORT_SECONDS`, as the driver receives reports of many trials."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cluster.address import LOCAL, set_auth_mode
 from cluster.ray_cluster import (
+    LOCAL,
     Capacity,
     Resources,
     count_on_gpus,
@@ -20,6 +20,7 @@ from cluster.ray_cluster import (
     divide,
     nodes,
     ray_connection,
+    set_auth_mode,
 )
 from cluster.run import StoragePaths
 from procap.errors import UsageError, unknown_name
@@ -111,7 +112,7 @@ def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, lis
     # These import torch, which a wrong flag need not wait for.
     from cluster.executor import TrialWork
     from cluster.tune_runner import execute_trial, run_trials
-    from runner.workbench import Workbench
+    from runner.backbones import Backbones
 
     def runs_of(config: Mapping[str, Any], _: RuntimeConfig) -> Sequence[RunSpec]:
         return [runs[config["number"]]]
@@ -127,12 +128,12 @@ def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, lis
         run_trials(space, work, capacity, listener, search_alg=generator)
         return
     # One for all runs: it keeps their backbone and the digests of weights.
-    workbench = Workbench()
+    backbones = Backbones()
     for number in range(len(runs)):
         config, trial = {"number": number}, f"{number}"
         listener.started(trial, config)
         report_to = partial(listener.reported, trial, config)
-        listener.ended(trial, config, execute_trial(config, work, report_to, workbench))
+        listener.ended(trial, config, execute_trial(config, work, report_to, backbones))
 
 
 def local_capacity(launcher: Launcher, device: str) -> Capacity:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import logging
 import math
 import os
+import secrets
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.address import LOCAL, set_auth_mode
 from procap.errors import UsageError, UserError
 from runner.environment_defaults import set_environment_defaults
 from runner.stop_signals import Interrupted
 
 NAMESPACE = "procap"
+LOCAL = "local"
+"""The address of a cluster of this machine that ends with the command."""
 MOST_CPUS = 16
 """Default limit of CPUs per process with a GPU; they decode images, and more do not make training faster."""
 CONNECT_SECONDS = 5.0
@@ -106,6 +108,27 @@ def divide(amount: float, part: float) -> int:
 def count_on_gpus(gpus: float, part: float) -> int:
     """Return how many processes fit with `part` of a GPU, or several GPUs, each; a part is of a single GPU."""
     return int(gpus) * divide(1, part) if part < 1 else divide(gpus, part)
+
+
+def set_auth_mode(*, private: bool = False) -> None:
+    """Set $RAY_AUTH_MODE, which Ray otherwise guesses differently in every command; a value set by the user is kept.
+
+    To be called before Ray is imported, which reads the environment only once. A token that is set is used.
+    private: this process starts the cluster for itself; it gets its own token, because some of Ray's ports listen on
+        every network of the machine.
+    """
+    if os.environ.get("RAY_AUTH_MODE"):
+        return
+    assert "ray" not in sys.modules, "Ray was imported before its authentication was set up"
+    has_token = bool(os.environ.get("RAY_AUTH_TOKEN"))
+    if not has_token:
+        path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token")
+        with suppress(OSError, ValueError, RuntimeError):
+            has_token = bool(path.expanduser().read_text(encoding="utf-8").strip())
+    if private and not has_token:
+        os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    os.environ["RAY_AUTH_MODE"] = "token" if private or has_token else "disabled"
 
 
 @contextmanager

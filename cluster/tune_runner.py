@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from cluster.executor import ReportTo, RunExecutor, TrialWork, attempt
 from cluster.ray_cluster import Capacity, count_processes, nodes, require_own_node
 from cluster.run import TrialReport
+from runner.backbones import Backbones
 from runner.environment_defaults import set_environment_defaults
 from runner.session import Session
-from runner.workbench import Workbench
 from shards.mirror import refresh
 
 logger = logging.getLogger(__name__)
@@ -58,13 +58,13 @@ def run_trials(
     bundles = [bundle] if resources.processes == 1 else [{}, *[bundle] * resources.processes]
 
     # Every worker gets a copy of this function, which it calls for each of its trials.
-    workbench = Workbench()
+    backbones = Backbones()
 
     def trial(config: dict[str, Any]) -> None:
         def report_to(report: TrialReport) -> None:
             tune.report(report.to_result())
 
-        report_to(execute_trial(config, work, report_to, workbench))
+        report_to(execute_trial(config, work, report_to, backbones))
 
     # Failed trials report their error and lost ones are restarted: Tune's tracebacks would only repeat that.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
@@ -74,7 +74,7 @@ def run_trials(
             tune.with_resources(trial, tune.PlacementGroupFactory(bundles, strategy="PACK")),
             param_space=dict(space),
             tune_config=TuneConfig(
-                # A reused worker keeps its workbench. With several processes the trial's own process loads nothing.
+                # A reused worker keeps its backbones. With several processes the trial's own process loads nothing.
                 reuse_actors=resources.processes == 1,
                 trial_dirname_creator=lambda trial: str(trial.trial_id),
                 **tune_config,
@@ -95,7 +95,7 @@ def run_trials(
             raise
 
 
-def execute_trial(config: Mapping[str, Any], work: TrialWork, report_to: ReportTo, workbench: Workbench) -> TrialReport:
+def execute_trial(config: Mapping[str, Any], work: TrialWork, report_to: ReportTo, backbones: Backbones) -> TrialReport:
     """Execute a trial on the node that Ray chose; returns its final report, raises if Ray Tune should restart it."""
     set_environment_defaults()
     # A worker executes many trials; each asks the server of its data again.
@@ -106,7 +106,7 @@ def execute_trial(config: Mapping[str, Any], work: TrialWork, report_to: ReportT
         return execute_in_group(config, work, report_to)
 
     def execute() -> TrialReport:
-        session = Session(work.paths.local_runtime(), workbench=workbench)
+        session = Session(work.paths.local_runtime(), backbones=backbones)
         return RunExecutor(session, work.runs_of(config, session.runtime), report_to, work.halving).execute()
 
     return attempt(execute)

@@ -19,17 +19,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from benchmarks.results import load as load_results
-    from runner.api import Run, Session, evaluate, pack, train
-    from runner.image_features import image_features as features
+    from runner.api import Run, Session, evaluate, features, pack, train
     from runner.predict import ImageClassifier as Classifier
 
 __version__ = "0.1.0"
 __all__ = ["Classifier", "Run", "Session", "evaluate", "features", "load_results", "pack", "train"]
 
 ATTRIBUTES = {
-    **dict.fromkeys(("Run", "Session", "evaluate", "pack", "train"), "runner.api"),
+    **dict.fromkeys(("Run", "Session", "evaluate", "features", "pack", "train"), "runner.api"),
     "Classifier": "runner.predict:ImageClassifier",
-    "features": "runner.image_features:image_features",
     "load_results": "benchmarks.results:load",
 }
 

@@ -86,19 +86,6 @@ def attend(q: Tensor, kv: Tensor, heads: int, mask: Tensor | None = None, causal
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal).transpose(1, 2).flatten(2)
 
 
-def on_live_rows(function: RowMap, x: Tensor, live: slice | None) -> Tensor:
-    """Apply the row-wise `function` to `x` [N, L, D], recording a graph for the rows `live` only (None: all rows).
-
-    Gradients are correct only if the other rows of `x` depend on nothing that is learned.
-    """
-    if live is None or not x.requires_grad:
-        return function(x)
-    with torch.no_grad():
-        constant = function(x)
-    # The live rows are computed twice: `constant` has them without a graph, and they replace it.
-    return constant.slice_scatter(function(x[:, live]), 1, live.start, live.stop)
-
-
 class LayerNorm(nn.LayerNorm):
     """LayerNorm computed in float32, regardless of autocast and of the weights' precision."""
 
@@ -180,7 +167,6 @@ class Block(nn.Module):
         self,
         x: Tensor,
         pattern: AttentionPattern,
-        live: slice | None = None,
         read: RowMap | None = None,
         folded: bool = False,
         adapter: nn.Module | None = None,
@@ -189,21 +175,18 @@ class Block(nn.Module):
         """Compute the block's output [N, L, D], or [N, Q, D] for the rows that `read` selects.
 
         pattern: the attention of the rows that are computed.
-        live: the only rows of `x` that depend on something learned; None: all may.
         folded: compute the MLP in fewer passes (`MLP.folded`).
         adapter: a row-wise module whose output on `ln_1(x)` is added to the block's.
         branch: low-rank branches next to the projections of the attention.
         """
         if branch is not None:
-            # Without `live`, which is None for a block that the plan changes.
             out = self._with_branch(x, pattern, read, folded, branch)
             return out if adapter is None else out + adapter(self.ln_1(x if read is None else read(x)))
         if read is None:
-            qkv = on_live_rows(self.before_attention, x, live)
-            q, kv = qkv.split([self.attn.width, 2 * self.attn.width], dim=-1)
+            q, kv = self.before_attention(x).split([self.attn.width, 2 * self.attn.width], dim=-1)
         else:
             # Every row is a key, but only the rows that are read are queries and take part in the residual.
-            kv = on_live_rows(lambda rows: self.attn.keys_values(self.ln_1(rows)), x, live)
+            kv = self.attn.keys_values(self.ln_1(x))
             x = read(x)
             q = self.attn.queries(self.ln_1(x))
         out = self.after_attention(x, pattern.apply(q, kv, self.attn.heads), folded)

@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from procap.attention import AttentionPattern, RowMap
-from procap.plan import INPUT, Plan, SequenceStates, TokenOp, blend, live_rows
+from procap.plan import INPUT, Plan, SequenceStates, TokenOp, blend
 
 GROUP_ROWS = 64
 """Approximate rows of a group: more waste work on masked scores, fewer leave tiles of a fused kernel half empty."""
@@ -40,12 +40,10 @@ class Placement:
     shared: how many of the operation's tokens, counted from the first, go into the prefix.
     at, source: row `at[m]` of the sequence receives token `source[m]` of the operation, whose tokens are flattened to
         [C x P]; both [M].
-    rows: the smallest slice of the sequence that holds all these rows.
     """
 
     start: int
     shared: int
-    rows: slice
     insert: bool = False
     at: Tensor | None = None
     source: Tensor | None = None
@@ -103,8 +101,7 @@ class PackedSequence(SequenceStates):
             if op.share != 1:
                 single = blend(single, x.index_select(1, placement.at), op.share)
             x = x.index_copy(1, placement.at, single)
-        grown = x.shape[1] - self.x.shape[1]
-        return replace(self, x=x, live=live_rows(self.x, self.live, op, placement.rows, grown))
+        return self.with_states(x)
 
 
 class PromptSet:
@@ -325,7 +322,7 @@ def _place(op: TokenOp, prefix: int, rows: Rows, device: torch.device) -> Placem
     """Place the tokens of one operation in a sequence with `prefix` rows before those of single prompts."""
     count = op.tokens.shape[-2]
     if op.mode == "insert":
-        return Placement(op.start, count, slice(op.start, op.start + count), insert=True)
+        return Placement(op.start, count, insert=True)
     end = op.start + count
     shared = max(0, min(end, prefix) - op.start)
     at, source = [], []
@@ -336,11 +333,10 @@ def _place(op: TokenOp, prefix: int, rows: Rows, device: torch.device) -> Placem
                 # Row prefix + offset + (position - prefix) of the sequence.
                 at.append(offset + position)
                 source.append((prompt * count if op.tokens.dim() == 3 else 0) + position - op.start)
-    lowest = op.start if shared else min(at, default=op.start)
-    placement = Placement(op.start, shared, slice(lowest, max(at, default=op.start + shared - 1) + 1))
     if not at:
-        return placement
-    return replace(placement, at=torch.tensor(at, device=device), source=torch.tensor(source, device=device))
+        return Placement(op.start, shared)
+    at_rows, from_tokens = (torch.tensor(numbers, device=device) for numbers in (at, source))
+    return Placement(op.start, shared, at=at_rows, source=from_tokens)
 
 
 def _owners(rows: Rows) -> Tensor:

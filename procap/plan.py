@@ -160,31 +160,11 @@ def shift_rows(rows: slice, at: int, count: int) -> slice:
     return slice(rows.start + count * (at <= rows.start), rows.stop + count * (at < rows.stop))
 
 
-def live_rows(x: Tensor, live: slice | None, op: TokenOp, rows: slice, grown: int = 0) -> slice | None:
-    """Return the rows that depend on learned values after `op` has put its tokens into `rows` of the sequence `x`.
-
-    live: the live rows before `op`. None as an argument or a result means: no row if `x` requires no gradient, and all
-        rows if it does.
-    grown: how many rows `op` has inserted at `rows.start`.
-    The result is one slice, so it may include frozen rows between two sets of learned tokens.
-    """
-    learned = op.tokens.requires_grad
-    # A sequence that requires a gradient and has no live slice depends on learned values everywhere already.
-    if live is None:
-        return rows if learned and not x.requires_grad else None
-    live = shift_rows(live, rows.start, grown)
-    return slice(min(live.start, rows.start), max(live.stop, rows.stop)) if learned else live
-
-
 @dataclass(frozen=True)
 class SequenceStates(ABC):
-    """The states `x` [N, L, D] of a batch between two blocks of a tower, which a plan's operations change.
-
-    live: the rows that depend on something learned (`live_rows`).
-    """
+    """The states `x` [N, L, D] of a batch between two blocks of a tower, which a plan's operations change."""
 
     x: Tensor
-    live: slice | None = field(default=None, kw_only=True)
 
     def apply(self, plan: Plan, layer: int) -> Self:
         """Apply the operations of `plan` at `layer`, in the order of the plan.
@@ -199,9 +179,9 @@ class SequenceStates(ABC):
                 sequence = sequence._apply(index, op)
         return sequence
 
-    def with_states(self, x: Tensor, live: slice | None = None) -> Self:
+    def with_states(self, x: Tensor) -> Self:
         """Replace the states and keep all else."""
-        return replace(self, x=x, live=live)
+        return replace(self, x=x)
 
     @abstractmethod
     def pattern(self, layer: int) -> AttentionPattern:
@@ -274,8 +254,7 @@ class TokenSequence(SequenceStates):
         op_rows = {other: shift_rows(each, start, grown) for other, each in self.op_rows.items()} | {index: rows}
         # A number or a tensor [N]: the comparison counts as 0 or 1 in both.
         read_out = self.read_out + grown * (self.read_out >= start)
-        live = live_rows(self.x, self.live, op, rows, grown)
-        return replace(self, x=x, read_out=read_out, op_rows=op_rows, live=live)
+        return replace(self, x=x, read_out=read_out, op_rows=op_rows)
 
 
 def call_with(module: nn.Module, name: str, weights: Mapping[str, Tensor], *arguments: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The frozen teacher: vanilla CLIP's text features over templates, and its image features.
+"""The frozen teacher: vanilla CLIP's text features over templates, and larger CLIPs that are kept between runs.
 
-Shapes: B images, C classes, M templates, E joint embedding.
+Shapes: C classes, M templates, E joint embedding.
 """
 
 from __future__ import annotations
@@ -74,10 +74,3 @@ def sentence_bank(clip: CLIP, sentences: Sequence[Sequence[str]]) -> Tensor:
     features = text_features(clip, [sentence for of_class in sentences for sentence in of_class])
     # [C P, E] to [C, P, E] to [P, C, E], a row of sentences for each draw of a training step.
     return F.normalize(features, dim=-1).unflatten(0, (len(sentences), -1)).transpose(0, 1).contiguous()
-
-
-@torch.no_grad()
-def image_features(clip: CLIP, images: Tensor) -> Tensor:
-    """Compute vanilla image features [B, E] of images [B, 3, H, W], normalised, float32, without gradient."""
-    # Unlike texts, images are encoded in every step, so autocast stays as the caller has set it.
-    return F.normalize(clip.encode_image(images).float(), dim=-1)

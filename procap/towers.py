@@ -10,8 +10,7 @@ Both take exact shortcuts, none of which changes results beyond rounding:
 - In training, the packed text states that enter the first block that a plan changes are computed once for each set of
   prompts; they do not depend on anything learned.
 - The last block computes only the rows that are read out, which attend to all rows.
-- In the block where learned tokens enter first there is no backward work for the other rows.
-- QuickGELU's scalings are folded into the adjacent matrix products, and patches are embedded by one matrix product.
+- QuickGELU's scalings are folded into the adjacent matrix products.
 `optimized=False` takes none of them, as public code does: every column of every prompt and every row of every block.
 
 Shapes: B images, C prompts, N either, T token ids per prompt, S token sets, L sequence, D width, E joint embedding.
@@ -20,16 +19,14 @@ Shapes: B images, C prompts, N either, T token ids per prompt, S token sets, L s
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from procap.attention import Block, LayerNorm, on_live_rows
+from procap.attention import Block, LayerNorm
 from procap.errors import UserError
 from procap.geometry import Geometry
 from procap.packing import Layout, PackedSequence, PromptSet
@@ -63,18 +60,11 @@ class Transformer(nn.Module):
             block = self.resblocks[layer]
             # First the tokens enter, then the block attends over them: layer l of a plan is the input of block l.
             sequence = sequence.apply(plan, layer)
-            # Before the first attention over learned tokens all other rows are constant: the row-wise products of this
-            # block record a graph for the live rows alone.
-            live = sequence.live if optimized and not plan.changes_block(layer) else None
-            # `live` includes the rows between two operations; if it covers most rows, splitting saves nothing.
-            if live is not None and 2 * (live.stop - live.start) > sequence.x.shape[1]:
-                live = None
             pattern, select = sequence.pattern(layer), None
             # Only the rows of the last block that are read out are needed: all rows are keys, few are queries.
             if layer == last and not every_row:
                 pattern, select = sequence.read_out_rows(plan.read_op)
-            x = block(sequence.x, pattern, live, select, optimized, plan.adapters.get(layer), plan.branches.get(layer))
-            # Attention has mixed the rows, so from here on all of them may depend on something learned.
+            x = block(sequence.x, pattern, select, optimized, plan.adapters.get(layer), plan.branches.get(layer))
             sequence = sequence.with_states(x)
         return sequence
 
@@ -100,7 +90,7 @@ class VisionTower(nn.Module):
         Returns features [B, E], not normalised, and the final states [B, P, D] of the rows of the operation
         `plan.read_op`, after `ln_post`; None without one.
         """
-        sequence = self._embed(images, plan, optimized)
+        sequence = self._embed(images, plan)
         sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimized, not optimized)
         return self._read_out(sequence, plan, optimized)
 
@@ -116,7 +106,7 @@ class VisionTower(nn.Module):
         below, above = range(first), range(first, layers)
         with torch.no_grad():
             # No operation of the plan acts below `first`, so both passes share these states.
-            sequence = self.transformer(self._embed(images, plan, True), NO_CHANGE, True, False, below)
+            sequence = self.transformer(self._embed(images, plan), NO_CHANGE, True, False, below)
             frozen = self.transformer(sequence, NO_CHANGE, True, False, above)
             features = self._read_out(frozen, NO_CHANGE, True)[0]
         sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, True, False, above)
@@ -128,24 +118,20 @@ class VisionTower(nn.Module):
         In the last block the class token attends as always, while each other row keeps its own value: the patches get
         the output map and the MLP, but nothing from other rows.
         """
-        sequence = replace(self._embed(images, plan, optimized), unmixed=len(self.transformer.resblocks) - 1)
+        sequence = replace(self._embed(images, plan), unmixed=len(self.transformer.resblocks) - 1)
         sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimized, True)
         rows = call_with(self.ln_post, "ln_post", plan.weights, sequence.own_rows(plan))
         # The class token stays the first of them.
         return rows[:, 1:], project(rows[:, 0], plan.weights.get("proj", self.proj))
 
-    def _embed(self, images: Tensor, plan: Plan, optimized: bool) -> TokenSequence:
+    def _embed(self, images: Tensor, plan: Plan) -> TokenSequence:
         """Make the input [B, L, D] of the first block."""
         check_plan(plan, len(self.transformer.resblocks), ("ln_pre", "ln_post", "proj"))
-        patches = self.embed_patches(images, folded=optimized)
+        patches = self.conv1(images.to(self.conv1.weight.dtype)).flatten(2).transpose(1, 2)
         cls = self.class_embedding.to(patches.dtype).expand(patches.shape[0], 1, -1)
         x = torch.cat([cls, patches], dim=1) + self.positional_embedding
         sequence = TokenSequence(x, read_out=0, causal=False).apply(plan, INPUT)
-        # A plan's `ln_pre` may be learned, and then no row is constant.
-        changed = any(name.startswith("ln_pre.") for name in plan.weights)
-        live = sequence.live if optimized and not changed else None
-        ln_pre = partial(call_with, self.ln_pre, "ln_pre", plan.weights)
-        return sequence.with_states(on_live_rows(ln_pre, sequence.x, live), live)
+        return sequence.with_states(call_with(self.ln_pre, "ln_pre", plan.weights, sequence.x))
 
     def _read_out(self, sequence: TokenSequence, plan: Plan, optimized: bool) -> tuple[Tensor, Tensor | None]:
         # Optimized, the last block gives only the rows that are read out: the class token, then those of `read_op`.
@@ -155,21 +141,6 @@ class VisionTower(nn.Module):
             rows = slice(1, None) if optimized else sequence.op_rows[plan.read_op]
             states = call_with(self.ln_post, "ln_post", plan.weights, sequence.x[:, rows])
         return project(cls, plan.weights.get("proj", self.proj)), states
-
-    def embed_patches(self, images: Tensor, folded: bool = True) -> Tensor:
-        """Embed the patches of images [B, 3, H, W] as rows [B, L, D]: a convolution whose windows do not overlap.
-
-        folded: compute it as one matrix product, which is faster and gives the rows without a transposition.
-        """
-        weight, size = self.conv1.weight, self.conv1.kernel_size[0]
-        images = images.to(weight.dtype)
-        if not folded:
-            return self.conv1(images).flatten(2).transpose(1, 2)
-        # Pixels beyond the last whole patch are left out, as by the convolution.
-        high, wide = (length // size * size for length in images.shape[-2:])
-        cells = images[..., :high, :wide].unflatten(3, (-1, size)).unflatten(2, (-1, size))
-        # [B, 3, rows, S, columns, S] to [B, rows x columns, 3 S S] for patches of size S, in the order of the weight.
-        return F.linear(cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2), weight.flatten(1))
 
 
 class TextTower(nn.Module):
@@ -288,7 +259,7 @@ class TextTower(nn.Module):
         """Make the input [S, L, D] of the first block."""
         x = self.token_embedding(layout.ids).expand(max(plan.num_sets, 1), -1, -1)
         sequence = PackedSequence(x, layout).apply(plan, INPUT)
-        return sequence.with_states(sequence.x + self.positional_embedding[layout.positions], sequence.live)
+        return sequence.with_states(sequence.x + self.positional_embedding[layout.positions])
 
     def _constant_states(self, prompts: PromptSet, layout: Layout, first: int) -> Tensor:
         """Return the input [1, L, D] of block `first` under a plan without changes before it, computed once."""
@@ -306,7 +277,7 @@ class TextTower(nn.Module):
         ids = prompts.ids[:, : prompts.columns] if optimized else prompts.ids
         sequence = TokenSequence(self.token_embedding(ids), read_out=ids.argmax(dim=-1), causal=True).apply(plan, INPUT)
         x = self._fit(sequence) + self.positional_embedding[: sequence.x.shape[1]]
-        sequence = sequence.with_states(x, sequence.live)
+        sequence = sequence.with_states(x)
         sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimized, not optimized)
         if optimized:
             return self._project(sequence.x[:, 0], plan)

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import sysconfig
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,8 +66,8 @@ class Acceleration:
         for name in ("graphs", "fused"):
             if name in names and not gpu:
                 raise UsageError(f"--accelerate {name} needs a CUDA device, not {device}: leave it out")
-        for name, missing in _cannot_compile(names, device):
-            raise UsageError(f"--accelerate {name} needs {missing}, which is not installed: leave it out")
+        if (compiled := ",".join(name for name in names if name in COMPILED)) and (missing := missing_tool(device)):
+            raise UsageError(f"--accelerate {compiled} needs {missing}, which is not installed: leave it out")
         return cls()._with(names)
 
     @classmethod
@@ -77,9 +77,9 @@ class Acceleration:
             note_once("GPU: plain path; `procap check device` tests the faster ones, about a minute")
             return cls()
         names = {*record.faster}
-        for name, missing in _cannot_compile(names & {*COMPILED}, device):
-            note_once(f"GPU: without {name}, which needs {missing}")
-            names.remove(name)
+        if (compiled := names & {*COMPILED}) and (missing := missing_tool(device)):
+            note_once(f"GPU: without {', '.join(sorted(compiled))}, which need {missing}")
+            names -= compiled
         return cls(record=record.digest)._with(names)
 
     def _with(self, names: Collection[str]) -> Acceleration:
@@ -114,12 +114,6 @@ class Acceleration:
 def note_once(text: str) -> None:
     """Log a line once per process: each run of a command parses its accelerations."""
     log.warning(text)
-
-
-def _cannot_compile(names: Collection[str], device: torch.device) -> Iterator[tuple[str, str]]:
-    """Yield the accelerations among `names` that this machine cannot compile, each with the tool that it lacks."""
-    if missing := missing_tool(device):
-        yield from ((name, missing) for name in COMPILED if name in names)
 
 
 def missing_tool(device: torch.device) -> str:

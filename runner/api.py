@@ -14,30 +14,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from procap.weights.loading import load_clip
 from runner import session
-from runner.config import RuntimeConfig, Target
+from runner.acceleration import Acceleration
+from runner.config import Precision, RuntimeConfig, Target
+from runner.engine import autocast
 from runner.evaluate import evaluate_run
 from runner.planning import RunChoices, plan_run
 from runner.remote_results import results_root
 from runner.run_state import RunState, read_state
-from runner.train import TrainingRequest, train_run
+from runner.setup import make_eval_transform
+from runner.threads import fitting_threads
+from runner.train import train_run
 from runner.trained_runs import load_trained
 from shards.default_paths import cache_home, data_root
 from shards.files import write_file
+from shards.image_selection import select_target_images
+from shards.loader import evaluation_batches
 from shards.manifest import Manifest
 from shards.mirror import refresh
 from shards.pack import check_same_source, pack_missing, pack_source
 from shards.raw.guess import find_description
 from shards.raw.user_dataset import user_source
 from shards.reader import ShardSet
+from shards.transfer import to_device
 
 if TYPE_CHECKING:
     from procap.methods.method import Method
     from runner.predict import ImageClassifier
     from runner.results import EvalResult, Progress, TrainResult
     from runner.validate import Callbacks
+
+BATCH = 100
+"""Images that `features` encodes at once."""
 
 
 def train(*, method: str, dataset: str, data: str | Path = "", results: str | Path = "results", **settings: Any) -> Run:
@@ -46,12 +60,8 @@ def train(*, method: str, dataset: str, data: str | Path = "", results: str | Pa
     settings: choices of `runner.planning.RunChoices`, such as shots=4, seed=2, classes="all", options={...} or
     overrides={"epochs": 10}, and fields of `runner.config.RuntimeConfig`, such as device="cpu".
     """
-    choices = {field.name for field in fields(RunChoices)}
-    runtime = {name: value for name, value in settings.items() if name not in choices}
-    session = Session(data=data, results=results, **runtime)
-    run = session.get_run(
-        method=method, dataset=dataset, **{name: settings[name] for name in settings.keys() & choices}
-    )
+    chosen = {field.name: settings.pop(field.name) for field in fields(RunChoices) if field.name in settings}
+    run = Session(data=data, results=results, **settings).get_run(method=method, dataset=dataset, **chosen)
     run.train()
     return run
 
@@ -83,6 +93,43 @@ def pack(folder: str | Path, *, data: str | Path = "", max_side: int | None = No
         check_same_source(source, root, file)
         write_file(file, text)
     return pack_source(source, root)
+
+
+class ImageFeatures(NamedTuple):
+    """features [N, E] float32, not normalised; labels [N], indices of `classnames`; paths of the N images."""
+
+    features: Tensor
+    labels: Tensor
+    classnames: tuple[str, ...]
+    paths: list[str]
+
+
+@torch.no_grad()
+def features(
+    dataset: str,
+    split: str = "test",
+    *,
+    classes: str = "all",
+    backbone: str = "mini",
+    pretrained: str | None = None,
+    precision: Precision = "fp32",
+    **settings: Any,
+) -> ImageFeatures:
+    """Encode the images of `classes` in a packed split with the frozen image tower, in list order.
+
+    Images are prepared as in an evaluation. settings: those of `Session`, such as data, device or workers.
+    Raises UserError for data or weights that are not here.
+    """
+    opened = Session(**settings)
+    selection, inner = select_target_images(opened.dataset(dataset), classes, split), opened._session
+    images, clip = selection.images, load_clip(backbone, pretrained).to(inner.device)
+    Acceleration().prepare(clip)
+    batches = evaluation_batches(images, make_eval_transform(clip), BATCH, inner.decoders)
+    with fitting_threads(clip, BATCH, "eval"), autocast(precision, inner.device):
+        # Each batch goes to the host, because the features of a large split may not fit next to the backbone.
+        moved = to_device(batches, inner.device, moved=(0,))
+        encoded = [clip.encode_image(pixels).float().cpu() for pixels, _, _ in moved]
+    return ImageFeatures(torch.cat(encoded), torch.from_numpy(images.labels), selection.classnames, images.paths)
 
 
 class Session:
@@ -128,9 +175,9 @@ class Run:
     def train(
         self, *, force: bool = False, until: int | None = None, callbacks: Callbacks | None = None
     ) -> TrainResult | Progress:
-        """Train, resume or read the run; see `runner.train.TrainingRequest`. Returns the content of `train.json`."""
+        """Train, resume or read the run; see `runner.train.train_run`. Returns the content of `train.json`."""
         pack_missing([self.config.dataset], self._run.session.runtime.data)
-        return train_run(self._run, TrainingRequest(force, until, callbacks))
+        return train_run(self._run, force=force, until=until, callbacks=callbacks)
 
     def evaluate(self, target: str | Target, *, force: bool = False) -> EvalResult:
         """Count the correct images of a target, `dataset[:classes[:split]]`; returns the content of its result file."""

@@ -23,6 +23,8 @@ from procap.recipe import Recipe
 from runner.config import Precision, RunConfig
 from runner.distributed.collectives import ProcessGroup
 from runner.schedule import distinct_peak_rates, peak_rates
+from shards.rng import generator
+from shards.transfer import upload
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,13 @@ class Batch:
     images: Tensor
     labels: Tensor
     noise: Noise
+
+    @classmethod
+    def make(cls, method: Method, seed: int, step: int, images: Tensor, labels: Tensor) -> Batch:
+        """Make the batch of a step from images and labels on the device, as the method extends them."""
+        images, labels = method.extend_batch(images, labels, generator(seed, "extend", step))
+        noise = method.draw(generator(seed, "noise", step))
+        return cls(images, labels, tuple(upload(tensor, images.device) for tensor in noise))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

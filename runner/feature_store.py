@@ -60,7 +60,7 @@ class FeatureStore:
         from safetensors import SafetensorError, safe_open
 
         file = self._file(key)
-        if not self.most_bytes or not file.is_file():
+        if not file.is_file():
             return None
         try:
             with safe_open(str(file), "pt") as stored:
@@ -120,10 +120,10 @@ def read_limit() -> float:
     raise UsageError(f"PROCAP_FEATURES_GB = {text}: give a number of gigabytes, or 0 to store no features")
 
 
-def feature_key(clip: CLIP, images: ImageList, acceleration: Acceleration, **how: Any) -> str:
+def feature_key(clip: CLIP, images: ImageList, *, acceleration: Acceleration, **how: Any) -> str:
     """Describe in canonical JSON what decides the bits of the features of `images`, and the time that they take.
 
-    how: preparation, precision and batches; ranks and workers decide the time alone, next to which a result has them.
+    how: transform, precision and batch; ranks and workers decide the time alone, next to which a result has them.
     It must be called under the number of threads that encode.
     """
     import torch

@@ -55,22 +55,8 @@ class LogitSettings:
 
     @property
     def is_own(self) -> bool:
-        """Whether the logits have the score of the classifier in a last column."""
+        """Whether logits have the classifier's own score in a last column."""
         return self.score not in ("", MCM)
-
-
-class ScoredClassifier(Classifier):
-    """A classifier whose last column of logits [B, C + 1] is the score of the one that it is made of."""
-
-    def __init__(self, classifier: Classifier) -> None:
-        self.clip, self.image_plan, self.num_classes = classifier.clip, classifier.image_plan, classifier.num_classes
-        self.classifier, self.views = classifier, classifier.views
-
-    def encode(self, images: torch.Tensor) -> torch.Tensor:
-        return self.classifier.encode(images)
-
-    def logits(self, features: torch.Tensor) -> torch.Tensor:
-        return torch.cat([self.classifier.logits(features), self.classifier.score(features)[:, None]], dim=1)
 
 
 class Inference:
@@ -78,7 +64,7 @@ class Inference:
 
     is_online: they depend on the images before; batches give features, of which `adapt` makes logits at the end.
     features: of all images [N, E], stored by an earlier run, instead of which batches have images; None without.
-    kept: collects the features to be stored; None if they are not.
+    kept: collects the features to be stored; None if they are not. meter: the time of the work; no batch is a warm-up.
     """
 
     def __init__(
@@ -95,7 +81,6 @@ class Inference:
         self.scoring = scoring or LogitSettings()
         if self.scoring.score and classifier.score_name:
             self.scoring = replace(self.scoring, score=classifier.score_name)
-            classifier = ScoredClassifier(classifier)
         self.acceleration = on = acceleration or Acceleration()
         # A CPU is slower at that than Pillow.
         self._on_device = on.images and clip.device.type == "cuda"
@@ -105,8 +90,11 @@ class Inference:
         self._encode: Forward = GraphedFunction(encode) if on.graphs else encode
         # Methods that adapt to the views of an image compute gradients, which a graph of a function has not.
         self._forward: Forward = GraphedFunction(forward) if on.graphs and classifier.views == 1 else forward
+        if self.scoring.is_own:
+            self._forward = lambda images: self._score(self._encode(images))
         self.features: torch.Tensor | None = None
         self.kept: FeatureCollector | None = None
+        self.meter = Meter(clip.device, warmup=0)
 
     @property
     def encodes_frozen(self) -> bool:
@@ -165,7 +153,10 @@ class Inference:
 
     @torch.inference_mode()
     def _score(self, features: torch.Tensor) -> torch.Tensor:
-        return features if self.is_online else self._classifier.logits(features)
+        if self.is_online:
+            return features
+        logits = self._classifier.logits(features)
+        return torch.cat([logits, self._classifier.score(features)[:, None]], dim=1) if self.scoring.is_own else logits
 
     @torch.inference_mode()
     def adapt(self, features: torch.Tensor, seed: int) -> torch.Tensor:

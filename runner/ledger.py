@@ -6,13 +6,13 @@ docs/results/ledger/METHOD-DATASET-BACKBONE-seedN-HASH.json    a `LedgerEntry`
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from procap.errors import UserError
 from runner.config import Amount, Count, FrozenModel, Precision, Rate, TargetName
-from runner.results import WRITTEN, write_json
+from runner.results import WRITTEN, StoredDocument, write_json
 from runner.session import Run
 from shards.manifest import Sha256
 from shards.sampling import BALANCED, CANONICAL
@@ -36,10 +36,9 @@ class LedgerCount(FrozenModel):
         return self
 
 
-class LedgerEntry(FrozenModel):
+class LedgerEntry(StoredDocument):
     """A run, as one file of the ledger."""
 
-    schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
     program: str = Field(description="version of this program, and its commit if known")
     written: str = Field(pattern=WRITTEN, description="end of the training, in UTC")
     config_hash: str = Field(pattern="^[0-9a-f]{8}$")

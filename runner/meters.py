@@ -130,15 +130,19 @@ class Meter(MeterState):
         rest = self.warmup_steps, self.stored_seconds
         return deepcopy(MeterState(self.phases, self.seconds, self.step_seconds, self.rate, *rest))
 
-    def resume(self, state: MeterState) -> None:
-        """Add the measurements of an earlier process; this process has its own warm-up."""
+    def resume(self, state: MeterState, *, repeated: str = "") -> None:
+        """Add the measurements of an earlier process; this process has its own warm-up.
+
+        repeated: a phase of this process that the earlier one has had as well, and that counts once.
+        """
+        self.settle()
+        self.seconds += state.seconds - self.phases.pop(repeated, 0.0)
         self.phases |= {name: self.phases.get(name, 0.0) + seconds for name, seconds in state.phases.items()}
-        self.seconds += state.seconds
         self.step_seconds += state.step_seconds
         # A copy, because this process adds to its rate, and `state` stays as it was saved.
         self.rate = deepcopy(state.rate)
         self.warmup_steps += state.warmup_steps
-        self.stored_seconds += state.stored_seconds
+        self.stored_seconds = state.stored_seconds
 
     def images_per_second(self, *phases: str) -> float | None:
         """Compute the rate over `phases` (default: whole steps), without the warm-up if any steps follow it."""

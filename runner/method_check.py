@@ -26,10 +26,10 @@ from procap.methods.hooks import GradientRule
 from procap.methods.method import Method
 from procap.plan import NO_CHANGE
 from procap.text import LabelSpace
-from runner import capture_tape
-from runner.capture_tape import CaptureError, CaptureTape
+from runner import cuda_graphs
 from runner.checkpoint import read_checkpoint
 from runner.config import RunConfig, RuntimeConfig
+from runner.cuda_graphs import CaptureError, CaptureTape
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks
 from runner.engine import Batch, learned_parameters
@@ -41,7 +41,7 @@ from runner.results import TrainResult
 from runner.session import Run, Session
 from runner.setup import Setup, build_initial_method, label_space, make_test_transform, set_up
 from runner.stop_signals import StopRequest
-from runner.train import TrainingRequest, train_run
+from runner.train import train_run
 from runner.trained_runs import load_teacher
 from shards.image_selection import select_class_labels
 from shards.reader import ShardSet
@@ -115,9 +115,7 @@ class CheckCase:
         """Make the first batch of the training."""
         assert setup.schedule is not None
         images, labels = next(to_device(setup.schedule.batches(0), setup.method.clip.device))
-        images, labels = setup.method.extend_batch(images, labels, generator(self.config.seed, "extend", 0))
-        noise = setup.method.draw(generator(self.config.seed, "noise", 0))
-        return Batch(images, labels, tuple(each.to(images.device) for each in noise))
+        return Batch.make(setup.method, self.config.seed, 0, images, labels)
 
     def step(self, setup: Setup) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute loss terms and gradients of the first step; there are none if the training has no steps."""
@@ -215,7 +213,7 @@ def check_capture(case: CheckCase) -> str:
         with CaptureTape() as tape:
             setup.engine.backward(setup.engine.terms(batch))
     except CaptureError as error:
-        watching = (str(Path(torch.__file__).parent), capture_tape.__file__)
+        watching = (str(Path(torch.__file__).parent), cuda_graphs.__file__)
         frames = [x for x in traceback.extract_tb(error.__traceback__) if not x.filename.startswith(watching)]
         return f"a GPU runs steps eagerly: {error} in {frames[-1].filename}, line {frames[-1].lineno}"
     return f"steps of {tape.operations} operations can be CUDA graphs"
@@ -242,7 +240,7 @@ def check_determinism(case: CheckCase) -> str:
 def check_resume(case: CheckCase) -> str:
     """Check that a training that was paused after an epoch ends with the bits of one that was not."""
     paused = case.elsewhere("resumed")
-    train_run(paused, TrainingRequest(until=1))
+    train_run(paused, until=1)
     again, whole = train_run(paused), train_run(case.run)
     assert isinstance(again, TrainResult) and isinstance(whole, TrainResult)
     same = again.checkpoint_sha256 == whole.checkpoint_sha256

@@ -70,7 +70,7 @@ def load_public_run(run: Run, file: Path) -> tuple[PublicFile, Method, Checkpoin
     """Load a file into the method of a run. Raises UserError if it is damaged or does not fit."""
     config, session, content = run.config, run.session, read_public(file)
     shards = session.dataset(config.dataset)
-    clip = session.workbench.load_backbone(config, session.device, Acceleration())
+    clip = session.backbones.load(config, session.device, Acceleration())
     method, card = build_method_and_card(config, shards, clip, select_class_labels(shards, config.classes))
     try:
         load_public_state(method, content.tensors)

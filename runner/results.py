@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,12 +87,22 @@ class ImportedFile(FrozenModel):
     epoch: Count | None = Field(description="epochs that were trained; None if the file does not say")
 
 
-class TrainResult(FrozenModel):
-    """`train.json`, written last: if it exists, the training is finished."""
+class StoredDocument(FrozenModel):
+    """A document in a file of its own, with the version of its format."""
 
     # Called `schema` in files: models of pydantic have a method of that name.
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
+
+
+class RunDocument(StoredDocument):
+    """A document in the folder of the run with this hash."""
+
     config_hash: str
+
+
+class TrainResult(RunDocument):
+    """`train.json`, written last: if it exists, the training is finished."""
+
     status: Literal["finished"] = "finished"
     steps: Count = 0
     images: Count = 0
@@ -111,7 +121,7 @@ class TrainResult(FrozenModel):
         default_factory=dict, description="numbers about the learned parameters, see `DiagnosedMethod`"
     )
     kernels: str = Field(default="", description="implementation chosen by device, see `DiagnosedMethod`")
-    fewshot: FewShotRecord | None = Field(default=None, description="None when nothing was trained")
+    fewshot: FewShotRecord | None = Field(default=None, description="None when none was trained on")
     unlabelled: UnlabelledRecord | None = Field(default=None, description="instead of labelled images")
     manifest_digest: str = Field(description="of the packed training set")
     checkpoint_sha256: str
@@ -134,11 +144,9 @@ class TrainResult(FrozenModel):
         return change and f"{config.path} was trained {change}: {hint}"
 
 
-class Progress(FrozenModel):
+class Progress(RunDocument):
     """`progress.json`, the state of a run that has not finished."""
 
-    schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
-    config_hash: str
     status: RunStatus = "running"
     step: Count
     steps: Count
@@ -163,11 +171,9 @@ class ValidationCount(FrozenModel):
         return 100.0 * self.correct / self.total
 
 
-class ValidationHistory(FrozenModel):
+class ValidationHistory(RunDocument):
     """`validation.json`: the counts of a run's validation, one per epoch and target."""
 
-    schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
-    config_hash: str
     counts: list[ValidationCount]
 
 
@@ -184,11 +190,11 @@ def harmonic_mean(base: float, novel: float) -> float:
     return 2 * base * novel / (base + novel) if base + novel else 0.0
 
 
-class TargetResult(FrozenModel):
-    """What a run computed of the images of a target, in a file that its target and settings name."""
+class TargetResult(RunDocument):
+    """What a run computed of the images of a target, in a file of `FOLDER` that its target and settings name."""
 
-    schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
-    config_hash: str
+    FOLDER: ClassVar[str]
+
     target: TargetName
     total: Count = Field(gt=0)
     limit: Count | None = Field(gt=0, description="number of images, the first of the list; None: all")
@@ -229,11 +235,13 @@ MCM = "MCM"
 
 
 class ScoreResult(TargetResult):
-    """A file in `scores`: how well each image of a target fits the classes that the run was trained on."""
+    """How well each image of a target fits the classes that the run was trained on."""
+
+    FOLDER = "scores"
 
     score: str = Field(default=MCM, description="the rule of the scores: MCM, or one of the method's own")
     scores: list[Amount] = Field(
-        repr=False, description="by `runner.concept_scores`, in the order of the images, six significant digits"
+        repr=False, description="by `runner.evaluate`, in the order of the images, six significant digits"
     )
 
     @model_validator(mode="after")
@@ -244,7 +252,9 @@ class ScoreResult(TargetResult):
 
 
 class EvalResult(TargetResult):
-    """A file in `eval`: integer counts on one target, from which every table is computed."""
+    """Integer counts on one target, from which every table is computed."""
+
+    FOLDER = "eval"
 
     correct: Count
     per_class: PerClass

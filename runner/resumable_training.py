@@ -62,7 +62,7 @@ class ResumableTraining:
                 self.average.load_state_dict(parts["average"])
             self.engine.load(parts)
             self.state.resumed += 1
-            self.meter.resume(self.state.meter)
+            self.meter.resume(self.state.meter, repeated="features")
         self.write_progress("running")
         return self.state
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from procap.errors import UserError
-from runner.config import FrozenModel
-from runner.results import MaskedText, read_document, write_json
+from runner.results import MaskedText, StoredDocument, read_document, write_json
 from runner.stop_signals import Interrupted
 from shards.files import file_lock
 
@@ -25,10 +24,9 @@ Status = Literal["running", "finished", "failed", "interrupted"]
 Moment = Annotated[int, Field(ge=0, lt=10**14, description="milliseconds since 1970")]
 
 
-class Collection(FrozenModel):
+class Collection(StoredDocument):
     """`collection.json`. A run may belong to several collections; its files lie in none of them."""
 
-    schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
     kind: Literal["suite", "sweep"]
     name: str = Field(pattern=COLLECTION_NAME)
     runs: tuple[str, ...] = Field(default=(), description="their paths below the results, each once")

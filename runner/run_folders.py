@@ -21,7 +21,9 @@ from runner.config import EvalSettings, RunConfig, Target
 from runner.results import (
     EvalResult,
     Progress,
+    RunDocument,
     ScoreResult,
+    TargetResult,
     TrainResult,
     ValidationCount,
     ValidationHistory,
@@ -31,8 +33,8 @@ from shards.files import LockHeld, file_lock
 
 TRACKING_FILE = "tracking.json"
 DEFAULT_SETTINGS = EvalSettings()
-RunDocument = TypeVar("RunDocument", TrainResult, Progress, EvalResult, ScoreResult, ValidationHistory)
-AnyResult = TypeVar("AnyResult", EvalResult, ScoreResult)
+AnyDocument = TypeVar("AnyDocument", bound=RunDocument)
+AnyResult = TypeVar("AnyResult", bound=TargetResult)
 RUNS = "*/*/*/*/*/seed*-*"
 """Paths of runs below the results: classes, data set, method, backbone, shots, and seed with hash."""
 
@@ -59,10 +61,7 @@ class RunFolder:
     state = _child("state")
 
     def eval_file(self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS) -> Path:
-        return self.path / "eval" / target.file(settings)
-
-    def score_file(self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS) -> Path:
-        return self.path / "scores" / target.file(settings)
+        return self.path / EvalResult.FOLDER / target.file(settings)
 
     def read_config(self) -> RunConfig | None:
         return read_document(self.config_file, RunConfig)
@@ -104,31 +103,30 @@ class RunFolder:
 
     def read_evaluation(self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS) -> EvalResult | None:
         """Read the result on a target under `settings`, which `EvalSettings.for_run` has fitted to the run."""
-        return self.read_evaluation_file(self.eval_file(target, settings))
+        return self.read_result(EvalResult, target, settings)
 
-    def read_scores(self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS) -> ScoreResult | None:
-        """Read the scores of the images of a target, as `read_evaluation` does."""
-        return self._read_result(self.score_file(target, settings), ScoreResult)
-
-    def read_all_scores(self) -> list[ScoreResult]:
-        """Read the scores of all targets under any settings, in the order of their file names."""
-        files = sorted((self.path / "scores").glob("*.json"))
-        return [result for file in files if (result := self._read_result(file, ScoreResult))]
-
-    def eval_files(self) -> list[Path]:
-        folder = self.path / "eval"
-        names = os.listdir(folder) if folder.is_dir() else []
-        return [folder / name for name in sorted(names) if name.endswith(".json")]
+    def read_result(self, model: type[AnyResult], target: Target, settings: EvalSettings) -> AnyResult | None:
+        return self._read_result(self.path / model.FOLDER / target.file(settings), model)
 
     def read_evaluations(self) -> list[EvalResult]:
         """Read every evaluation of the run under any settings, in the order of their file names."""
-        return [result for result in map(self.read_evaluation_file, self.eval_files()) if result is not None]
+        return self._read_results(EvalResult)
 
-    def read_evaluation_file(self, path: Path) -> EvalResult | None:
-        """Read one of `eval_files`. Raises UserError if its target is not in its name."""
-        return self._read_result(path, EvalResult)
+    def read_scores(self) -> list[ScoreResult]:
+        """Read the scores of all targets, as `read_evaluations` does."""
+        return self._read_results(ScoreResult)
+
+    def result_files(self, model: type[TargetResult] = EvalResult) -> list[Path]:
+        folder = self.path / model.FOLDER
+        names = os.listdir(folder) if folder.is_dir() else []
+        return [folder / name for name in sorted(names) if name.endswith(".json")]
+
+    def _read_results(self, model: type[AnyResult]) -> list[AnyResult]:
+        results = (self._read_result(file, model) for file in self.result_files(model))
+        return [result for result in results if result is not None]
 
     def _read_result(self, path: Path, model: type[AnyResult]) -> AnyResult | None:
+        """Read a result. Raises UserError if its target is not in its name."""
         result = self._read(path, model)
         if result and result.file != path.name:
             under = f" under {result.settings.label}" if result.settings.label else ""
@@ -138,7 +136,7 @@ class RunFolder:
             raise UserError(f"{path} was computed in {result.precision}, its run in {config.precision}: delete it")
         return result
 
-    def _read(self, path: Path, model: type[RunDocument]) -> RunDocument | None:
+    def _read(self, path: Path, model: type[AnyDocument]) -> AnyDocument | None:
         """Read a document of the run. Raises UserError for a broken one or a different configuration."""
         # The folder of a run ends in the hash of its configuration.
         document, expected = read_document(path, model), self._hash

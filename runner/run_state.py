@@ -41,6 +41,9 @@ class RunSpec(FrozenModel):
         """The run's folder below the results."""
         return self.config.path
 
+    def parse_targets(self) -> tuple[Target, ...]:
+        return tuple(map(Target.parse_unchecked, self.targets))
+
 
 State = Literal[
     "new", "unfinished", "failed", "not evaluated", "finished", "repeat", "other data", "other code", "broken"
@@ -120,8 +123,7 @@ def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False, any_c
 
 def read_result(run: Run, target: str) -> EvalResult | None:
     """Read the result of a target under the session's settings of the evaluation."""
-    settings = run.session.runtime.evaluation.for_run(run.config)
-    return run.folder.read_evaluation(Target.parse_unchecked(target), settings)
+    return run.folder.read_evaluation(Target.parse_unchecked(target), run.settings)
 
 
 def score(accuracies: Sequence[float]) -> float:

@@ -6,16 +6,21 @@ a URL once. A `Run` has the configuration and the folder of one run in it; `runn
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.config import RunConfig, RuntimeConfig
+from runner.acceleration import Acceleration
+from runner.config import EvalSettings, RunConfig, RuntimeConfig
+from runner.devices import num_decoders, resolve_device
+from runner.feature_store import EncodedImages, FeatureStore, feature_key, read_limit
 from runner.remote_results import RemoteResults
 from runner.run_folders import OtherContent, RunFolder, RunHeld, locate_run
+from runner.tracking.exporter import Exporter
 from shards.default_paths import cache_home
 from shards.manifest import FILE
 from shards.reader import ShardSet, open_dataset
@@ -25,13 +30,14 @@ if TYPE_CHECKING:
 
     from procap.clip import CLIP
     from procap.methods.method import Method
-    from runner.acceleration import Acceleration
+    from runner.backbones import Backbones
     from runner.distributed.collectives import ProcessGroup
-    from runner.feature_store import FeatureStore
     from runner.results import TrainResult
-    from runner.tracking.exporter import Exporter
-    from runner.workbench import Workbench
     from shards.kept_crops import KeptCrops
+    from shards.reader import ImageList
+
+HELD_SECONDS = 2.0
+"""Time between two attempts to lock a run that another process holds."""
 
 
 class Session:
@@ -41,15 +47,15 @@ class Session:
         self,
         runtime: RuntimeConfig | None = None,
         group: ProcessGroup | None = None,
-        workbench: Workbench | None = None,
+        backbones: Backbones | None = None,
     ) -> None:
-        """group: the processes that execute each run together. workbench: of an earlier session of this process."""
+        """group: the processes that execute each run together. backbones: of an earlier session of this process."""
         self.runtime = runtime or RuntimeConfig()
         self._datasets: dict[str, ShardSet] = {}
         if group is not None:
             self.group = group
-        if workbench is not None:
-            self.workbench = workbench
+        if backbones is not None:
+            self.backbones = backbones
 
     @cached_property
     def group(self) -> ProcessGroup:
@@ -63,21 +69,22 @@ class Session:
         return self.group.ranks.is_first
 
     @cached_property
-    def workbench(self) -> Workbench:
-        from runner.workbench import Workbench
+    def backbones(self) -> Backbones:
+        from runner.backbones import Backbones
 
-        return Workbench()
+        return Backbones()
 
     @cached_property
     def device(self) -> torch.device:
-        from runner.devices import resolve_device
-
         return resolve_device(self.runtime.device)
 
     @cached_property
-    def acceleration(self) -> Acceleration:
-        from runner.acceleration import Acceleration
+    def decoders(self) -> int:
+        """The number of threads that decode images."""
+        return num_decoders(self.runtime.workers, self.device)
 
+    @cached_property
+    def acceleration(self) -> Acceleration:
         return Acceleration.parse(self.runtime.accelerate, self.device)
 
     @cached_property
@@ -87,8 +94,6 @@ class Session:
 
     @cached_property
     def exporter(self) -> Exporter:
-        from runner.tracking.exporter import Exporter
-
         return Exporter(self.runtime.tracking_uri, self.remote)
 
     @cached_property
@@ -99,8 +104,6 @@ class Session:
 
     @cached_property
     def features(self) -> FeatureStore:
-        from runner.feature_store import FeatureStore, read_limit
-
         return FeatureStore(cache_home() / "features", read_limit())
 
     def dataset(self, name: str) -> ShardSet:
@@ -108,6 +111,17 @@ class Session:
         if name not in self._datasets:
             self._datasets[name] = open_dataset(self.runtime.data, name, stream=self.runtime.no_cache)
         return self._datasets[name]
+
+    def read_features(self, clip: CLIP, images: ImageList, **how: Any) -> tuple[str, EncodedImages | None]:
+        """Return the key of the features of `images`, and the features if they are stored; all ranks call this.
+
+        The key is "" without a store. how: of `runner.feature_store.feature_key`.
+        """
+        key = feature_key(clip, images, ranks=self.group.size, workers=self.decoders, **how)
+        # Rank 0 decides: hosts may have different limits.
+        return self.group.call_on_first(
+            lambda: (key, self.features.read(key)) if self.features.most_bytes else ("", None)
+        )
 
     def check_content(self, config: RunConfig, dataset: str, digest: str) -> None:
         """Raise OtherContent if `dataset` is packed here and its digest is not `digest`, that of a result."""
@@ -136,7 +150,7 @@ class Session:
         changes: of its runtime.
         """
         runtime = replace(self.runtime, results=results, results_url=None, **changes)
-        other = Session(runtime, self.group, self.workbench if shares_backbone else None)
+        other = Session(runtime, self.group, self.backbones if shares_backbone else None)
         other._datasets = self._datasets
         return other
 
@@ -169,6 +183,11 @@ class Run:
         """The run's folder below the results."""
         return self.config.path
 
+    @property
+    def settings(self) -> EvalSettings:
+        """The session's settings of the evaluation, for this run."""
+        return self.session.runtime.evaluation.for_run(self.config)
+
     def read_training(self) -> TrainResult | None:
         """Read the result of the finished training; None if there is none. Raises UserError for another run's."""
         training = self.folder.read_training()
@@ -177,14 +196,27 @@ class Run:
         return training
 
     @contextmanager
-    def work(self, *, resumes: bool = True) -> Iterator[None]:
+    def work(self, *, resumes: bool = True, on_held: Callable[[str], object] | None = None) -> Iterator[None]:
         """Hold the run's lock; download what it resumes from before the block, and upload and post it afterwards.
 
-        Raises RunHeld if another process holds the lock. After an error the upload is tried too, and its own error is
-        only logged.
+        on_held: called on all ranks, with the holder, as long as another process holds the lock; without it that raises
+            RunHeld. After an error the upload is tried too, and its own error is only logged.
         """
         session = self.session
-        with self.folder.locked() if session.is_first else nullcontext():
+        with ExitStack() as lock:
+
+            def try_to_lock() -> str:
+                try:
+                    lock.enter_context(self.folder.locked())
+                except RunHeld as error:
+                    return str(error)
+                return ""
+
+            while held := session.group.call_on_first(try_to_lock):
+                if on_held is None:
+                    raise RunHeld(held)
+                on_held(held)
+                time.sleep(HELD_SECONDS)
             if resumes:
                 session.remote.pull(self.path, weights=True, states=True)
             try:
@@ -197,16 +229,6 @@ class Run:
                 session.remote.try_push(self.path)
                 raise
             session.remote.push(self.path)
-
-    def find_holder(self) -> str:
-        """Describe the process that holds the run's lock, "" without one or if the run is finished."""
-        if self.folder.train_file.exists():
-            return ""
-        try:
-            with self.folder.locked():
-                return ""
-        except RunHeld as error:
-            return str(error)
 
     def delete(self) -> None:
         """Delete the run at the URL of the results, then here; the caller holds its lock."""

@@ -25,7 +25,6 @@ from procap.text import LabelSpace
 from runner.acceleration import Acceleration, note_once
 from runner.checkpoint import CheckpointCard, InitialRun
 from runner.config import RunConfig
-from runner.devices import num_decoders
 from runner.distributed.ranks import Ranks
 from runner.engine import Engine
 from runner.schedule import Schedule
@@ -35,7 +34,6 @@ from shards.device.stream import DeviceTrainStream
 from shards.eval_views import AnyEvalTransform, EvalViews
 from shards.image_selection import (
     FewShot,
-    check_classes,
     load_few_shot,
     select_class_labels,
     select_unlabelled,
@@ -93,11 +91,10 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
     learns_from_features = issubclass(method_class(config.method), FeatureMethod)
     # Features of all images are on every process, so that their batches are not dealt out.
     fewshot = load_training_images(config, shards, 1 if learns_from_features else group.size)
-    clip = session.workbench.load_backbone(config, device, acceleration)
+    clip = session.backbones.load(config, device, acceleration)
     if fewshot and not learns_from_features:
-        workers = num_decoders(session.runtime.workers, device)
         images = fewshot.unlabelled.images if fewshot.unlabelled else fewshot.train
-        stream = train_stream(images, config, clip, acceleration, workers, group.ranks)
+        stream = train_stream(images, config, clip, acceleration, session.decoders, group.ranks)
     selected = fewshot.unlabelled or fewshot if fewshot else None
     labels = selected.labels if selected else select_class_labels(shards, config.classes)
     method, card = build_method_and_card(config, shards, clip, labels)
@@ -138,7 +135,6 @@ def load_training_images(config: RunConfig, shards: ShardSet, processes: int) ->
     """Select the images that a run trains on, None without training; raises the user errors of data and batches."""
     if not config.recipe.epochs:
         return None
-    check_classes(shards, config.classes)
     fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, config.sampling)
     if config.held_out:
         train = split_fold(fewshot.train, config.held_out)[0]

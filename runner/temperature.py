@@ -15,14 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runner.devices import num_decoders
 from runner.distributed.ranks import Ranks
-from runner.meters import Meter
+from runner.predictions import prepare_inference
 from runner.session import Run
 from runner.setup import make_test_transform
 from runner.threads import fitting_threads
-from runner.train import TrainingRequest, train_run
-from runner.trained_runs import load_trained, prepare_inference
+from runner.train import train_run
+from runner.trained_runs import load_trained
 from shards.image_selection import load_few_shot, split_fold
 from shards.reader import ImageList
 
@@ -70,19 +69,18 @@ def _train_fold(run: Run, fold: str, force: bool) -> Run:
     """Train the run without a fold of its few-shot images."""
     session = run.session.elsewhere(run.folder.path / ".folds", tracking_uri="off")
     fold_run = session.get_run(run.config.model_copy(update={"held_out": fold}))
-    train_run(fold_run, TrainingRequest(force=force))
+    train_run(fold_run, force=force)
     return fold_run
 
 
 def _compute_logits(run: Run, images: ImageList) -> NDArray[np.float64]:
     """Compute logits [N, C] of images under the settings of the evaluation."""
-    runtime, method, device = run.session.runtime, load_trained(run).method, run.session.device
-    transform = make_test_transform(method, run.config.dataset, run.config.seed, runtime.evaluation.resize)
-    batch_size, workers = run.config.recipe.test_batch_size, num_decoders(runtime.workers, device)
+    session, method, batch_size = run.session, load_trained(run).method, run.config.recipe.test_batch_size
+    transform = make_test_transform(method, run.config.dataset, run.config.seed, run.settings.resize)
     with fitting_threads(method.clip, min(batch_size, len(images)), "eval"):
-        inference = prepare_inference(run, images, method.space, Meter(device, warmup=0))
+        inference = prepare_inference(run, images, method.space)
         # They are few: each rank predicts all, so that the number of ranks does not change the size of a batch.
-        batches = inference.batches(transform, batch_size, workers, Ranks())
+        batches = inference.batches(transform, batch_size, session.decoders, Ranks())
         rows = torch.cat([inference(pixels) for pixels, _ in batches])
         logits = inference.adapt(rows, run.config.seed) if inference.is_online else rows
     return logits.double().cpu().numpy()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
@@ -15,10 +15,10 @@ from procap.methods import method_class
 from procap.methods.features import FeatureMethod
 from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
+from runner.acceleration import note_once
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
 from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
-from runner.distributed.collectives import ProcessGroup
 from runner.earlier_runs import preliminary_run, read_initial_run
 from runner.engine import Batch, term_gradients
 from runner.failures import describe_failure
@@ -38,7 +38,7 @@ from runner.trained_runs import load_teacher
 from runner.validate import Callbacks, Validator
 from shards.device.stream import DeviceTrainStream
 from shards.rng import generator
-from shards.transfer import to_device, upload
+from shards.transfer import to_device
 
 UNRATED_STEPS = 5
 """Steps that are left out of images per second; they have nothing to do with the warm-up of the learning rate."""
@@ -51,42 +51,30 @@ MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
 
 
-@dataclass(frozen=True)
-class TrainingRequest:
-    """What a caller asks of a training.
-
-    force: delete the run with its evaluations first. until: pause after this many epochs, if the training has more.
-    callbacks: do not change the training, and are not called for a run without epochs.
-    """
-
-    force: bool = False
-    until: int | None = None
-    callbacks: Callbacks | None = None
-
-    def __post_init__(self) -> None:
-        if self.until is not None and self.until < 1:
-            raise ValueError(f"until = {self.until}: a run pauses after one epoch or more")
+def train(config: RunConfig, runtime: RuntimeConfig, **wishes: Any) -> TrainResult | Progress:
+    """Train one configuration in a new session. wishes: of `train_run`."""
+    return train_run(Session(runtime).get_run(config), **wishes)
 
 
-PLAIN = TrainingRequest()
-
-
-def train(
-    config: RunConfig, runtime: RuntimeConfig, *, group: ProcessGroup | None = None, **request: Any
+def train_run(
+    run: Run,
+    *,
+    force: bool = False,
+    until: int | None = None,
+    callbacks: Callbacks | None = None,
+    on_held: Callable[[str], object] | None = None,
 ) -> TrainResult | Progress:
-    """Train one configuration in a new session, as `train_run` does. request: fields of `TrainingRequest`."""
-    return train_run(Session(runtime, group).get_run(config), TrainingRequest(**request))
-
-
-def train_run(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progress:
     """Train a run and return the content of `train.json`, or the progress of a paused one; all ranks call this.
 
     A finished run is read, not repeated, unless it is forced; an interrupted one continues from its last saved state,
     on a CPU with the same final bits as if it had never stopped.
+    force: delete the run with its evaluations first. until: pause after this many epochs, if the training has more.
+    callbacks: do not change the training, and are not called for a run without epochs.
+    on_held: called again and again, on all ranks, while another process holds the run; without it that raises RunHeld.
     Raises RunHeld when another process works on the run, UserError when data or weights have changed, a result cannot
     be written or the loss is not finite; `Interrupted` after SIGINT or SIGTERM.
     """
-    remote, force = run.session.remote, request.force
+    remote = run.session.remote
     if not force:
         # Before the lock: a finished run is only read, also while another process works on it or on a read-only disk.
         remote.pull(run.path, weights=True)
@@ -95,14 +83,15 @@ def train_run(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progr
             return finished
     run.trained = None
     if earlier := preliminary_run(run.config):
-        train_run(run.session.get_run(earlier))
-    with run.work(resumes=not force):
+        # Runs of several seeds may have the same one, so that it is waited for in any case.
+        train_run(run.session.get_run(earlier), on_held=on_held or note_once)
+    with run.work(resumes=not force, on_held=on_held):
         run.session.group.call_on_first(lambda: run.folder.check_config(run.config, force=force))
         # Another process may have finished the run between the look above and the lock.
         if not force and (finished := read_finished(run)):
             return finished
         with StopRequest() as stop:
-            result = _train(run, request, stop)
+            result = _train(run, stop, force=force, until=until, callbacks=callbacks)
             stop.check(f"{result.status} {run.path}")
     return result
 
@@ -113,7 +102,7 @@ def read_finished(run: Run) -> TrainResult | None:
     result = run.read_training() if session.is_first else None
     if result is not None:
         session.check_content(config, config.dataset, result.manifest_digest)
-        session.workbench.check_backbone(config, result)
+        session.backbones.check(config, result)
         if why := result.changed_code(config):
             raise UserError(why)
         if option := changed_file(config, result.files):
@@ -126,8 +115,10 @@ def read_finished(run: Run) -> TrainResult | None:
     return session.group.broadcast_object(result)
 
 
-def _train(run: Run, request: TrainingRequest, stop: StopRequest) -> TrainResult | Progress:
-    """Set up, train to the end or to the epoch of the request, and write the result."""
+def _train(
+    run: Run, stop: StopRequest, *, force: bool, until: int | None, callbacks: Callbacks | None
+) -> TrainResult | Progress:
+    """Set up, train to the end or to epoch `until`, and write the result."""
     config, session = run.config, run.session
     if session.runtime.deterministic:
         set_deterministic()
@@ -144,7 +135,7 @@ def _train(run: Run, request: TrainingRequest, stop: StopRequest) -> TrainResult
             setup = learn_from_features(run, setup, stop, meter)
     facts = describe_environment(session.device) | {"accelerations": asdict(setup.acceleration)}
     if session.is_first:
-        if request.force:
+        if force:
             # Only now: the run that is there stays if the set-up fails.
             run.delete()
         # After the set-up, so that a run which cannot start is not listed with the results.
@@ -155,8 +146,8 @@ def _train(run: Run, request: TrainingRequest, stop: StopRequest) -> TrainResult
         training = ResumableTraining(run, setup, meter, facts)
         try:
             with fitting_threads(setup.method.clip, config.recipe.batch_size // session.group.size):
-                validator = Validator(request.callbacks, training, stop)
-                state = fit(training, validator, min(request.until or config.recipe.epochs, config.recipe.epochs))
+                validator = Validator(callbacks, training, stop)
+                state = fit(training, validator, min(until or config.recipe.epochs, config.recipe.epochs))
                 if state.epoch < config.recipe.epochs:
                     return training.finish("paused")
         finally:
@@ -261,10 +252,7 @@ class TrainLoop:
             self.step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
         rates = self.schedule.rates(number, epoch)
         self.training.engine.set_rates(rates)
-        images, labels = self.method.extend_batch(images, labels, generator(self.config.seed, "extend", number))
-        noise = self.method.draw(generator(self.config.seed, "noise", number))
-        device = self.method.clip.device
-        batch = Batch(images, labels, tuple(upload(tensor, device) for tensor in noise))
+        batch = Batch.make(self.method, self.config.seed, number, images, labels)
         if self.step.needs_capture:
             with self.meter.phase("compile", rated=False):
                 self.step.capture(batch)
@@ -362,8 +350,11 @@ def _write_result(run: Run, setup: Setup, state: TrainState, meter: Meter, facts
     drawn = {name: getattr(config, name) for name in ("shots", "sampling", "seed")}
     for name, document in setup.method.records().items():
         write_json(folder.path / name, document)
-    few_shot = None if few is None else FewShotRecord(**drawn, digest=few.digest, samples=few.train.paths)
     pool = few.unlabelled if few else None
+    few_shot = None
+    # A training on another pool of images has seen no few-shot sample.
+    if few and (pool is None or pool.pool == "few-shot"):
+        few_shot = FewShotRecord(**drawn, digest=few.digest, samples=few.train.paths)
     unlabelled = UnlabelledRecord(pool=pool.pool, images=len(pool.images), digest=pool.digest) if pool else None
     result = TrainResult(
         config_hash=config.hash,

@@ -8,15 +8,13 @@ from dataclasses import dataclass, replace
 from procap.errors import UsageError
 from procap.text import LabelSpace
 from runner.config import Target
-from runner.devices import num_decoders
 from runner.engine import autocast
 from runner.inference import Inference
-from runner.meters import Meter
+from runner.predictions import predict_images
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
 from runner.resumable_training import ResumableTraining
 from runner.setup import label_space, make_test_transform
 from runner.stop_signals import StopRequest
-from runner.trained_runs import collect_predictions, read_features, store_features
 from shards.eval_views import AnyEvalTransform
 from shards.image_selection import select_target_images
 from shards.reader import ImageList
@@ -53,7 +51,6 @@ class Validator:
         self.group = training.group
         self.stop = stop
         session = training.run.session
-        self._workers = num_decoders(session.runtime.workers, session.device)
         self._counts: list[ValidationCount] = []
         self._targets: list[tuple[Target, LabelSpace, ImageList]] = []
         # Opened before the first step, so that a target that cannot be validated ends the run at once.
@@ -91,7 +88,6 @@ class Validator:
         if not self._targets:
             return
         config, clip, signum = training.config, self.method.clip, 0
-        batch_size = config.recipe.test_batch_size
         counts = [count for count in self._counts if count.epoch != epoch]
         with training.meter.phase("validation", rated=False):
             # The memory of a graph, and images that are resized on the device, are for longer work than this.
@@ -99,14 +95,9 @@ class Validator:
             for target, space, images in self._targets:
                 with autocast(config.precision, clip.device):
                     inference = Inference(clip, self.method.classifier(space), images, config.precision, acceleration)
-                # A separate one: validated images must not count in the rates of the training.
-                meter, transform = Meter(clip.device, warmup=0), self._transform(target)
-                key = read_features(training.run, inference, transform, meter)
-                batches = inference.batches(transform, batch_size, self._workers, self.group.ranks)
-                signum, predictions = collect_predictions(training.run, inference, batches, meter, self.stop)
+                signum, predictions = predict_images(training.run, inference, self._transform(target), self.stop)
                 if predictions is None:
                     break
-                store_features(training.run, inference, key, meter)
                 correct = int(predictions.is_correct.sum())
                 counts.append(ValidationCount(epoch=epoch, target=str(target), correct=correct, total=len(images)))
         if signum:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -23,6 +22,7 @@ RENDER_BATCH = 64
 def builtin_source(dataset: Dataset) -> Source:
     """Make a source of a generated or bundled data set; `shards.raw` has those of the user's own folders."""
     generated = dataset.images_from == "world"
+    records = partial(paint_images, dataset.name, dataset.classnames) if generated else read_digits
     return Source(
         dataset.name,
         dataset.classnames,
@@ -30,50 +30,35 @@ def builtin_source(dataset: Dataset) -> Source:
         dataset.templates,
         f"world {VERSION}" if generated else dataset.images_from,
         dict(dataset.counts),
-        partial(WorldPart, dataset.name, dataset.classnames) if generated else DigitsPart,
+        # A split, start and stop make an `ImageRange` of it.
+        partial(partial, records),
     )
 
 
-@dataclass(frozen=True)
-class WorldPart:
-    """Generated images as PNG. Classes alternate, so the first images of a split contain every class."""
-
-    family: str
-    classnames: tuple[str, ...]
-    split: str
-    start: int
-    stop: int
-
-    def records(self) -> Iterator[ImageRecord]:
-        for start in range(self.start, self.stop, RENDER_BATCH):
-            index = np.arange(start, min(start + RENDER_BATCH, self.stop))
-            labels = index % len(self.classnames)
-            seeds = np.array([sample_seed(self.family, self.split, int(i)) for i in index], np.int64)
-            pictures, _ = paint(self.family, labels, seeds)
-            for i, label, pixels in zip(index, labels, pictures, strict=True):
-                folder = self.classnames[label].replace(" ", "_")
-                yield ImageRecord(f"{self.split}/{folder}/{i:05d}.png", int(label), png(pixels))
+def paint_images(family: str, classnames: tuple[str, ...], split: str, start: int, stop: int) -> Iterator[ImageRecord]:
+    """Yield generated images as PNG. Classes alternate, so the first images of a split contain every class."""
+    for first in range(start, stop, RENDER_BATCH):
+        index = np.arange(first, min(first + RENDER_BATCH, stop))
+        labels = index % len(classnames)
+        seeds = np.array([sample_seed(family, split, int(i)) for i in index], np.int64)
+        pictures, _ = paint(family, labels, seeds)
+        for i, label, pixels in zip(index, labels, pictures, strict=True):
+            folder = classnames[label].replace(" ", "_")
+            yield ImageRecord(f"{split}/{folder}/{i:05d}.png", int(label), png(pixels))
 
 
-@dataclass(frozen=True)
-class DigitsPart:
-    """Scans of handwritten digits that ship with scikit-learn, as 8-bit grey PNGs of 8 x 8 pixels in its order."""
+def read_digits(split: str, start: int, stop: int) -> Iterator[ImageRecord]:
+    """Yield scans of digits that ship with scikit-learn, as 8-bit grey PNGs of 8 x 8 pixels in its order."""
+    # scikit-learn takes a second to import and only packing needs it.
+    from sklearn.datasets import load_digits
 
-    split: str
-    start: int
-    stop: int
-
-    def records(self) -> Iterator[ImageRecord]:
-        # scikit-learn takes a second to import and only packing needs it.
-        from sklearn.datasets import load_digits
-
-        scans = load_digits()
-        labels = np.asarray(scans.target, np.int64)
-        for position in split_digits(labels)[self.split][self.start : self.stop]:
-            label = int(labels[position])
-            # scikit-learn's pixels are 0 to 16.
-            grey = np.rint(scans.images[position] * (255 / 16)).astype(np.uint8)
-            yield ImageRecord(f"{self.split}/{DIGITS[label]}/{position:04d}.png", label, png(grey))
+    scans = load_digits()
+    labels = np.asarray(scans.target, np.int64)
+    for position in split_digits(labels)[split][start:stop]:
+        label = int(labels[position])
+        # scikit-learn's pixels are 0 to 16.
+        grey = np.rint(scans.images[position] * (255 / 16)).astype(np.uint8)
+        yield ImageRecord(f"{split}/{DIGITS[label]}/{position:04d}.png", label, png(grey))
 
 
 def split_digits(labels: NDArray[np.int64]) -> dict[str, list[int]]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from procap.errors import UserError
-from shards.index import image_digest, list_digest
+from shards.index import list_digest
 from shards.manifest import Shard, is_mirror
 from shards.names import MAX_NAMED, join_first
 from shards.pools import map_in_order
-from shards.reader import ImageList, ShardSet, open_dataset, shard_problem
-from shards.records import ImageRange, ImageRecord, Source
+from shards.reader import ImageList, open_dataset, shard_problem
+from shards.records import ImageRange, ImageRecord
 
 IMAGES_PER_TASK = 250
 """Images of one task; starting a process takes as long as decoding a few hundred."""
@@ -35,33 +35,9 @@ class CheckedImage(NamedTuple):
     size: int = 0
 
 
-def check_source(source: Source, *, workers: int = 1, on_progress: SplitProgress | None = None) -> Source:
-    """Decode every image of a source without writing anything, and return the source with all problems and notes."""
-    ranges = source.ranges(IMAGES_PER_TASK)
-    images: list[tuple[str, CheckedImage]] = []
-    problems = [*source.problems]
-    parts = ((split, source.part(split, start, stop)) for split, start, stop in ranges)
-    # At least two parts for each process, which takes about as long to start as one.
-    results = map_in_order(check_part, parts, min(workers, len(ranges) // 2))
-    for (split, _, stop), (readable, broken) in zip(ranges, results, strict=True):
-        images += [(split, image) for image in readable]
-        problems += broken
-        if on_progress:
-            on_progress(split, stop, source.counts[split])
-    notes = (*source.notes, *find_duplicates(images))
-    return replace(source, problems=tuple(problems), notes=notes)
-
-
-def check_part(task: tuple[str, ImageRange]) -> tuple[list[CheckedImage], list[str]]:
-    """Decode images of a split; returns those that decode, and a problem for each of the others."""
-    split, part = task
-    images, problems = [], []
-    for record in part.records():
-        if problem := describe_unreadable(split, record):
-            problems.append(problem)
-        else:
-            images.append(CheckedImage(record.path, record.label, image_digest(record.data)))
-    return images, problems
+def readable_paths(part: ImageRange) -> list[str]:
+    """List the images that can be read and decoded."""
+    return [record.path for record in part() if not describe_unreadable("", record)]
 
 
 def describe_unreadable(split: str, record: ImageRecord) -> str:
@@ -76,15 +52,11 @@ def describe_unreadable(split: str, record: ImageRecord) -> str:
         except ImageError as error:
             reason = str(error)
     remedy = "replace it, or leave out unreadable own images with --skip-broken"
-    # Without a split the text would begin with the colon.
-    return f"{split}: {record.path} is not a readable image ({reason}); {remedy}".removeprefix(": ")
+    return f"{split}: {record.path} is not a readable image ({reason}); {remedy}"
 
 
 def find_duplicates(images: Iterable[tuple[str, CheckedImage]]) -> list[str]:
-    """Describe images of equal bytes, across splits and within: each copy with the first image of these bytes.
-
-    images: each with its split, "" if it has none yet.
-    """
+    """Describe images of equal bytes, across splits and within: each copy with its split and the first such image."""
     firsts: dict[bytes, tuple[str, CheckedImage]] = {}
     copies: dict[tuple[str, str], list[str]] = {}
     for split, image in images:
@@ -96,10 +68,8 @@ def find_duplicates(images: Iterable[tuple[str, CheckedImage]]) -> list[str]:
         # Splits come in the order train, val, test, so of a leak the image in test is the copy.
         is_leak = first_split != split == "test"
         number = "1 image is a copy" if len(pairs) == 1 else f"{len(pairs):,} images are copies"
-        originals = f"{'other ' * (first_split == split)}images{f' in {first_split}' * bool(first_split)}"
-        end = "): accuracy on them is not that of new images" if is_leak else ")"
-        start = f"{'warning: ' * is_leak}{split or 'images'}: {number}, byte for byte, of {originals} ("
-        notes.append(f"{start}{join_first(pairs)}{end}")
+        note = f"{split}: {number}, byte for byte, of images in {first_split} ({join_first(pairs)})"
+        notes.append(f"warning: {note}: accuracy on them is not that of new images" if is_leak else note)
     return notes
 
 
@@ -126,85 +96,63 @@ class SplitReport:
     problems: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class DatasetReport:
-    """The result of a full check of a data set; `problems` has those of the whole set."""
-
-    splits: tuple[SplitReport, ...]
-    problems: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems and not any(split.problems for split in self.splits)
-
-
-@dataclass(frozen=True)
-class ShardTask:
-    """A shard to check; images: those of the shard, None if index or list of its split are unusable."""
-
-    folder: Path
-    split: str
-    shard: Shard
-    images: ImageList | None
+ShardTask = tuple[Path, Shard, ImageList | None]
+"""The folder of a data set, a shard to check, and its images: None if index or list of its split are unusable."""
 
 
 def check_dataset(
     data_root: Path, name: str, *, workers: int = 1, on_progress: SplitProgress | None = None
-) -> DatasetReport:
-    """Check a packed data set, or what a mirror has of it, with up to `workers` processes; faults are reported."""
-    try:
-        shards = open_dataset(data_root, name)
-    except UserError as error:
-        return DatasetReport((), (str(error),))
-    counts = shards.manifest.counts
-    reports: dict[str, SplitReport] = {}
-    tasks: list[ShardTask] = []
+) -> list[SplitReport]:
+    """Check every split of a packed data set, or what a mirror has of it, with up to `workers` processes.
+
+    Raises UserError without a manifest that can be read.
+    """
+    shards = open_dataset(data_root, name)
+    reports: list[SplitReport] = []
+    tasks: list[tuple[SplitReport, ShardTask]] = []
     for split, entry in shards.manifest.splits.items():
-        present = sum((shards.folder / shard.file).is_file() for shard in entry.shards)
-        reports[split] = SplitReport(split, entry.count, len(entry.shards), present)
+        present = [(shards.folder / shard.file).is_file() for shard in entry.shards]
+        reports.append(report := SplitReport(split, entry.count, len(entry.shards), sum(present)))
+        images: ImageList | None = None
         try:
             images = shards.list_images(split)
             if list_digest(images.paths, images.labels, shards.classnames) != entry.digest:
-                reports[split].problems.append("paths, labels or class names differ from the digest in the manifest")
+                report.problems.append("paths, labels or class names differ from the digest in the manifest")
         except UserError as error:
-            reports[split].problems.append(str(error))
             images = None
-        tasks += _list_tasks(shards, split, images)
-    done = dict.fromkeys(counts, 0)
-    broken_images: dict[str, list[str]] = {split: [] for split in counts}
-    results = map_in_order(_check_shard, tasks, min(workers, shards.manifest.images // IMAGES_PER_TASK))
-    for task, (problem, decoded, errors) in zip(tasks, results, strict=True):
-        reports[task.split].problems += [problem] if problem else []
-        reports[task.split].readable += decoded
-        broken_images[task.split] += errors
-        done[task.split] += task.shard.count
+            report.problems.append(str(error))
+        stops = accumulate(shard.count for shard in entry.shards)
+        for shard, stop, is_present in zip(entry.shards, stops, present, strict=True):
+            # Shards of a mirror that were not read yet are not there.
+            if is_present or not is_mirror(shards.folder.parent):
+                in_shard = images and images.subset(range(stop - shard.count, stop))
+                tasks.append((report, (shards.folder, shard, in_shard)))
+    done, broken_images = Counter[str](), defaultdict[str, list[str]](list)
+    processes = min(workers, shards.manifest.images // IMAGES_PER_TASK)
+    results = map_in_order(_check_shard, [task for _, task in tasks], processes)
+    for (report, (_, shard, _)), (problem, readable, errors) in zip(tasks, results, strict=True):
+        report.problems += [problem] if problem else []
+        report.readable += readable
+        broken_images[report.name] += errors
+        done[report.name] += shard.count
         if on_progress:
-            on_progress(task.split, done[task.split], counts[task.split])
-    for split, errors in broken_images.items():
-        if errors:
-            number = f"'{name}' {split}: {len(errors)} images are unreadable"
-            reports[split].problems += [*errors[:MAX_NAMED], number]
-    return DatasetReport(tuple(reports.values()))
-
-
-def _list_tasks(shards: ShardSet, split: str, images: ImageList | None) -> Iterator[ShardTask]:
-    start = 0
-    for shard in shards.manifest.splits[split].shards:
-        # Shards of a mirror that were not read yet are not there.
-        if not is_mirror(shards.folder.parent) or (shards.folder / shard.file).exists():
-            in_shard = images and images.subset(np.arange(start, start + shard.count))
-            yield ShardTask(shards.folder, split, shard, in_shard)
-        start += shard.count
+            on_progress(report.name, done[report.name], report.images)
+    for report in reports:
+        if errors := broken_images[report.name]:
+            number = f"'{name}' {report.name}: {len(errors)} images are unreadable"
+            report.problems += [*errors[:MAX_NAMED], number]
+    return reports
 
 
 def _check_shard(task: ShardTask) -> tuple[str, int, list[str]]:
     """Return what is wrong with a shard as a whole, how many of its images decode, and why the others do not."""
-    problem, errors = shard_problem(task.folder, task.shard, hashed=True), []
-    if task.images is None:
+    folder, shard, images = task
+    problem, errors = shard_problem(folder, shard, hashed=True), []
+    if images is None:
         return problem, 0, []
-    for i in range(len(task.images)):
+    for i in range(len(images)):
         try:
-            task.images.image(i)
+            images.image(i)
         except UserError as error:
             errors.append(str(error))
-    return problem, len(task.images) - len(errors), errors
+    return problem, len(images) - len(errors), errors

@@ -11,16 +11,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import ImageOps
-from PIL.Image import Image, Resampling, Transform, Transpose
+from PIL.Image import Image, Resampling
 from torch import Tensor
 
 from shards.rng import generator
-from shards.transforms import EvalTransform, crop_box
+from shards.transforms import EvalTransform, View, affine, crop_box
 
 CHAINS = 3
 """Chains of operations that AugMix blends; each has at most as many operations."""
@@ -64,9 +65,8 @@ AnyEvalTransform = EvalTransform | EvalViews
 
 def random_crop(image: Image, size: int, draws: torch.Generator) -> Image:
     """Crop and flip an image at random, as torchvision's RandomResizedCrop (bilinear) and RandomHorizontalFlip do."""
-    top, left, height, width = crop_box(*image.size, (0.08, 1.0), draws)
-    crop = image.crop((left, top, left + width, top + height)).resize((size, size), Resampling.BILINEAR)
-    return crop.transpose(Transpose.FLIP_LEFT_RIGHT) if torch.rand(1, generator=draws).item() < 0.5 else crop
+    box = crop_box(*image.size, (0.08, 1.0), draws)
+    return View(*box, flip=torch.rand(1, generator=draws).item() < 0.5).cut(image, size, Resampling.BILINEAR)
 
 
 def augmix(image: Image, draws: torch.Generator) -> NDArray[np.float32]:
@@ -88,9 +88,7 @@ def augmix(image: Image, draws: torch.Generator) -> NDArray[np.float32]:
     return pixels
 
 
-def _shift(image: Image, x_by_y: float = 0, y_by_x: float = 0, x: float = 0, y: float = 0) -> Image:
-    return image.transform(image.size, Transform.AFFINE, (1, x_by_y, x, y_by_x, 1, y), Resampling.BILINEAR)
-
+_shift = partial(affine, resampling=Resampling.BILINEAR)
 
 CHANGES: tuple[Change, ...] = (
     lambda image, strength, sign: ImageOps.autocontrast(image),

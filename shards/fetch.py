@@ -46,10 +46,9 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class FetchPlan:
-    """The files of a data set, and where they come from."""
+    """The files of a data set."""
 
     dataset: Dataset
-    origin: str
     files: tuple[Archive, ...]
 
     @property
@@ -81,13 +80,14 @@ def plan_fetch(dataset: Dataset, hub_files: Mapping[str, Archive]) -> FetchPlan:
     """Find the files of a data set: on the Hub, else the official ones, whose servers are asked for the sizes."""
     raw = raw_layout(dataset)
     if raw.layout == "imagenet":
-        return _plan_imagenet(dataset)
-    if raw.hub in hub_files:
-        return FetchPlan(dataset, f"hf://{HUB_REPOSITORY}", (hub_files[raw.hub],))
-    if not raw.archives:
+        files = _find_imagenet()
+    elif raw.hub in hub_files:
+        files = [hub_files[raw.hub]]
+    elif raw.archives:
+        files = [replace(archive, size=file_size(archive.url)) for archive in raw.archives]
+    else:
         raise UserError(f"'{dataset.name}' has no official archive that can be downloaded; get {raw.get}")
-    files = tuple(replace(archive, size=file_size(archive.url)) for archive in raw.archives)
-    return FetchPlan(dataset, redact(raw.archives[0].url), files)
+    return FetchPlan(dataset, tuple(files))
 
 
 def describe_source(dataset: Dataset, official: bool) -> tuple[str, str]:
@@ -100,19 +100,18 @@ def describe_source(dataset: Dataset, official: bool) -> tuple[str, str]:
     return (redact(raw.archives[0].url) if raw.archives else "no official archive"), "-"
 
 
-def _plan_imagenet(dataset: Dataset) -> FetchPlan:
+def _find_imagenet() -> list[Archive]:
     """Find ImageNet's Parquet files of the splits train and validation."""
     try:
         listed = list_hub(IMAGENET_REPOSITORY, "data", "dataset")
     except NotFound as error:
         raise UserError(f"{error}: {IMAGENET_ACCESS}") from error
-    files = [
+    return [
         replace(file, into=folder)
         for prefix, folder in IMAGENET_SPLITS.items()
         for path, file in sorted(listed.items())
         if path.startswith(prefix)
     ]
-    return FetchPlan(dataset, f"hf://{IMAGENET_REPOSITORY}", tuple(files))
 
 
 def work_folder(data_root: Path, name: str) -> Path:
@@ -141,11 +140,7 @@ def fetch(plan: FetchPlan, data_root: Path, on_progress: Callable[[int], None]) 
     folder.mkdir(parents=True, exist_ok=True)
     finished = 0
     for file in plan.files:
-
-        def report(done: int, before: int = finished) -> None:
-            on_progress(before + done)
-
-        fetch_file(file, folder / file.file, report)
+        fetch_file(file, folder / file.file, lambda done, before=finished: on_progress(before + done))  # type: ignore[misc]
         finished += file.size or 0
     # What a stopped command has unpacked is not whole.
     shutil.rmtree(raw_root, ignore_errors=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from procap.errors import UsageError
 from shards.eval_views import AnyEvalTransform
-from shards.files import read_regular
+from shards.files import read_regular, require_regular
 from shards.images import ImageError, decode
 from shards.loader import prepare_batches
 from shards.raw.folders import IMAGE_EXTENSIONS, LEAVINGS, NOTES, is_image_name, walk_files
@@ -42,31 +42,26 @@ def find_images(paths: Sequence[Path], on_error: OnError = raise_error) -> Itera
     if missing := [str(path) for path in paths if not path.exists()]:
         verb = "does" if len(missing) == 1 else "do"
         raise UsageError(f"{', '.join(missing)} {verb} not exist: name images, folders of images, or tar files")
-    return _read_images(paths, on_error)
+    return (image for path in paths for image in _read_path(path, on_error))
 
 
-def _read_images(paths: Sequence[Path], on_error: OnError) -> Iterator[EncodedImage]:
-    for path in paths:
-        has_images = False
-        if path.is_dir():
-            images: Iterable[EncodedImage] = _list_folder(path, on_error)
-        elif not path.is_file():
-            on_error(str(path), "is no regular file")
-            continue
-        else:
-            images = _read_tar(path, on_error) if path.suffix.lower() == ".tar" else [(str(path), path)]
-        try:
-            for image in images:
-                has_images = True
-                yield image
-        # Forged sizes in headers of a tar raise the last three.
-        except (tarfile.TarError, OSError, ValueError, OverflowError, MemoryError) as error:
-            reason = str(error) or type(error).__name__
-            what = "as a tar without compression" if isinstance(error, tarfile.TarError) else ""
-            on_error(str(path), f"cannot be read {what}".rstrip() + f": {reason}")
-        else:
-            if not has_images:
-                on_error(str(path), f"holds no images ({', '.join(sorted(IMAGE_EXTENSIONS))})")
+def _read_path(path: Path, on_error: OnError) -> Iterator[EncodedImage]:
+    if path.is_dir():
+        images: Iterable[EncodedImage] = _list_folder(path, on_error)
+    else:
+        images = _read_tar(path, on_error) if path.suffix.lower() == ".tar" else [(str(path), path)]
+    has_images = False
+    try:
+        for image in images:
+            has_images = True
+            yield image
+    # Forged sizes in headers of a tar raise the last three.
+    except (tarfile.TarError, OSError, ValueError, OverflowError, MemoryError) as error:
+        what = " as a tar without compression" if isinstance(error, tarfile.TarError) else ""
+        on_error(str(path), f"cannot be read{what}: {str(error) or type(error).__name__}")
+    else:
+        if not has_images:
+            on_error(str(path), f"holds no images ({', '.join(sorted(IMAGE_EXTENSIONS))})")
 
 
 def load_batches(
@@ -105,7 +100,7 @@ def _list_folder(folder: Path, on_error: OnError) -> Iterator[EncodedImage]:
     for file, entry in sorted((folder / path, entry) for path, entry in walk_files(folder)):
         if entry == "other":
             on_error(str(file), "is a link without a target, or no regular file")
-        elif entry == "file" and is_image_name(file.name):
+        elif entry == "image":
             yield str(file), file
         elif entry == "file" and file.suffix.lower()[1:] not in NOTES:
             on_error(str(file), "is no image of a known format")
@@ -113,7 +108,7 @@ def _list_folder(folder: Path, on_error: OnError) -> Iterator[EncodedImage]:
 
 def _read_tar(file: Path, on_error: OnError) -> Iterator[EncodedImage]:
     """Read the images of a tar from start to end; no member is extracted to the disk."""
-    with tarfile.open(file, "r:") as archive:
+    with tarfile.open(require_regular(file), "r:") as archive:
         for member in archive:
             name, parts = f"{file}/{member.name}", PurePosixPath(member.name).parts
             if any(part.lower() in LEAVINGS or (part[0] == "." and part != "..") for part in parts):

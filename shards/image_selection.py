@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from procap.errors import UsageError, unknown_name
 from shards.manifest import lines_digest
@@ -115,37 +114,24 @@ def draw_positions(train_labels: Labels, val_labels: Labels, shots: int, seed: i
     return drawn
 
 
-def check_shots(shards: ShardSet, shots: int, classes: str = "all", sampling: str = BALANCED) -> None:
-    """Raise UsageError for a test-only set, a negative number, or more shots than the chosen classes have."""
-    if shots < 0:
-        raise UsageError(f"--shots {shots}: give a number of images per class, or full for all of them")
-    counts = np.bincount(_training_labels(shards))
-    sizes = [int(counts[label]) for label in select_labels(np.flatnonzero(counts), classes)]
-    largest = max(sizes, default=shots)
+def check_few_shot(shards: ShardSet, shots: int, classes: str = "all", sampling: str = BALANCED) -> None:
+    """Raise UsageError for a test-only set, fewer than two chosen classes, and more shots than these have."""
+    if "train" not in shards.manifest.splits:
+        raise UsageError(f"'{shards.name}' is a test set: it has no images to train on")
+    counts = np.bincount(shards.labels("train"))
+    labels = select_labels(np.flatnonzero(counts), classes)
+    if len(labels) < 2:
+        has = f"one class ('{shards.classnames[labels[0]]}')" if labels else "no class"
+        half = f" in its {classes} half, use --classes all" if len(shards.classnames) > 1 else ""
+        raise UsageError(f"'{shards.name}' has {has}{half}: there is nothing to tell apart")
+    total, largest = int(counts[labels].sum()), int(counts[labels].max())
     if shots > largest:
         half = "class" if classes == "all" else f"{classes} class"
         has = f"the largest {half} of '{shards.name}' has {largest} training images"
         raise UsageError(f"--shots {shots}: {has}; give --shots {largest} or fewer, or full")
-    if sampling != BALANCED and not 0 < shots * len(sizes) <= sum(sizes):
-        has = f"'{shards.name}' has {sum(sizes)} training images in {len(sizes)} classes"
+    if sampling != BALANCED and not 0 < shots * len(labels) <= total:
+        has = f"'{shards.name}' has {total} training images in {len(labels)} classes"
         raise UsageError(f"--sampling {sampling} with --shots {shots or 'full'}: {has}; give fewer shots")
-
-
-def _training_labels(shards: ShardSet) -> NDArray[np.int64]:
-    if "train" not in shards.manifest.splits:
-        raise UsageError(f"'{shards.name}' is a test set: it has no images to train on")
-    return shards.labels("train")
-
-
-def check_classes(shards: ShardSet, classes: str) -> None:
-    """Raise UsageError unless training on the chosen classes has at least two to tell apart."""
-    labels = select_labels(_training_labels(shards), classes)
-    if len(labels) >= 2:
-        return
-    has = f"one class ('{shards.classnames[labels[0]]}')" if labels else "no class"
-    if len(shards.classnames) < 2:
-        raise UsageError(f"'{shards.name}' has {has}: there is nothing to tell apart, so nothing can be trained")
-    raise UsageError(f"the {classes} half of '{shards.name}' has {has}: nothing to tell apart; use --classes all")
 
 
 def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all", sampling: str = BALANCED) -> FewShot:
@@ -155,7 +141,7 @@ def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all",
     all of them can be streamed. sampling: see `parse_sampling`; an uneven sample is drawn within the chosen classes,
     with no more validation images of a class than training images.
     """
-    check_shots(shards, shots, classes, sampling)
+    check_few_shot(shards, shots, classes, sampling)
     train = shards.open_images("train", sequential=not shots)
     val = shards.open_images("val", sequential=not shots) if "val" in shards.manifest.splits else train.subset([])
     in_train, in_val = draw_positions(train.labels, val.labels, shots, seed)

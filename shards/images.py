@@ -10,7 +10,6 @@ and are refused.
 
 from __future__ import annotations
 
-import ctypes
 import io
 import os
 import warnings
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageOps
 from PIL.ImageFile import ImageFile
 
 from shards.files import read_regular
@@ -31,24 +30,11 @@ FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
 
 JPEG_START = b"\xff\xd8\xff"
 PNG_START = b"\x89PNG\r\n"
-TIFF_STARTS = (b"II*\0", b"MM\0*")
-ARCHIVE_STARTS = (b"PK\3\4", b"\x1f\x8b", b"BZh", b"7z\xbc\xaf", b"Rar!")
 
 # More than any camera of the published sets took; 300 MB of RGB when decoded.
 PIXEL_LIMIT = 100_000_000
 # The test transform enlarges the shorter side to the image size of the backbone, at most this for CLIP's own.
 LARGEST_SIDE = 336
-
-TURNS: dict[object, Image.Transpose] = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""What turns an image upright, by its EXIF orientation."""
 
 SWAPPED = {"16B": "16L", "16L": "16B", "16N": "16B"}
 """The byte order by which Pillow, which keeps the first byte of 16-bit colour, reads the second; N: little-endian."""
@@ -56,13 +42,8 @@ SWAPPED = {"16B": "16L", "16L": "16B", "16N": "16B"}
 Picture = Image.Image | NDArray[Any] | str | os.PathLike[str]
 """What Python users have of an image: of Pillow, an array [H, W] or [H, W, 3 or 4], or the path of a file."""
 
-# Pillow and libtiff print what they notice in metadata and damaged files without naming a file; what cannot be decoded
-# is an `ImageError`, which callers report with its name.
+# Pillow prints what it notices in metadata without naming a file; what cannot be decoded is an `ImageError`.
 warnings.filterwarnings("ignore", module=r"PIL\.")
-with suppress(AttributeError, OSError):
-    _libtiff = ctypes.CDLL(Image.core.__file__)
-    _libtiff.TIFFSetErrorHandler(None)
-    _libtiff.TIFFSetWarningHandler(None)
 
 
 class ImageError(ValueError):
@@ -79,12 +60,8 @@ def _explained(data: bytes) -> Iterator[None]:
     except Image.DecompressionBombError:
         raise ImageError(f"it has more than {PIXEL_LIMIT // 1_000_000} million pixels") from None
     except Image.UnidentifiedImageError:
-        reason = f"it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image, or cut short" if data else "it is empty"
-        if data.startswith(TIFF_STARTS) and len(data) > 8:
-            reason = "it is cut short, or a TIFF with bands or numbers that are not read: save it as RGB with 8 bits"
-        if data.startswith(ARCHIVE_STARTS):
-            reason = "it is an archive or compressed: unpack it"
-        raise ImageError(reason) from None
+        formats = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]} image of 8 or 16 bits"
+        raise ImageError(f"it is no {formats}, or cut short" if data else "it is empty") from None
     # Parsers of untrusted bytes raise errors of nearly any class.
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
@@ -149,8 +126,7 @@ def decode_pixels(data: bytes, *, upright: bool = False) -> NDArray[np.uint8]:
         with suppress(ValueError):
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
             _check_size(width, height)
-            # A turn can be 0, `FLIP_LEFT_RIGHT`.
-            is_turned = upright and _find_turn(Image.open(io.BytesIO(data))) is not None
+            is_turned = upright and _find_orientation(Image.open(io.BytesIO(data))) != 1
             if colours in ("YCbCr", "Gray") and not is_turned:
                 # By default with the accurate DCT and upsampling, as Pillow does: equal pixels, which a test compares.
                 return simplejpeg.decode_jpeg(data)
@@ -193,17 +169,21 @@ def _check_size(width: int, height: int) -> None:
         raise ImageError(f"it has {width:,} x {height:,} pixels; the limit is {limit}")
 
 
-def _find_turn(image: Image.Image) -> Image.Transpose | None:
-    """Find what turns an image upright as its EXIF orientation says, if anything does."""
+def _find_orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation, 1 (upright) if there is none or an unknown one."""
     # Parsers of untrusted bytes raise errors of nearly any class. An orientation that cannot be read is none.
     with suppress(Exception):
-        return TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
-    return None
+        orientation: Any = image.getexif().get(ExifTags.Base.Orientation)
+        return int(orientation) if orientation in range(2, 9) else 1
+    return 1
 
 
 def _turn(rgb: Image.Image, image: Image.Image) -> Image.Image:
-    turn = _find_turn(image)
-    return rgb if turn is None else rgb.transpose(turn)
+    """Turn `rgb` upright as the EXIF orientation of `image` says."""
+    if (orientation := _find_orientation(image)) == 1:
+        return rgb
+    rgb.getexif()[ExifTags.Base.Orientation] = orientation
+    return ImageOps.exif_transpose(rgb)
 
 
 def _second_bytes(image: ImageFile, data: bytes) -> NDArray[np.uint8] | None:

@@ -23,10 +23,14 @@ UPRIGHT = "EXIF orientation applied"
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class Shard(BaseModel):
-    """One tar file of a split."""
+class Entry(BaseModel):
+    """A part of the manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Shard(Entry):
+    """One tar file of a split."""
 
     file: str = Field(description="<split>/<number>.tar", pattern=rf"^{NAME.pattern}/[0-9]{{1,9}}\.tar$")
     sha256: Sha256
@@ -34,10 +38,8 @@ class Shard(BaseModel):
     count: int = Field(ge=1, description="images")
 
 
-class SplitEntry(BaseModel):
+class SplitEntry(Entry):
     """One split: its number of images, the digest of its list, its shards, and the hashes of index and paths."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     count: int = Field(ge=1, lt=2**40)
     digest: str = Field(
@@ -55,10 +57,8 @@ class SplitEntry(BaseModel):
         return self
 
 
-class Manifest(BaseModel):
+class Manifest(Entry):
     """A packed data set as data; two packings of the same images have the same manifest."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     schema_version: Literal[2] = 2
     dataset: str = Field(pattern=f"^{NAME.pattern}$")

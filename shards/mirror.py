@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import warnings
 from pathlib import Path
 
@@ -49,11 +48,9 @@ def mirrored_url(root: Path) -> str:
 
 
 def refuse_packing(root: Path) -> None:
-    """Raise UsageError for a mirror, from which nothing would reach the server, and for a folder that is read-only."""
+    """Raise UsageError for a mirror, from which nothing would reach the server."""
     if url := mirrored_url(root):
         raise UsageError(f"{redact(url)} can only be read; pack into a folder and upload that")
-    if not os.access(next(path for path in (root, *root.absolute().parents) if path.exists()), os.W_OK):
-        raise UsageError(f"nothing can be written to {root}: choose another --data folder")
 
 
 @functools.cache

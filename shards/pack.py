@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import shutil
+import tarfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -27,21 +29,19 @@ from shards.check import (
     CheckedImage,
     Reporter,
     SplitProgress,
-    check_source,
     describe_unreadable,
     find_duplicates,
     raise_problems,
 )
 from shards.files import file_lock, file_sha256, write_file
-from shards.index import DIGESTS_FILE, INDEX, INDEX_FILE, PATHS_FILE, image_digest, index_bytes, list_digest
+from shards.index import DIGESTS_FILE, INDEX, INDEX_FILE, PATHS_FILE, image_digest, list_digest
 from shards.manifest import FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror, read_manifest
 from shards.mirror import refuse_packing
 from shards.names import first_few, unfit_texts
 from shards.pools import map_in_order
 from shards.reader import ImageList, open_dataset
-from shards.records import ImageRange, Source
+from shards.records import IMAGES, ImageRange, Source, make_sample, sample_key
 from shards.resolve import is_packed, resolve_dataset
-from shards.tar import image_offset, make_sample, sample_key
 
 SHARD_BYTES = 10**9
 """Largest size of a shard, about."""
@@ -73,15 +73,14 @@ def pack_source(
     """
     # A manifest has no split without a shard.
     source = replace(source, counts={split: count for split, count in source.counts.items() if count})
-    _check_texts(source)
+    if not source.counts:
+        raise UserError(f"'{source.name}' has no images")
+    if reason := next(unfit_texts(source.classnames, (source.template, *source.templates)), ""):
+        raise UserError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
     refuse_packing(data_root)
-    # It will not be packed: decode all images now, so that one attempt names the broken ones as well.
-    if source.problems:
-        source = check_source(source, workers=workers, on_progress=on_progress)
     if on_note:
         for note in source.notes:
             on_note(note)
-    raise_problems(source.name, source.problems, on_note)
     folder = data_root / source.name
     # Hidden, so that it never looks like a data set.
     partial, replaced = (folder.with_name(f".{source.name}.{state}") for state in ("partial", "replaced"))
@@ -91,7 +90,7 @@ def pack_source(
             # A packing that was killed leaves its folder.
             shutil.rmtree(partial, ignore_errors=True)
             # Inside the lock, because another process may have packed the set while this one waited.
-            if not force and (manifest := _find_valid(source, data_root, workers)):
+            if not force and not source.problems and (manifest := _find_valid(source, data_root, workers)):
                 return manifest
             # The folder is deleted below: never one that packing did not write, such as raw images of that name.
             if folder.exists() and not (folder / FILE).exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -124,14 +123,6 @@ def check_same_source(source: Source, data_root: Path, yaml_file: Path) -> None:
         raise UsageError(f"'{source.name}' was packed from another folder than {yaml_file} names: {hint}")
 
 
-def _check_texts(source: Source) -> None:
-    """Raise UserError for names and templates that cannot be lines of text, before anything is written."""
-    if not source.counts:
-        raise UserError(f"'{source.name}' has no images")
-    if reason := next(unfit_texts(source.classnames, (source.template, *source.templates)), ""):
-        raise UserError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
-
-
 def _find_valid(source: Source, data_root: Path, workers: int) -> Manifest | None:
     """Return the manifest of the existing set if it is whole and has what `source` would pack today."""
     if not (data_root / source.name / FILE).exists():
@@ -156,7 +147,7 @@ def _find_valid(source: Source, data_root: Path, workers: int) -> Manifest | Non
 def _has_content(task: tuple[ImageRange, ImageList]) -> bool:
     """Whether images are byte for byte those that were packed."""
     part, images = task
-    return all(record.data == images.read(i) for i, record in enumerate(part.records()))
+    return all(record.data == images.read(i) for i, record in enumerate(part()))
 
 
 @dataclass(frozen=True)
@@ -196,14 +187,15 @@ def _write(
     # At most one process per `per_shard` images, because starting one takes as long as packing a few hundred images.
     results = map_in_order(pack_shard, tasks, min(workers, len(ranges), images // per_shard))
     packed: dict[str, list[PackedShard]] = {split: [] for split in counts}
-    problems: list[str] = []
+    # Of the lists of images: all images are read nevertheless, so that one attempt names the broken ones as well.
+    problems = [*source.problems]
     for (split, _, stop), (packed_shard, shard_problems) in zip(ranges, results, strict=True):
         packed[split].append(packed_shard)
         problems += shard_problems
         if on_progress:
             on_progress(split, stop, counts[split])
+    contents = [(split, image) for split, shards in packed.items() for _, images in shards for image in images]
     if on_note:
-        contents = [(split, image) for split, shards in packed.items() for _, images in shards for image in images]
         for note in find_duplicates(contents):
             on_note(note)
     raise_problems(source.name, problems, on_note)
@@ -235,16 +227,16 @@ def pack_shard(task: ShardTask) -> tuple[PackedShard, list[str]]:
     file.parent.mkdir(parents=True, exist_ok=True)
     # No encoder, so that bytes stay as they are; no time, so that equal images make equal shards.
     with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
-        for position, record in zip(range(task.start, task.stop), task.part.records(), strict=True):
+        for position, record in zip(range(task.start, task.stop), task.part(), strict=True):
             if problem := describe_unreadable(task.split, record):
                 problems.append(problem)
                 continue
-            sample = make_sample(sample_key(position), record)
-            # Before the sample is written: here `offset` is the position of its first header.
-            offset = image_offset(sample, record.extension, writer.tarstream.offset)
-            digest, size = image_digest(record.data), len(record.data)
-            images.append(CheckedImage(record.path, record.label, digest, offset, size))
-            writer.write(sample)
+            writer.write(make_sample(sample_key(position), record))
+            images.append(CheckedImage(record.path, record.label, image_digest(record.data)))
+    with tarfile.open(file, "r:") as archive:
+        members = [member for member in archive if member.name.rpartition(".")[2] in IMAGES]
+    pairs = zip(images, members, strict=True)
+    images = [image._replace(offset=member.offset_data, size=member.size) for image, member in pairs]
     # With problems the count is too high, but then `_write` raises before it makes a manifest.
     shard = Shard(file=task.file, sha256=file_sha256(file), size=file.stat().st_size, count=task.stop - task.start)
     return (shard, images), problems
@@ -259,8 +251,10 @@ def _finish_split(source: Source, folder: Path, split: str, shards: Sequence[Pac
     if repeated := [path for path, count in Counter(paths).items() if count > 1]:
         raise UserError(f"'{source.name}' {split}: {first_few(repeated)} is listed twice")
     text = "".join(f"{path}\n" for path in paths).encode()
-    index = index_bytes(rows)
-    write_file(folder / split / INDEX_FILE, index)
+    # The same rows always give the same bytes.
+    buffer = io.BytesIO()
+    np.save(buffer, rows, allow_pickle=False)
+    write_file(folder / split / INDEX_FILE, index := buffer.getvalue())
     write_file(folder / split / PATHS_FILE, text)
     write_file(folder / split / DIGESTS_FILE, b"".join(image.digest for _, image in images))
     return SplitEntry(

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from procap.errors import UsageError, UserError
 from shards.files import file_sha256, read_regular, require_regular
 from shards.index import DIGEST_BYTES, DIGESTS_FILE, image_digest, read_index, read_paths
-from shards.manifest import Manifest, Shard, is_mirror, read_manifest, repack_hint
+from shards.manifest import Manifest, Shard, SplitEntry, is_mirror, read_manifest, repack_hint
 from shards.mirror import fetch_lists, fetch_shards, mirrored_url, refresh
+from shards.records import sample_key
 from shards.streaming import LocatedShards, make_pipeline, stream_images
-from shards.tar import sample_key
 from shards.urls import join
 
 if TYPE_CHECKING:
@@ -232,22 +232,20 @@ class ShardSet:
 
         Does nothing for a mirror, whose shards are fetched and verified when images are opened.
         """
-        self._check_name(name)
-        if is_mirror(self.folder.parent):
-            return
-        for shard in self.manifest.splits[name].shards:
-            if problem := shard_problem(self.folder, shard):
+        shards = () if is_mirror(self.folder.parent) else self._entry(name).shards
+        for problem in (shard_problem(self.folder, shard) for shard in shards):
+            if problem:
                 raise UserError(f"'{self.name}' {name}: {problem}; {repack_hint(self.folder)}")
 
-    def _check_name(self, name: str) -> None:
+    def _entry(self, name: str) -> SplitEntry:
         if name not in self.manifest.splits:
             known = ", ".join(self.manifest.splits)
             raise UsageError(f"'{self.name}' has no split '{name}'; it has: {known}")
+        return self.manifest.splits[name]
 
     def _index(self, name: str) -> NDArray[np.void]:
-        self._check_name(name)
         if name not in self._indices:
-            fetch_lists(self.folder, name, self.manifest.splits[name])
+            fetch_lists(self.folder, name, self._entry(name))
             self._indices[name] = read_index(self.folder, self.manifest, name)
         return self._indices[name]
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from procap.errors import UserError
+from shards.names import unsafe_path
+
+# Extensions that WebDataset readers treat as images. Others can be dangerous: a library that decodes members by
+# extension would unpickle a `pyd`.
+IMAGES = ("jpg", "png", "webp", "gif", "bmp", "tif", "tiff")
 JPEG_ENDINGS = ("jpg", "jpeg", "jpe", "jfif")
 
 
@@ -32,10 +38,8 @@ class ImageRecord:
         return "jpg" if extension in JPEG_ENDINGS else extension
 
 
-class ImageRange(Protocol):
-    """Consecutive images of a split that one process packs; small enough to be sent to it."""
-
-    def records(self) -> Iterator[ImageRecord]: ...
+ImageRange = Callable[[], Iterator[ImageRecord]]
+"""Yields consecutive images of a split, which one process packs; small enough to be sent to it."""
 
 
 @dataclass(frozen=True)
@@ -78,3 +82,19 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG")
     return buffer.getvalue()
+
+
+def sample_key(position: int) -> str:
+    """Return the member name of the image at `position` of its split."""
+    return f"s{position:07d}"
+
+
+def make_sample(key: str, record: ImageRecord) -> dict[str, str | bytes]:
+    """Make the sample that webdataset's TarWriter writes for an image. Raises UserError if it cannot be stored."""
+    reason = unsafe_path(record.path)
+    if record.extension not in IMAGES:
+        reason = f"does not end as an image's does ({', '.join(IMAGES)})"
+    if reason:
+        raise UserError(f"{record.path!r} cannot be packed: its name {reason}")
+    side = json.dumps({"path": record.path}, ensure_ascii=False).encode()
+    return {"__key__": key, "cls": str(record.label).encode(), "json": side, record.extension: record.data}

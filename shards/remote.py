@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from procap.errors import NotFound, Unreachable, UsageError, UserError
 from shards.files import file_lock, file_sha256, replace_at_end
-from shards.urls import canonical, is_url, local_path, redact, scheme
+from shards.pools import thread_pool
+from shards.urls import canonical, is_url, join, local_path, redact, scheme
 
 T = TypeVar("T")
 
@@ -28,6 +29,8 @@ ATTEMPTS = 3
 CUT = ("ClientPayloadError", "FlexibleChecksumError", "IncompleteReadError", "ResponseStreamingError")
 """Names of the drivers' errors for an answer that is not whole."""
 BLOCK = 2**23
+DOCUMENT_BYTES, DOCUMENTS_AT_ONCE = 2**28, 32
+"""Most bytes of a document of results, as servers can send without end, and how many are read at a time."""
 
 
 def filesystem(location: str) -> tuple[Any, str]:
@@ -86,10 +89,10 @@ def read_blocks(
         Authorization where it is redirected to a different host.
     """
     ranges = {"Range": f"bytes={start}-"} if start else {}
-    with translate_errors(location), _open(location, {**headers, **ranges}) as stream:
+    with translate_errors(location), _open(location, {**headers, **ranges}) as (read, response):
         # Some servers send every file from its beginning.
-        end = start if start and stream.r.status == 206 else 0
-        while block := stream.read(BLOCK):
+        end = start if start and response.status == 206 else 0
+        while block := read():
             begin, end = end, end + len(block)
             if limit is not None and end > limit:
                 raise UserError(f"{redact(location)} is not the expected file: it has more than {limit:,} bytes")
@@ -98,18 +101,32 @@ def read_blocks(
 
 def file_size(url: str) -> int | None:
     """Ask a web server for the size of a file; None if it does not say."""
-    with translate_errors(url), _open(url) as stream:
-        size: int | None = stream.r.content_length
+    with translate_errors(url), _open(url) as (_, response):
+        size: int | None = response.content_length
         return size
 
 
-def _open(location: str, headers: Mapping[str, str] = {}) -> Any:
-    """Open a file that is read once, from its start to its end."""
+@contextmanager
+def _open(location: str, headers: Mapping[str, str] = {}) -> Iterator[tuple[Callable[[], bytes], Any]]:
+    """Open a file to read it once, from start to end; yields what reads a block, and the answer of a web server."""
+    from fsspec.asyn import sync
+
     files, name = filesystem(location)
-    if scheme(location) not in WEB:
-        return files.open(name, "rb", block_size=BLOCK)
-    # One streaming GET. Passing any size avoids a request for the size.
-    return files.open(name, "rb", block_size=0, size=1, headers=headers)
+    if scheme(location) in WEB:
+        # One streaming GET. Passing any size avoids a request for the size.
+        with files.open(name, "rb", block_size=0, size=1, headers=headers) as stream:
+            yield lambda: stream.read(BLOCK), stream.r
+    elif scheme(location) in ("s3", "s3a"):
+        # One streaming GET as well: `open` would read whole whatever a server sends for a part of the file.
+        stream = sync(files.loop, files.open_async, name)
+        try:
+            yield lambda: sync(files.loop, stream.read, BLOCK), None
+        finally:
+            if stream.r is not None:
+                stream.r.close()
+    else:
+        with files.open(name, "rb", block_size=BLOCK) as stream:
+            yield lambda: stream.read(BLOCK), None
 
 
 def download(location: str, target: Path, *, sha256: str | None = None, limit: int | None = None) -> None:
@@ -170,23 +187,21 @@ def list_files(root: str) -> list[str]:
 
 
 def read_files(root: str, names: Iterable[str]) -> dict[str, bytes]:
-    """Read many small files below a folder at once; those that do not exist are left out."""
-    contents: dict[str, bytes] = {}
-    with translate_errors(root):
-        files, folder = filesystem(root)
-        paths = {f"{folder}/{name}": name for name in names}
+    """Read many documents below a folder at once; those that do not exist are left out."""
 
-        def read() -> None:
-            # One `cat` of all paths, which the drivers of object stores read concurrently.
-            answers = files.cat(list(paths), on_error="return") if paths else {}
-            contents.update((paths.pop(path), answer) for path, answer in answers.items() if isinstance(answer, bytes))
-            for answer in answers.values():
-                if not isinstance(answer, bytes | FileNotFoundError):
-                    with translate_errors(root):
-                        raise answer
+    def read(name: str) -> bytes | None:
+        try:
+            return read_file(join(root, name), DOCUMENT_BYTES)
+        except NotFound as error:
+            # A permission that is missing is an error.
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
 
-        repeat_cut(read)
-    return contents
+    with thread_pool(DOCUMENTS_AT_ONCE, "documents") as pool:
+        assert pool
+        contents = {name: pool.submit(read, name) for name in names}
+        return {name: data for name, future in contents.items() if (data := future.result()) is not None}
 
 
 def upload(content: bytes | Path, location: str) -> None:

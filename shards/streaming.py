@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from procap.errors import UserError
 from shards.manifest import Shard
 from shards.pools import prefetch, thread_pool
+from shards.records import IMAGES
 from shards.remote import CutAnswer, read_file, repeat_cut
-from shards.tar import IMAGES
 from shards.urls import redact
 
 if TYPE_CHECKING:

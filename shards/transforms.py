@@ -32,16 +32,18 @@ Operation = Callable[[Image, float, torch.Generator], Image]
 
 
 @dataclass(frozen=True)
-class Normalise:
-    """Convert an RGB image of S x S pixels to [3, S, S] float32, normalised by the backbone's training statistics."""
+class ImageTransform:
+    """What transforms have in common: the image size, and mean and std of the backbone's training images."""
 
+    image_size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def __call__(self, image: Image | NDArray[np.float32], out: Tensor | None = None) -> Tensor:
-        """Write to `out` if it is given: allocating a tensor per image would cost as much as the arithmetic.
+    def normalise(self, image: Image | NDArray[np.float32], out: Tensor | None = None) -> Tensor:
+        """Convert an RGB image of S x S pixels to [3, S, S] float32, normalised by mean and std.
 
         image: of Pillow, or pixels [S, S, 3] from 0 to 255.
+        out: to write to, because allocating a tensor per image would cost as much as the arithmetic.
         """
         pixels = np.asarray(image).transpose(2, 0, 1)
         out = torch.empty(pixels.shape) if out is None else out
@@ -54,27 +56,20 @@ class Normalise:
         return out
 
     @cached_property
-    def _columns(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        return np.array(self.mean, np.float32).reshape(3, 1, 1), np.array(self.std, np.float32).reshape(3, 1, 1)
+    def _columns(self) -> NDArray[np.float32]:
+        return np.array([self.mean, self.std], np.float32)[..., None, None]
 
 
 @dataclass(frozen=True)
-class EvalTransform:
+class EvalTransform(ImageTransform):
     """Resize the shorter side to `image_size` (antialiased), crop the centre, normalise; no randomness.
 
     squash: resize the whole image to S x S pixels instead, which changes its proportions.
     interpolation: "bicubic" or "bilinear".
     """
 
-    image_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     squash: bool = False
     interpolation: str = "bicubic"
-
-    @cached_property
-    def normalise(self) -> Normalise:
-        return Normalise(self.mean, self.std)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -112,9 +107,15 @@ class View:
     width: int
     flip: bool
 
+    def cut(self, image: Image, size: int, resampling: Resampling = Resampling.BICUBIC) -> Image:
+        """Crop, resize and flip an image to size x size pixels."""
+        crop = image.crop((self.left, self.top, self.left + self.width, self.top + self.height))
+        crop = crop.resize((size, size), resampling)
+        return crop.transpose(Transpose.FLIP_LEFT_RIGHT) if self.flip else crop
+
 
 @dataclass(frozen=True)
-class TrainAugment:
+class TrainAugment(ImageTransform):
     """Random augmentation that takes every random number from the generator it is called with.
 
     "randaugment": the whole image is squashed to a square and changed by RandAugment. "crop": rotation (whole image,
@@ -125,9 +126,6 @@ class TrainAugment:
     1 +- this. rotation: largest angle in degrees. 0 switches either off. views: how many of them are made of an image.
     """
 
-    image_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     crop_scale: tuple[float, float] = (0.08, 1.0)
     flip: bool = True
     colour_jitter: float = 0.0
@@ -135,31 +133,21 @@ class TrainAugment:
     augmentation: str = "crop"
     views: int = 1
 
-    @cached_property
-    def normalise(self) -> Normalise:
-        return Normalise(self.mean, self.std)
-
     def augment(self, image: Image, generator: torch.Generator) -> Image:
         """Augment an image to S x S pixels."""
         if self.augmentation == "randaugment":
             return randaugment(image.resize((self.image_size, self.image_size), Resampling.BICUBIC), generator)
         if self.rotation:
             angle = _uniform(-self.rotation, self.rotation, generator)
-            fill = tuple(round(255 * channel) for channel in self.normalise.mean)
+            fill = tuple(round(255 * channel) for channel in self.mean)
             image = image.rotate(angle, Resampling.BILINEAR, fillcolor=fill)
-        image = self.apply_view(image, self.draw_view(image.width, image.height, generator))
+        image = self.draw_view(image.width, image.height, generator).cut(image, self.image_size)
         return jitter_colours(image, self.colour_jitter, generator) if self.colour_jitter else image
 
     def draw_view(self, width: int, height: int, generator: torch.Generator) -> View:
         """Draw the crop and flip of a random view of a width x height image."""
         box = crop_box(width, height, self.crop_scale, generator)
         return View(*box, flip=self.flip and torch.rand(1, generator=generator).item() < 0.5)
-
-    def apply_view(self, image: Image, view: View) -> Image:
-        """Crop, resize and flip an image to the S x S pixels of `view`."""
-        crop = image.crop((view.left, view.top, view.left + view.width, view.top + view.height))
-        image = crop.resize((self.image_size, self.image_size), Resampling.BICUBIC)
-        return image.transpose(Transpose.FLIP_LEFT_RIGHT) if view.flip else image
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -238,15 +226,17 @@ def _enhance(enhancer: Callable[[Image], ImageEnhance._Enhance]) -> Operation:
     return lambda image, factor, generator: enhancer(image).enhance(factor)
 
 
-def _shift(x_by_y: float = 0, y_by_x: float = 0, x: float = 0, y: float = 0) -> Operation:
-    """Make an operation that shears or translates by its signed value times the given coefficients."""
-
-    def shift(image: Image, value: float, generator: torch.Generator) -> Image:
-        value = _signed(value, generator)
-        matrix = (1, x_by_y * value, x * value, y_by_x * value, 1, y * value)
-        return image.transform(image.size, Transform.AFFINE, matrix)
-
-    return shift
+def affine(
+    image: Image,
+    *,
+    x_by_y: float = 0,
+    y_by_x: float = 0,
+    x: float = 0,
+    y: float = 0,
+    resampling: Resampling = Resampling.NEAREST,
+) -> Image:
+    """Shear an image by coefficients, or translate it by pixels."""
+    return image.transform(image.size, Transform.AFFINE, (1, x_by_y, x, y_by_x, 1, y), resampling)
 
 
 def _signed(value: float, generator: torch.Generator) -> float:
@@ -266,10 +256,10 @@ TABLE: tuple[tuple[Operation, float, float], ...] = (
     (_enhance(ImageEnhance.Contrast), 0.1, 1.9),
     (_enhance(ImageEnhance.Brightness), 0.1, 1.9),
     (_enhance(ImageEnhance.Sharpness), 0.1, 1.9),
-    (_shift(x_by_y=1), 0, 0.3),
-    (_shift(y_by_x=1), 0, 0.3),
+    (lambda image, value, draws: affine(image, x_by_y=_signed(value, draws)), 0, 0.3),
+    (lambda image, value, draws: affine(image, y_by_x=_signed(value, draws)), 0, 0.3),
     (_cutout, 0, 40),
-    (_shift(x=1), 0, 100),
-    (_shift(y=1), 0, 100),
+    (lambda image, value, draws: affine(image, x=_signed(value, draws)), 0, 100),
+    (lambda image, value, draws: affine(image, y=_signed(value, draws)), 0, 100),
 )
 """The operations with the values that they have at strength 0 and 30."""

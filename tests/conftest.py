@@ -184,8 +184,7 @@ def where(few_digits, tiny_checkpoint) -> list[str]:
 @pytest.fixture(scope="module")
 def local_ray():
     """A Ray of this machine with three CPUs, to which this process is connected; returns its address."""
-    from cluster.address import LOCAL
-    from cluster.ray_cluster import ray_connection
+    from cluster.ray_cluster import LOCAL, ray_connection
 
     with ray_connection(LOCAL, cpus=3):
         import ray

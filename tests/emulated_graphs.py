@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from runner.capture_tape import CaptureTape, check_capturable
+from runner.cuda_graphs import CaptureTape, check_capturable
 
 
 def storage_of(tensor: Tensor) -> int:

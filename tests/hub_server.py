@@ -41,6 +41,8 @@ class HubServer:
         """Set what the library reads from the environment when it is imported."""
         template = f"{self.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         settings = {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True, "HF_HUB_CACHE": str(cache)}
+        # A busy machine answers later than the library waits.
+        settings |= {"HF_HUB_ETAG_TIMEOUT": 300, "HF_HUB_DOWNLOAD_TIMEOUT": 300}
         settings |= {"ENDPOINT": self.url, "HUGGINGFACE_CO_URL_TEMPLATE": template}
         for name, value in settings.items():
             monkeypatch.setattr(huggingface_hub.constants, name, value)
@@ -76,7 +78,8 @@ class HubServer:
 
     def commit(self, repository: str) -> str:
         """A digest of all files: equal contents are one commit."""
-        return hashlib.sha1(repr(sorted(self.repositories[repository].items())).encode()).hexdigest()
+        digests = {name: hashlib.sha256(content).digest() for name, content in self.repositories[repository].items()}
+        return hashlib.sha1(repr(sorted(digests.items())).encode()).hexdigest()
 
 
 def handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:

@@ -5,31 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from runner import evaluate as evaluation
-from runner import train as training
 from runner import trained_runs
+from runner.backbones import Backbones
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.results import EvalResult
 from runner.run_state import RunSpec, RunState, read_state
 from runner.session import Run, Session, TrainedRun
-from runner.workbench import Workbench
+from runner.train import train_run
 
 
 def make_run(
-    config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup | None = None, workbench: Workbench | None = None
+    config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup | None = None, backbones: Backbones | None = None
 ) -> Run:
-    return Session(runtime, group, workbench).get_run(config)
+    return Session(runtime, group, backbones).get_run(config)
 
 
 def train(config: RunConfig, runtime: RuntimeConfig, *, group: ProcessGroup | None = None, **request: Any) -> Any:
-    """Train a run. request: fields of `runner.train.TrainingRequest`."""
-    return training.train(config, runtime, group=group, **request)
+    """Train a run. request: of `runner.train.train_run`."""
+    return train_run(make_run(config, runtime, group), **request)
 
 
 def load_trained(
-    config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup | None = None, workbench: Workbench | None = None
+    config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup | None = None, backbones: Backbones | None = None
 ) -> TrainedRun:
-    return trained_runs.load_trained(make_run(config, runtime, group, workbench))
+    return trained_runs.load_trained(make_run(config, runtime, group, backbones))
 
 
 def evaluate(

@@ -200,11 +200,11 @@ def test_all_findings_are_listed_at_once(tmp_path, capsys):
     (images / "Ara" / "copy.png").write_bytes((images / "Ara" / "00.png").read_bytes())
     code, _, err = run(capsys, "data", "pack", f"{images}/", "--workers", "1", "--data", tmp_path / "data")
     assert code == 1 and not (tmp_path / "data" / "birds").exists() and (tmp_path / "birds.yaml").exists()
-    small = "class 'coal_tit' has too few images for train, val, test", "class 'Zebra finnch' has too few"
+    small = "class 'coal_tit' has no train image: add some", "class 'Zebra finnch' has no train image"
     broken = "Ara/cut.png is not a readable image", "Ara/page.jpg is not a readable image"
     for words in ("birds/emu holds no image: remove the folder", *small, *broken):
-        assert f"procap: problem: {words}" in err.replace(f"folder: {tmp_path}/", "")
-    assert "byte for byte, of other images (" in err and "Ara/copy.png = Ara/00.png" in err
+        assert f"procap: problem: {words}" in re.sub(f"folder: {tmp_path}/|(train|val|test): ", "", err)
+    assert "byte for byte, of images in " in err and "Ara/copy.png = Ara/00.png" in err
 
 
 def test_unreadable_images_are_left_out_listed_and_recorded_on_request(tmp_path, capsys):
@@ -221,7 +221,7 @@ def test_unreadable_images_are_left_out_listed_and_recorded_on_request(tmp_path,
     for path in (tmp_path / "birds" / "Ara").glob("[!cp]*"):
         path.write_bytes(b"")
     code, _, err = run(capsys, *words, "--skip-broken")
-    assert code == 1 and "class 'Ara' has too few images" in err
+    assert code == 1 and "class 'Ara' has no test image" in err
     code, _, err = run(capsys, "data", "pack", "tiles", "--data", tmp_path / "data", "--skip-broken")
     assert code == 2 and "'tiles' is of the catalogue and has a fixed list" in err
 
@@ -267,7 +267,7 @@ def test_files_that_cannot_be_read_are_listed_at_once_and_left_out_on_request(tm
     words = ("data", "pack", tmp_path / "birds", "--data", tmp_path / "data")
     code, _, err = run(capsys, *words)
     left_out = ("Ara/00.png", "Ara/batch", "bee_eater/01.png")
-    assert code == 1 and all(f"{name} is not a readable image (it is " in err for name in left_out), err
+    assert code == 1 and all(f"{name} is not a readable image (" in err for name in left_out), err
     code, out, err = run(capsys, *words, "--skip-broken")
     assert code == 0 and re.search(r"birds +4 +42 ", out), err
     assert all(f"left out, not readable: {name}" in err for name in left_out)
@@ -290,13 +290,6 @@ def test_images_on_a_disk_that_cannot_be_written_are_packed_twice(tmp_path, caps
     for _ in range(2):
         code, _, err = run(capsys, "data", "pack", "input/birds", "--data", "data")
         assert code == 0 and [*tmp_path.rglob("*.yaml")] == [tmp_path / "birds.yaml"], err
-
-
-def test_a_folder_of_shards_that_cannot_be_written_is_refused_first(tmp_path, capsys, monkeypatch):
-    put_classes(tmp_path / "birds", each=4)
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "new" / "data")
-    assert code == 2 and "choose another --data folder" in err and not (tmp_path / "birds.yaml").exists()
 
 
 def test_the_same_images_are_not_taken_for_those_of_another_folder_without_their_yaml_file(tmp_path, capsys):

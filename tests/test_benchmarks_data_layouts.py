@@ -50,8 +50,8 @@ def test_the_layout_of_a_folder_is_guessed(tmp_path, capsys, layout, keys):
 
 
 @pytest.mark.parametrize(("content", "words"), [
-    ("flat", "it needs a folder of images per class, or a table labels.csv"),
-    ("empty", "holds no class folders with images: it needs a folder of images per class"),
+    ("flat", "holds no folders (left out: 4 files"),
+    ("empty", "holds no folders: put the images of each class into a folder, such as train/CLASS"),
     ("file", "labels.csv is no folder"),
 ])  # fmt: skip
 def test_a_folder_whose_layout_is_not_clear_is_refused_and_no_file_is_written(tmp_path, capsys, content, words):
@@ -74,7 +74,7 @@ def put_sheet(root: Path, header: str, *lines: str) -> None:
 UNCLEAR = {
     "one class": (["images"], None, "has one class, 'images': put the images of each class into a folder"),
     "parallel trees": (["color/a", "color/b", "grey/a", "grey/b"], None, "but the same folders, 'a', 'b', so it is"),
-    "splits in classes": (["a/train", "a/test", "b/train", "b/test"], None, "splits outside, such as test/a"),
+    "splits in classes": (["a/train", "a/test", "b/train", "b/test"], None, "into folders of splits, such as train/a"),
     "splits alone": (["train", "test"], None, "'test', 'train', which are names of splits"),
     "images and masks": (["images", "masks"], None, "'images', 'masks', which are names of splits or kinds of files"),
     "splits of images": (["test_images", "train_images"], None, "'train_images', which are names of splits"),

@@ -153,6 +153,7 @@ def test_groups_of_methods_leave_out_a_method_whose_training_lacks_an_option(cap
     assert planned("all") == {*METHODS} - {"coprompt", "ipo", *taught} and "coprompt" not in planned("table1")
     needed = "coprompt.sentences={dataset}.json", "ipo.proposals={dataset}.txt", *teachers
     assert planned("all", "mini") == {*METHODS} == planned("all", "paper", *needed)
+    assert "mocoop" in planned("table1") and {"mocoop", "caspl", "ipo", "coprompt"} < planned("table1", "mini")
     asked = "ipo.endpoint=http://localhost/v1", "ipo.model=m"
     assert "ipo" in planned("all", "paper", *asked), "an endpoint proposes instead of a file"
     assert planned("coprompt,mma") == {"coprompt", "mma"}, "a named method is refused by its training"

@@ -267,7 +267,7 @@ def test_pipes_in_place_of_documents_are_named_and_not_read(tmp_path):
         put_entry(tmp_path, entry)
     folder = tmp_path / "collections/suite/base-to-novel"
     first, second = (RunFolder(tmp_path / entry.path) for entry in entries)
-    for file in (folder / "plan.json", folder / "pictures.json", first.train_file, second.eval_files()[0]):
+    for file in (folder / "plan.json", folder / "pictures.json", first.train_file, second.result_files()[0]):
         file.unlink(missing_ok=True)
         os.mkfifo(file)
     missing = section(write_report(tmp_path).read_text(), "missing")

@@ -11,7 +11,7 @@ from nodes import Nodes
 from ports import free_port
 
 from benchmarks.cli import main
-from cluster.address import set_auth_mode
+from cluster.ray_cluster import set_auth_mode
 
 
 @pytest.fixture(autouse=True)

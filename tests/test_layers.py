@@ -71,7 +71,7 @@ def is_allowed(importing: str, imported: str) -> bool:
     here, there = importing.split(".")[:2], imported.split(".")[:2]
     if importing == "procap":
         # What users import, resolved when it is used.
-        return imported in ("runner.api", "runner.image_features", "runner.predict", "benchmarks.results")
+        return imported in ("runner.api", "runner.predict", "benchmarks.results")
     if (here[0], there[0]) == ("shards", "procap"):
         # The two lower packages are independent, but for the errors that a user can mend.
         return there[1:] == ["errors"]

@@ -359,9 +359,9 @@ def test_the_vision_tower_computes_what_is_read(counted, learned):
         found[choice] = forward.flops, backward.flops
     unit = 2 * width * width
     spared = 10 * unit * batch * (rows - 1)
-    assert found["plain"][0] - found["optimized"][0] == spared - learned * 3 * unit * batch * 2
+    assert found["plain"][0] - found["optimized"][0] == spared
     if learned:
-        assert found["plain"][1] - found["optimized"][1] == spared + 3 * unit * batch * (rows - 2)
+        assert found["plain"][1] - found["optimized"][1] == spared
         # The patches' embedding is never differentiated: what is left is the blocks and the projection.
         assert found["plain"][1] == 12 * depth * unit * batch * rows + 2 * batch * width * 16
 
@@ -378,15 +378,6 @@ def test_the_mlp_is_its_three_layers(quick, shape):
     assert torch.allclose(ours, plain, rtol=1e-12, atol=1e-12)
     for a, b in zip(gradients(ours, [x]), gradients(plain, [x]), strict=True):
         assert torch.allclose(a, b, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("size, patch", [(24, 8), (28, 14), (30, 8)])
-def test_patches_are_those_of_the_convolution(size, patch):
-    geometry = Geometry(size, patch, 40, 1, 1, 32, 1, 1, 77, 49408, 16, quick_gelu=True)
-    tower, images = CLIP.random(geometry, seed=2).visual, torch.randn(2, 3, size, size, generator=seeded(3))
-    plain = tower.embed_patches(images, folded=False)
-    assert_near(tower.embed_patches(images), plain, "rows")
-    assert_near(tower.embed_patches(images.contiguous(memory_format=torch.channels_last)), plain, "channels last")
 
 
 def test_chunks_bound_what_is_kept_for_the_backward_pass(models):

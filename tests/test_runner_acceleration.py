@@ -83,7 +83,7 @@ def test_without_a_compiler_only_an_explicit_choice_is_refused(monkeypatch, tmp_
     write_record(record({"graphs": 2.0, "compile": 2.0, "fused": 2.0}, graphs=PASSED, compile=PASSED, fused=PASSED))
     tool = take_away(monkeypatch, tmp_path)
     assert Acceleration.parse("auto", GPU) == Acceleration(graphs=True, record=read_record(GPU).digest)
-    assert f"GPU: without fused, which needs {tool}" in caplog.text
+    assert f"GPU: without compile, fused, which need {tool}" in caplog.text
     for name in ("compile", "fused"):
         with pytest.raises(UsageError, match=f"--accelerate {name} needs {tool}"):
             Acceleration.parse(name, GPU)

@@ -293,7 +293,7 @@ def test_runs_are_found_and_cleared(tmp_path):
     write_json(tmp_path / "mlartifacts" / "1" / "0a1b" / "artifacts" / "config.json", CONFIG)
     assert find_runs(tmp_path) == [folder] and folder.read_config() == CONFIG
     folder.clear()
-    assert find_runs(tmp_path) == [] and not folder.eval_files() and find_runs(tmp_path / "nowhere") == []
+    assert find_runs(tmp_path) == [] and not folder.result_files() and find_runs(tmp_path / "nowhere") == []
 
 
 def test_the_commit_is_that_of_the_source_tree_and_dirt_is_seen(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from small_runs import make_runtime
 
 from benchmarks import results
 from runner.acceleration import Acceleration
+from runner.backbones import Backbones
 from runner.calibration import BINS, Calibration, ImagePredictions, ReliabilityBins, measure_calibration
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
@@ -23,7 +24,6 @@ from runner.inference import PredictionCollector
 from runner.planning import plan_run
 from runner.results import EvalResult, read_document, write_json
 from runner.run_folders import RunFolder
-from runner.workbench import Workbench
 from shards import image_selection, reader, transforms
 
 TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("digits", "all")]
@@ -147,11 +147,11 @@ def count(data: str, results: str, checkpoint: str) -> None:
 
 def load_other_weights(data: str, results: str, checkpoint: str) -> None:
     """Load the run where rank 1 has a backbone of the same name with different weights."""
-    config, workbench = plan(checkpoint), Workbench()
+    config, backbones = plan(checkpoint), Backbones()
     with init_process_group(ranks_from_environment(), torch.device("cpu")) as group:
-        clip = workbench.load_backbone(config, torch.device("cpu"), Acceleration())
+        clip = backbones.load(config, torch.device("cpu"), Acceleration())
         clip._digest = "other" if group.rank else clip.digest()
-        load_trained(config, make_runtime(data, results), group, workbench)
+        load_trained(config, make_runtime(data, results), group, backbones)
 
 
 def test_hosts_with_different_weights_do_not_evaluate(few_digits, trained, short_checkpoint):

@@ -264,7 +264,7 @@ def test_fp16_is_refused(clip, tiny_space):
 
 
 @pytest.mark.parametrize("words", [
-    ["train", "--methods", "coop"], ["train", "--methods", "coop", "--force"],
+    ["train", "--methods", "coop"],
     ["bench", "base-to-novel", "--profile", "mini", "--methods", "coop", "--option", "n_ctx=4"],
     ["sweep", "--methods", "coop", "--param", "lr=0.01,0.02"],
 ], ids=" ".join)  # fmt: skip

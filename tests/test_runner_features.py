@@ -18,6 +18,7 @@ from small_runs import make_runtime
 from tiny_geometry import SHORT_OPTIONS, needed_options
 from torch.nn.functional import normalize
 
+import procap
 from benchmarks.experiment.profiles import MINI
 from benchmarks.suites import SUITES, load_suite
 from procap.clip import CLIP
@@ -29,7 +30,6 @@ from runner.config import RunConfig, Target
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.feature_training import FeatureStream, choosing_images
-from runner.image_features import image_features
 from runner.planning import can_classify, plan_run
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
@@ -126,7 +126,7 @@ def test_image_features_of_a_packed_set_give_the_counts_of_the_nearest_mean(few_
     runtime, config = make_runtime(few_digits, tmp_path), plan(short_checkpoint, "ncm", shots=0)
     train(config, runtime)
     evaluated = evaluate(config, Target("digits", "base"), runtime)
-    read = partial(image_features, "digits", classes="base", backbone=str(short_checkpoint), data=few_digits)
+    read = partial(procap.features, "digits", classes="base", backbone=str(short_checkpoint), data=few_digits)
     known, test = read("train"), read("test")
     means = torch.stack([normalize(known.features[known.labels == label]).sum(dim=0) for label in range(5)])
     predicted = (normalize(test.features) @ normalize(means).t()).argmax(dim=1)
@@ -228,5 +228,5 @@ def test_a_setting_is_chosen_on_at_most_four_validation_images_per_class_also_wi
     runtime = make_runtime(few_digits, tmp_path)
     run = make_run(plan(short_checkpoint, "probe", shots=0), runtime)
     setup = set_up(run)
-    validation, test = choosing_images(run, setup)
+    validation, test = choosing_images(run, setup.method, setup.fewshot.val)
     assert np.bincount(validation.labels).max() == 4 and len(validation) < len(setup.fewshot.val) and not len(test)

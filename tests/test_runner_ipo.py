@@ -89,7 +89,7 @@ def test_a_search_is_stored_with_the_run_and_replays_without_the_endpoint(
     assert (tmp_path / again.path / "proposals.json").read_text() == log.read_text()
     methods = [load_trained(each, runtime).method for each in (config, again)]
     best = max(scores, key=lambda template: (scores[template]["accuracy"], -scores[template]["cross_entropy"]))
-    assert [bytes(method.found.tolist()).decode() for method in methods] == [best, best]
+    assert [bytes(method.template_bytes.tolist()).decode() for method in methods] == [best, best]
     # What was found is zero-shot CLIP with that template, on new classes as well.
     method = methods[0]
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -108,7 +108,7 @@ def test_the_template_with_the_highest_accuracy_and_then_the_lowest_loss_is_kept
     assert [*scores] == ["a photo of a {}.", "a bad photo of the {}.", "an origami {}", "itap of a {}."]
     best = max(scores, key=lambda template: (scores[template]["accuracy"], -scores[template]["cross_entropy"]))
     method = load_trained(config, make_runtime(few_digits, tmp_path)).method
-    assert bytes(method.found.tolist()).decode() == best
+    assert bytes(method.template_bytes.tolist()).decode() == best
     assert len({score["cross_entropy"] for score in scores.values()}) == 4
     file.write_text("a photo of many {}.\n")
     with pytest.raises(UserError, match="was trained on another content of proposals"):

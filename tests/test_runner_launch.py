@@ -102,13 +102,11 @@ WRONG = [
     (2, "train --methods cop", 2, "did you mean coop"),
     (2, "train --methods coop --batchsize 4", 2, "No such option"),
     (2, "train --methods coop --zero-stage 1", 2, "add --engine deepspeed"),
-    (2, "train --methods coop --engine deepspeed --zero-stage 3", 2, "use 1 or 2"),
     (2, "train --methods coop --device cuda:7", 2, "--device cpu or auto"),
     (2, "train --methods coop --datasets caltech101", 1, ": caltech101; pack with"),
     (2, "eval --methods coop", 1, "holds no finished training: run procap train first"),
     (2, "eval base/nowhere", 2, "is not the folder of a run"),
     (2, "demo", 2, "without a launcher"),
-    (2, "data pack digits", 2, "without a launcher"),
 ]
 
 

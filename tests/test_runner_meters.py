@@ -98,6 +98,19 @@ def test_a_meter_goes_on_from_what_an_earlier_process_measured(clock):
     assert second.images_per_second() == pytest.approx(30 / 0.06) and second.warmup_steps == 2
 
 
+def test_features_that_a_resumed_training_reads_again_count_once(clock):
+    measured = []
+    for _ in range(2):
+        measured.append(meter := meters.Meter(CPU, warmup=0))
+        with meter.phase("features", rated=False):
+            clock.sleep(0.5)
+            meter.add({"features": 20.0}, rated=False)
+        meter.settle()
+    first, second = measured
+    second.resume(first.state(), repeated="features")
+    assert second.phases == {"features": 20.5} and (second.seconds, second.stored_seconds) == (20.5, 20.0)
+
+
 def test_progress_without_a_terminal_is_a_line_now_and_then_on_stderr(capsys):
     with progress_bar.ProgressDisplay("training", 100, done=1) as display:
         display.PLAIN_SECONDS = math.inf

@@ -231,4 +231,5 @@ def test_each_data_set_has_its_own_file_of_sentences(tmp_path):
         (tmp_path / f"{dataset}.json").write_text(json.dumps({"annual crop": [f"in {dataset}"]}))
     options: Any = methods.method_options("coprompt", {"sentences": str(tmp_path / "{dataset}.json")})
     for dataset in ("dtd", "eurosat"):
-        assert read_sentences(options, text.LabelSpace(("annual_crop",), dataset=dataset)) == [[f"in {dataset}"]]
+        file = methods.method_class("coprompt").option_file(options, dataset)
+        assert read_sentences(file, text.LabelSpace(("annual_crop",), dataset=dataset)) == [[f"in {dataset}"]]

@@ -75,7 +75,7 @@ def test_a_run_elsewhere_is_found_with_its_results(few_digits, short_checkpoint,
     located = here.locate(started.folder)
     assert (
         located.session.runtime.results == (tmp_path / "there").resolve()
-        and located.session.workbench is here.workbench
+        and located.session.backbones is here.backbones
     )
     assert there.locate(started.folder).session is there
     shutil.rmtree(tmp_path / "there")

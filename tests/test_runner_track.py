@@ -83,7 +83,7 @@ def test_a_run_that_is_evaluated_on_many_data_sets_has_at_most_15_metrics(store,
     rows = [log.model_copy(update={"terms": terms}) for log in tracked_runs.rows(5)]
     monkeypatch.setattr(tracked_runs, "rows", lambda epochs, attempt: rows)
     finished(folder)
-    result = folder.read_evaluation_file(folder.eval_files()[0])
+    result = folder.read_evaluations()[0]
     for number in range(12):
         target, correct = Target(f"set{number}", "all"), 40 + 2 * number
         counts = PerClass(correct=[correct], total=[80])
@@ -173,7 +173,7 @@ def test_a_new_result_replaces_the_old_one_and_parts_and_other_settings_do_not_c
     (run,) = runs_of(store, folder)
     assert run.data.metrics["accuracy/novel"] == run.data.metrics["accuracy"] == 75.0
     tracked_runs.evaluate(folder, "novel", 9, total=10, written="2099-02-02T00:00:00Z")
-    result = folder.read_evaluation_file(folder.eval_files()[0])
+    result = folder.read_evaluations()[0]
     result = result.model_copy(update={"settings": EvalSettings(precision="fp32", resize="squash", samples=8)})
     write_json(folder.eval_file(Target("shapes", "base"), result.settings), result)
     assert not export() and runs_of(store, folder)[0].data.metrics["accuracy/novel"] == 75.0

@@ -2,12 +2,9 @@
 
 import json
 import socket
-import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from tracked_runs import begin, evaluated, go_on
@@ -163,12 +160,11 @@ def test_a_database_may_lie_in_a_folder_of_any_name(tmp_path, monkeypatch):
     assert make_url(store.uri).database == str(odd / "mlflow.db")
 
 
-@pytest.mark.parametrize("uri", ["sqlite:////proc/x.db", "sqlite:////dev/null/x.db"])
-def test_a_database_that_cannot_be_opened_is_tried_once(tmp_path, uri, monkeypatch):
+def test_a_database_that_cannot_be_opened_is_tried_once(tmp_path, monkeypatch):
     tries: list[float] = []
     monkeypatch.setattr("time.sleep", tries.append)
     with pytest.raises(UserError, match="cannot open sqlite"):
-        _ = TrackingStore.choose(tmp_path, uri).experiment_id
+        _ = TrackingStore.choose(tmp_path, "sqlite:////proc/x.db").experiment_id
     assert not tries
 
 
@@ -180,31 +176,6 @@ def test_the_experiment_may_be_named_by_its_number(store, monkeypatch):
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "987654")
     with pytest.raises(UserError, match="987654"):
         _ = TrackingStore.choose(store.results, store.uri).experiment_id
-
-
-def test_a_server_whose_answer_has_no_end_is_refused(tmp_path, monkeypatch):
-    class Endless(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            with suppress(OSError):
-                while True:
-                    self.wfile.write(bytes(2**16))
-
-        def log_message(self, *args) -> None:
-            pass
-
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        with pytest.raises(UserError, match="has no end"):
-            _ = TrackingStore.choose(tmp_path, f"http://127.0.0.1:{server.server_port}").experiment_id
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_two_commands_of_a_suite_keep_the_runs_of_each_other(tmp_path):

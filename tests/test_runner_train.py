@@ -23,12 +23,12 @@ from procap.recipe import epoch_rate
 from procap.weights import loading
 from procap.weights.files import read_weights
 from runner import acceleration, checkpoint, run_folders
+from runner.backbones import Backbones
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import plan_run
 from runner.results import EvalResult, TrainResult, write_json
 from runner.run_state import RunSpec, final_score
 from runner.train import UNTIMED_PHASES
-from runner.workbench import Workbench
 from shards import builtin_sources, catalogue, pack
 
 BASE, NOVEL = Target("digits", "base"), Target("digits", "novel")
@@ -245,7 +245,7 @@ def test_force_trains_again_to_the_same_bits_and_forgets_evaluations(plan, runti
     assert train(config, runtime) == first, "a set-up that fails deletes nothing"
     again = train(config, runtime, force=True)
     assert folder.train_file.stat().st_mtime_ns != written and folder.read_training() == again
-    assert again.checkpoint_sha256 == first.checkpoint_sha256 and not folder.eval_files()
+    assert again.checkpoint_sha256 == first.checkpoint_sha256 and not folder.result_files()
 
 
 def test_global_randomness_is_neither_read_nor_moved(finished, runtime, tmp_path):
@@ -387,7 +387,7 @@ def test_missing_data_is_reported_in_one_line_and_leaves_no_run_behind(plan, run
 
 @pytest.mark.gpu
 def test_fp32_on_a_gpu_convolves_in_float32(plan):
-    Workbench().load_backbone(plan(), torch.device("cuda"), acceleration.Acceleration())
+    Backbones().load(plan(), torch.device("cuda"), acceleration.Acceleration())
     draw = torch.Generator().manual_seed(0)
     images, kernels = (torch.randn(4, 3, side, side, generator=draw) for side in (32, 16))
     exact = torch.nn.functional.conv2d(images.double(), kernels.double(), stride=16)

@@ -10,8 +10,7 @@ import yaml
 from command_line import run
 from made_results import put_run, put_score
 from PIL import Image
-from rank_processes import run_ranks
-from sessions import evaluate, load_trained, make_run, train
+from sessions import load_trained, make_run, train
 from small_runs import make_runtime, only_run
 
 from benchmarks.plots.unknown_images import pool_scores
@@ -19,14 +18,11 @@ from benchmarks.results import load
 from benchmarks.results.detection import Detection
 from procap.classifier import unit
 from procap.text import LabelSpace
-from runner.concept_scores import score_run
-from runner.config import RunConfig, Target
-from runner.distributed.process_group import init_process_group
-from runner.distributed.ranks import ranks_from_environment
+from runner.config import EvalSettings, RunConfig, Target
+from runner.evaluate import score_run
 from runner.planning import plan_run
 from runner.provenance import provenance
 from runner.results import ScoreResult, write_json
-from runner.run_folders import RunFolder
 from shards.catalogue import UNLABELLED
 from shards.raw.published import find_location, read_published
 from shards.reader import open_dataset
@@ -43,7 +39,7 @@ def put_scores(
     results: Path, config: RunConfig, target: str, scores: list[float], of: int | None = None, **more: str
 ) -> None:
     at = Target.parse_unchecked(target)
-    file = RunFolder(results / config.path).score_file(at)
+    file = results / config.path / "scores" / at.file(EvalSettings())
     result = ScoreResult(
         config_hash=config.hash, target=str(at), total=len(scores), limit=len(scores) if of else None,
         dataset_size=of or len(scores), precision="fp32", manifest_digest="e" * 16, backbone_digest="b" * 16,
@@ -94,12 +90,7 @@ def test_scores_are_the_highest_softmax_of_plain_cosines(few_digits, short_check
     text = unit(clip.encode_text(clip.tokenize(space.prompts())))
     cosines = unit(clip.encode_image(images)) @ text.t()
     assert scored.scores == pytest.approx(cosines.softmax(dim=1).amax(dim=1).tolist(), rel=1e-5)
-    # A file that is there is read, one of other weights is replaced.
-    assert score_run(make_run(config, runtime), NOVEL) == scored
-    file = only_run(tmp_path).score_file(NOVEL)
-    write_json(file, json.loads(file.read_text()) | {"checkpoint_sha256": "0" * 64})
-    again = score_run(make_run(config, runtime), NOVEL)
-    assert (again.scores, again.checkpoint_sha256) == (scored.scores, scored.checkpoint_sha256)
+    assert only_run(tmp_path).read_scores() == [scored]
 
 
 def test_a_classifier_with_its_own_score_is_scored_by_that_under_its_name(few_digits, short_checkpoint, tmp_path):
@@ -129,24 +120,6 @@ def test_tables_name_a_score_that_is_not_the_common_one(made, capsys):
     assert {method: detection.score for method, detection in found.items()} == {"maple": "MCM", "gallop": "GL-MCM"}
     _, text, _ = run(capsys, "table", "--results", made)
     assert "GalLoP has its own score, GL-MCM." in text and "MaPLe has its own" not in text
-
-
-def scores_of_a_rank(data: str, results: str, checkpoint: str) -> None:
-    runtime = make_runtime(data, results)
-    with init_process_group(ranks_from_environment(), torch.device("cpu")) as group:
-        train(plan(checkpoint), runtime, group=group)
-        score_run(make_run(plan(checkpoint), runtime, group), NOVEL)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
-def test_several_processes_write_the_scores_of_one(few_digits, short_checkpoint, tmp_path, size):
-    alone = make_runtime(few_digits, tmp_path / "one")
-    train(plan(str(short_checkpoint)), alone)
-    expected = score_run(make_run(plan(str(short_checkpoint)), alone), NOVEL)
-    run_ranks(size, scores_of_a_rank, str(few_digits), str(tmp_path / "several"), str(short_checkpoint))
-    document = json.loads(only_run(tmp_path / "several").score_file(NOVEL).read_text())
-    assert document["scores"] == expected.scores
 
 
 def test_the_command_takes_a_folder_of_images_of_no_class(few_digits, short_checkpoint, tmp_path, capsys):
@@ -190,18 +163,6 @@ def test_images_of_no_class_have_no_table_and_no_split(change, message, tmp_path
     (tmp_path / "holiday.yaml").write_text(yaml.safe_dump({key: value for key, value in keys.items() if value}))
     code, _, said = run(capsys, "data", "pack", tmp_path / "holiday.yaml", "--data", tmp_path)
     assert code == 1 and message in said
-
-
-def test_a_limit_marks_scores_and_never_replaces_those_of_all_images(few_digits, short_checkpoint, tmp_path):
-    config = plan(str(short_checkpoint))
-    train(config, make_runtime(few_digits, tmp_path))
-    limited = make_run(config, make_runtime(few_digits, tmp_path, limit=3))
-    assert score_run(limited, NOVEL).limited and len(score_run(limited, NOVEL).scores) == 3
-    whole = score_run(make_run(config, make_runtime(few_digits, tmp_path)), NOVEL)
-    assert not whole.limited and score_run(limited, NOVEL) == whole
-    with pytest.raises(Exception, match="counts fewer: leave out --limit"):
-        score_run(limited, NOVEL, force=True)
-    assert evaluate(config, KNOWN, make_runtime(few_digits, tmp_path)).total > 0
 
 
 def test_the_images_of_a_set_without_classes_are_listed_by_name_at_any_depth(tmp_path):

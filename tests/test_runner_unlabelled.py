@@ -2,12 +2,13 @@
 
 import re
 import shutil
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from sessions import evaluate, train
+from sessions import evaluate, make_run, train
 from small_runs import make_runtime
 
 from benchmarks.results import frame as results
@@ -15,8 +16,11 @@ from procap.errors import UserError
 from procap.methods import data_use
 from runner.config import EvalSettings, Target
 from runner.earlier_runs import preliminary_run
+from runner.evaluate import score_run
 from runner.planning import plan_run
-from runner.run_folders import RunFolder
+from runner.run_folders import RunFolder, RunHeld
+from runner.train import train_run
+from runner.trained_runs import load_trained
 from shards.image_selection import load_few_shot, select_unlabelled
 from shards.reader import open_dataset
 
@@ -46,19 +50,23 @@ def test_a_pool_has_the_images_of_its_classes_without_labels(few_digits, pool, c
 
 def test_a_run_records_its_pool_and_says_what_it_has_looked_at(few_digits, short_checkpoint, tmp_path):
     runtime, digests = make_runtime(few_digits, tmp_path), set()
-    seen = {"few-shot": "none base", "base": "base base", "all": "train all"}
+    seen = {"few-shot": "few-shot none base", "base": "none base base", "all": "none train all"}
     for pool, looked_at in seen.items():
         config = planned(short_checkpoint, pool)
-        record = train(config, runtime).unlabelled
+        result = train(config, runtime)
+        record = result.unlabelled
+        # The few-shot samples are listed where the run has seen them.
+        assert (result.fewshot is not None) == (pool == "few-shot")
         assert record.pool == pool and record.images == {"few-shot": 10, "base": 61, "all": 120}[pool]
         digests.add((config.hash, record.digest))
         for half in ("base", "novel"):
             evaluate(config, Target("digits", half), runtime)
         uses = data_use("promptkd", config.options)
-        assert f"{uses.unlabelled} {uses.names}" == looked_at
+        assert f"{uses.labelled} {uses.unlabelled} {uses.names}" == looked_at
+        assert data_use("caspl", config.options).labelled == "few-shot"
     assert len(digests) == len({digest for _, digest in digests}) == 3
     rows = results.load(tmp_path)
-    assert {*(rows.unlabelled + " " + rows["names"])} == {*seen.values()}
+    assert {*(rows.labelled + " " + rows.unlabelled + " " + rows["names"])} == {*seen.values()}
 
 
 def test_learned_classes_need_no_teacher_any_more_and_new_ones_the_same_teacher(few_digits, short_checkpoint, tmp_path):
@@ -90,6 +98,33 @@ def test_caspl_boosts_in_its_own_recipe_once_for_all_seeds_if_no_few_shot_image_
     first, second = map(preliminary_run, configs)
     assert (first.recipe.epochs, first.recipe.lr, first.recipe.batch_size) == (3, 0.0025, 4)
     assert (first.path == second.path) == (pool == "all") and first.shots == {"few-shot": 2, "all": 0}[pool]
+
+
+def test_images_count_as_known_among_the_names_of_the_runs_classes_alone(few_digits, short_checkpoint, tmp_path):
+    runtime, names = make_runtime(few_digits, tmp_path), []
+    config = planned(short_checkpoint, "all")
+    train(config, runtime)
+    started = make_run(config, runtime)
+    method = load_trained(started).method
+    make_classifier = method.classifier
+    method.classifier = lambda space: names.append(space.classnames) or make_classifier(space)
+    score_run(started, Target("digits", "novel"))
+    assert (len(method.space.classnames), *map(len, names)) == (10, 5) and names[0] == method.space.classnames[:5]
+
+
+def test_a_training_waits_for_a_first_phase_that_another_process_trains(
+    few_digits, short_checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("runner.session.HELD_SECONDS", 0)
+    config = planned(short_checkpoint, "base", method="caspl", boost_depth=2, boost_epochs=1)
+    started = make_run(config, make_runtime(few_digits, tmp_path))
+    first = started.session.get_run(preliminary_run(started.config))
+    with ExitStack() as lock:
+        lock.enter_context(first.folder.locked())
+        with pytest.raises(RunHeld, match="wait for it or stop it"):
+            train_run(first)
+        monkeypatch.setattr("runner.train.note_once", lambda held: lock.close())
+        assert train_run(started).status == first.read_training().status == "finished"
 
 
 def test_caspl_keeps_the_boosting_tokens_of_its_first_phase(few_digits, short_checkpoint, tmp_path):

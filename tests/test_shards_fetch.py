@@ -181,7 +181,7 @@ def test_another_split_than_the_published_one_is_named_and_not_packed(hub, tmp_p
     monkeypatch.setattr(catalogue, "CATALOGUE", {**catalogue.CATALOGUE, "dtd": other})
     code, _, err = fetch(capsys, tmp_path)
     assert code == 1 and "split_zhou_DescribableTextures.json is not the published split" in err
-    assert f"from hf://{HUB_REPOSITORY}" in err and not (tmp_path / "data" / "dtd").exists()
+    assert f"from {hub.url}/{FILES}/dtd.zip" in err and not (tmp_path / "data" / "dtd").exists()
 
 
 def test_a_disk_without_room_is_an_error_before_the_download(hub, tmp_path, capsys, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from local_server import LocalServer
-from toy_shards import COUNTS, pixels, toy_records, toy_source
+from toy_shards import COUNTS, is_whole, pixels, toy_records, toy_source
 
 from benchmarks.cli import main
 from procap.errors import NotFound, Unreachable, UsageError, UserError
@@ -191,22 +191,22 @@ def test_a_check_of_a_mirror_covers_what_was_downloaded(server, root, capsys):
     open_dataset(root, "toy").open_images("train")
     server.asked.clear()
     report = check_dataset(root, "toy")
-    counts = {split.name: (split.readable, split.shards, split.shards_present) for split in report.splits}
-    assert report.ok and counts == {"train": (23, 5, 5), "val": (0, 5, 0), "test": (0, 4, 0)}
+    counts = {split.name: (split.readable, split.shards, split.shards_present) for split in report}
+    assert is_whole(root, "toy") and counts == {"train": (23, 5, 5), "val": (0, 5, 0), "test": (0, 4, 0)}
     assert not server.paths(".tar")
     file = folder_of(root) / "train" / "1.tar"
     data = bytearray(file.read_bytes())
     data[700] ^= 1
     file.write_bytes(data)
     report = check_dataset(root, "toy")
-    assert not report.ok and f"{file} is altered" in report.splits[0].problems[0]
+    assert not is_whole(root, "toy") and f"{file} is altered" in report[0].problems[0]
     assert not server.paths(".tar"), "a check reports, it does not repair"
     assert main(["data", "check", "--data", str(root)]) == 1
     advice = capsys.readouterr().err.splitlines()[-1]
     assert advice.endswith(f"to repair 'toy', delete {folder_of(root)} and it is fetched again")
     shutil.rmtree(folder_of(root))
     begin_command()
-    assert len(open_dataset(root, "toy").open_images("train")) == COUNTS["train"] and check_dataset(root, "toy").ok
+    assert len(open_dataset(root, "toy").open_images("train")) == COUNTS["train"] and is_whole(root, "toy")
 
 
 def test_secrets_in_a_url_are_refused_and_not_printed(server, tmp_path):

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 from command_line import read_files
 from PIL import Image
-from toy_shards import CLASSNAMES, COUNTS, SAME_PATH, label, pack_some_shapes, pixels, toy_records, toy_source
+from toy_shards import CLASSNAMES, COUNTS, SAME_PATH, is_whole, label, pack_some_shapes, pixels, toy_records, toy_source
 
 from procap import errors
 from shards import builtin_sources, catalogue, reader
-from shards.check import check_dataset
 from shards.manifest import lines_digest
 from shards.pack import pack_source
 from shards.records import ImageRecord, png
@@ -30,7 +29,7 @@ def test_a_family_of_the_world_packs_to_the_same_bytes_in_another_process(tmp_pa
     code = (
         "import sys, shards.image_selection; from pathlib import Path; from toy_shards import *\n"
         f"pack_some_shapes(Path({str(tmp_path / 'b')!r}))\n"
-        "next(builtin_source(find('digits')).part('test', 0, 1).records())\n"
+        "next(builtin_source(find('digits')).part('test', 0, 1)())\n"
         "assert 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**SAME_PATH, "PYTHONHASHSEED": "7"})
@@ -85,7 +84,7 @@ def test_a_valid_set_is_kept_and_force_packs_again(tmp_path):
 def test_a_damaged_or_outdated_set_is_packed_again(tmp_path):
     first = pack_source(toy_source(), tmp_path)
     (tmp_path / "toy/test/0.tar").write_bytes(b"")
-    assert pack_source(toy_source(), tmp_path) == first and check_dataset(tmp_path, "toy").ok
+    assert pack_source(toy_source(), tmp_path) == first and is_whole(tmp_path, "toy")
     renamed = pack_source(toy_source(classnames=("a", "b", "c", "d", "e")), tmp_path)
     assert reader.open_dataset(tmp_path, "toy").classnames == renamed.classnames == ("a", "b", "c", "d", "e")
     pack_source(toy_source(swapped_colours, origin="another version"), tmp_path)
@@ -151,7 +150,7 @@ def test_two_processes_packing_at_once_both_end_well(tmp_path):
     for process in processes:
         process.join(900)
     assert [process.exitcode for process in processes] == [0, 0]
-    assert check_dataset(tmp_path, "toy").ok
+    assert is_whole(tmp_path, "toy")
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]
 
 
@@ -240,7 +239,7 @@ def test_every_catalogue_entry_can_be_packed_as_it_says(monkeypatch):
         assert dataset.template.count("{}") == 1 and dataset.template.endswith(".")
         assert len(dataset.templates) == 2
         assert all(t.count("{}") == 1 and not t.endswith(".") for t in dataset.templates)
-        first = next(source.part("test", 0, 1).records())
+        first = next(source.part("test", 0, 1)())
         assert Image.open(io.BytesIO(first.data)).size[0] >= 8
 
 

@@ -10,7 +10,6 @@ from miniature_roots import FEW_OF_A_THOUSAND, WRITERS, available, build
 
 from procap.errors import UserError
 from shards.catalogue import find
-from shards.check import check_source
 from shards.images import decode
 from shards.pack import pack_source
 from shards.raw.published import find_folder, imagenet_wnids, published_classnames, raw_source
@@ -19,7 +18,7 @@ from shards.reader import open_dataset
 
 def listed(source):
     parts = {split: source.part(split, 0, count) for split, count in source.counts.items()}
-    return {split: list(zip(part.paths, part.labels, strict=True)) for split, part in parts.items()}  # type: ignore[attr-defined]
+    return {split: [(record.path, record.label) for record in part()] for split, part in parts.items()}
 
 
 def names(name: str) -> tuple[str, ...]:
@@ -191,16 +190,18 @@ def test_broken_roots_are_refused(tmp_path):
                 raw_source(find(name), root)
 
 
-def test_images_that_do_not_decode_are_named_by_one_process_or_two(roots, tmp_path, monkeypatch):
+def test_images_that_do_not_decode_are_named_by_one_process_or_two(roots, tmp_path):
     images = copied("dtd", roots, tmp_path) / "images"
     bad = sorted(images.rglob("*.jpg"))[::4]
     for i, file in enumerate(bad):
         file.write_bytes((b"", b"<html>not found</html>", file.read_bytes()[:300])[i % 3])
-    monkeypatch.setattr("shards.check.IMAGES_PER_TASK", 3)
-    source = available("dtd", tmp_path)
-    one, two = (check_source(source, workers=workers) for workers in (1, 2))
-    broken = [problem for problem in one.problems if "is not a readable image" in problem]
-    assert one == two and len(broken) == len(bad) and any("it is empty" in problem for problem in broken)
+    source = replace(available("dtd", tmp_path), per_shard=3)
+    notes: dict[int, list[str]] = {1: [], 2: []}
+    for workers, told in notes.items():
+        with pytest.raises(UserError, match="'dtd' is not packed"):
+            pack_source(source, tmp_path / "data", workers=workers, on_note=told.append)
+    broken = [note for note in notes[1] if "is not a readable image" in note]
+    assert notes[1] == notes[2] and len(broken) == len(bad) and any("it is empty" in note for note in broken)
     assert all(any(str(file.relative_to(images)) in problem for problem in broken) for file in bad)
 
 

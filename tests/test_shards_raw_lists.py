@@ -113,8 +113,8 @@ def stubs(request, tmp_path_factory):
 
 
 def listed(source, split):
-    part = source.part(split, 0, source.counts[split])
-    return [(path, label, source.classnames[label]) for path, label in zip(part.paths, part.labels, strict=True)]  # type: ignore[attr-defined]
+    records = source.part(split, 0, source.counts[split])()
+    return [(record.path, record.label, source.classnames[record.label]) for record in records]
 
 
 def tree(root: Path) -> list[tuple[str, int, int]]:

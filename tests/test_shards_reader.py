@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_shards import CLASSNAMES, COUNTS, label, pixels, toy_source
+from toy_shards import CLASSNAMES, COUNTS, is_whole, label, pixels, toy_source
 
 from procap.errors import UsageError, UserError
 from shards.check import check_dataset
@@ -112,8 +112,8 @@ def test_a_damaged_shard_is_refused_by_name_with_counts(root, kind):
         command = "procap data pack toy --force --data"
         assert "\n" not in str(error.value) and command in str(error.value)
     report = check_dataset(root, "toy")
-    assert not report.ok
-    broken = {split.name: split for split in report.splits if split.problems}
+    assert not is_whole(root, "toy")
+    broken = {split.name: split for split in report if split.problems}
     assert list(broken) == ["test"] and "test/1.tar" in broken["test"].problems[0]
     assert broken["test"].readable <= broken["test"].images == 17
     assert len(broken["test"].problems) <= 5, "a report must stay readable however many images are gone"
@@ -154,7 +154,7 @@ def test_a_wrong_manifest_is_refused_in_one_line(root, place, value, message):
     with pytest.raises(UserError, match=message) as error:
         open_dataset(root, "toy").open_images("test")
     assert "\n" not in str(error.value) and str(root / "toy") in str(error.value)
-    assert not check_dataset(root, "toy").ok
+    assert not is_whole(root, "toy")
 
 
 @pytest.mark.parametrize(("file", "change", "message"), [
@@ -172,7 +172,7 @@ def test_files_are_read_only_when_they_are_the_packed_ones(root, file, change, m
     with pytest.raises(UserError, match=message) as error:
         assert open_dataset(root, "toy").open_images("test").paths
     assert "\n" not in str(error.value)
-    assert not check_dataset(root, "toy").ok
+    assert not is_whole(root, "toy")
 
 
 def flip_last_byte(file: Path) -> None:
@@ -227,7 +227,7 @@ def test_lists_that_were_damaged_together_with_the_manifest_are_refused_in_one_l
     renew_hashes(file.parent)
     with pytest.raises(UserError, match=rf"{name} is not usable .*procap data pack toy --force") as error:
         assert open_dataset(root, "toy").open_images("test").paths
-    assert "\n" not in str(error.value) and not check_dataset(root, "toy").ok
+    assert "\n" not in str(error.value) and not is_whole(root, "toy")
 
 
 READ = ("manifest.json", "test/index.npy", "test/paths.txt", "test/1.tar", "test/digests.bin")
@@ -242,7 +242,7 @@ def test_pipes_and_devices_are_not_read(root, name, is_pipe):
     if name == "test/digests.bin":
         assert open_dataset(root, "toy").open_images("test").image(0)
         return
-    assert not check_dataset(root, "toy").ok
+    assert not is_whole(root, "toy")
     with pytest.raises(UserError, match="no regular file"):
         assert open_dataset(root, "toy").open_images("test").paths
 
@@ -275,7 +275,7 @@ def test_an_image_that_was_exchanged_is_refused_when_it_is_read_alone(root):
 ])  # fmt: skip
 def test_a_check_compares_counts_and_names_with_the_lists(root, place, value):
     edit(root / "toy/manifest.json", place, value)
-    assert not check_dataset(root, "toy").ok
+    assert not is_whole(root, "toy")
 
 
 def test_an_undecodable_image_is_refused_when_it_is_read(root):
@@ -292,7 +292,7 @@ def test_an_undecodable_image_is_refused_when_it_is_read(root):
     with pytest.raises(UserError, match=r"'toy': .*test/1\.tar: member s0000006 .* undecodable .*image 7 of 17"):
         split.image(6)
     report = check_dataset(root, "toy")
-    assert [split.readable for split in report.splits] == [23, 21, 16]
+    assert [split.readable for split in report] == [23, 21, 16]
 
 
 def test_a_shard_cut_while_it_is_being_read_is_refused(root):
@@ -304,8 +304,12 @@ def test_a_shard_cut_while_it_is_being_read_is_refused(root):
 
 def test_a_check_reports_a_whole_set(root):
     report = check_dataset(root, "toy")
-    assert report.ok and [(split.readable, split.images) for split in report.splits] == [(23, 23), (21, 21), (17, 17)]
-    assert not check_dataset(root, "nothing").ok
+    assert is_whole(root, "toy") and [(split.readable, split.images) for split in report] == [
+        (23, 23),
+        (21, 21),
+        (17, 17),
+    ]
+    assert not is_whole(root, "nothing")
 
 
 def test_a_shard_that_is_missing_is_missed_by_those_alone_who_ask_for_its_split(root):
@@ -315,7 +319,7 @@ def test_a_shard_that_is_missing_is_missed_by_those_alone_who_ask_for_its_split(
     with pytest.raises(UserError, match=r"'toy' test: .*test/0\.tar cannot be read \(No such file .*; 5 images\)"):
         shards.open_images("test")
     report = check_dataset(root, "toy")
-    assert [split.readable for split in report.splits[:2]] == [23, 21] and not report.ok
+    assert [split.readable for split in report[:2]] == [23, 21] and not is_whole(root, "toy")
     os.truncate(root / "toy/train/1.tar", 1000)
     with pytest.raises(UserError, match=r"'toy' train: .*train/1\.tar is truncated"):
         shards.open_images("train")

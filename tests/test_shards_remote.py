@@ -5,12 +5,16 @@ import multiprocessing
 import os
 import resource
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from local_server import Answer, LocalServer
 
 from procap.errors import NotFound, Unreachable, UsageError, UserError
+from shards import remote
 from shards.credentials import mask
 from shards.remote import delete, download, list_files, read_file, read_files, upload
 from shards.urls import canonical, is_url, join
@@ -198,6 +202,55 @@ def test_an_object_store_names_what_is_missing(s3, monkeypatch):
             read_file(f"s3://{s3.bucket}/data/a.tar")
     finally:
         s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def endless(monkeypatch):
+    """An object store whose objects do not end."""
+    import s3fs
+
+    class Endless(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "10")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(2**60))
+            self.end_headers()
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(bytes(2**20))
+
+        def log_message(self, *args):
+            pass
+
+    store = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
+    store.daemon_threads = True
+    threading.Thread(target=store.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    variables = {"ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "not-a-secret", "DEFAULT_REGION": "us-east-1"}
+    for name, value in {**variables, "ENDPOINT_URL": f"http://127.0.0.1:{store.server_address[1]}"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield
+    s3fs.S3FileSystem.clear_instance_cache()
+    store.shutdown()
+    store.server_close()
+
+
+@pytest.mark.parametrize("read", [
+    lambda target: read_file("s3://results/a.json", 10**6),
+    lambda target: download("s3://results/a.json", target, limit=10**6),
+    lambda target: read_files("s3://results", ["a.json"]),
+])  # fmt: skip
+def test_an_object_without_an_end_is_refused_in_one_line(endless, target, monkeypatch, read):
+    monkeypatch.setattr(remote, "DOCUMENT_BYTES", 10**6)
+    with pytest.raises(
+        UserError, match=r"^s3://results/a\.json is not the expected file: it has more than 1,000,000 bytes$"
+    ):
+        read(target)
 
 
 def test_urls_are_recognized_and_normalized():

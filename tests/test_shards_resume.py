@@ -5,15 +5,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from child_process import start_process
 from command_line import read_files
-from toy_shards import COUNTS, SAME_PATH, BrokenPart, toy_source
+from toy_shards import COUNTS, SAME_PATH, broken, is_whole, toy_source
 
 from procap.errors import UserError
-from shards.check import check_dataset
 from shards.pack import pack_source
 from shards.reader import open_dataset
 
@@ -31,7 +31,7 @@ def packing(root: Path, log: Path, workers: int) -> Iterator[subprocess.Popen[by
     """Start a process whose packing cannot get past image 15 of train."""
     code = (
         "from functools import partial; from pathlib import Path; from toy_shards import *\n"
-        f"part = partial(HeldPart, Path({str(log)!r}), 15)\n"
+        f"part = partial(partial, held, Path({str(log)!r}), 15)\n"
         f"pack_source(toy_source(part=part, per_shard=5), Path({str(root)!r}), workers={workers})"
     )
     with start_process([sys.executable, "-c", code], env=SAME_PATH, stderr=subprocess.PIPE) as process:
@@ -49,7 +49,7 @@ def test_any_number_of_workers_writes_the_same_bytes_and_reports_progress(tmp_pa
         steps = [done for name, done, total in reported if name == split and total == count]
         assert steps == sorted(steps) and steps[-1] == count
     reported.clear()
-    assert check_dataset(tmp_path, "toy", on_progress=lambda *step: reported.append(step)).ok
+    assert is_whole(tmp_path, "toy", on_progress=lambda *step: reported.append(step))
     assert {name: done for name, done, _ in reported} == COUNTS
 
 
@@ -67,7 +67,7 @@ def test_a_killed_packing_looks_unfinished_and_the_next_packs_the_set_again(tmp_
 def test_a_broken_image_is_named_alike_by_any_workers_and_an_older_set_stays(tmp_path, workers):
     older = pack_source(toy_source(origin="older"), tmp_path)
     with pytest.raises(UserError) as error:
-        pack_source(toy_source(part=BrokenPart, per_shard=5), tmp_path, workers=workers)
+        pack_source(toy_source(part=partial(partial, broken), per_shard=5), tmp_path, workers=workers)
     assert str(error.value).startswith("'toy' val: val/") and "12.png is not a readable image" in str(error.value)
-    assert open_dataset(tmp_path, "toy").manifest == older and check_dataset(tmp_path, "toy").ok
+    assert open_dataset(tmp_path, "toy").manifest == older and is_whole(tmp_path, "toy")
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]

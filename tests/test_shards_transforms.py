@@ -12,8 +12,8 @@ from toy_shards import toy_source
 
 from procap import errors
 from shards import loader, pack, reader, records, transfer
-from shards.device.crops import REDUCTION, DeviceCrops, augments_on_device, fits
-from shards.device.evaluation import DeviceResize, device_evaluation_batches
+from shards.device.crops import REDUCTION, DeviceResize, augments_on_device, fits
+from shards.device.evaluation import device_evaluation_batches
 from shards.device.stream import DeviceTrainStream
 from shards.loader import StreamOptions
 from shards.pools import prefetch
@@ -133,11 +133,11 @@ def same(first, second) -> bool:
 
 def on_device(augment: TrainAugment, device: str, images: list[np.ndarray], views: list[View]) -> torch.Tensor:
     pixels = [torch.from_numpy(image).to(device).transpose(1, 2).contiguous() for image in images]
-    return DeviceCrops(augment, torch.device(device))(pixels, views).cpu()
+    return DeviceResize(augment, torch.device(device)).make_views(pixels, views).cpu()
 
 
 def by_pillow(augment: TrainAugment, images: list[np.ndarray], views: list[View]) -> torch.Tensor:
-    looks = [augment.apply_view(Image.fromarray(image), view) for image, view in zip(images, views, strict=True)]
+    looks = [view.cut(Image.fromarray(image), augment.image_size) for image, view in zip(images, views, strict=True)]
     return torch.stack([augment.normalise(look) for look in looks])
 
 
@@ -192,7 +192,8 @@ def test_evaluation_images_of_any_shape_are_resized_as_by_pillow(device):
         shapes = [(w, h) for w in lengths for h in lengths if max(w, h) < 20 * min(w, h) and (size < 224 or h != w)]
         shapes = [shapes[i] for i in draw.permutation(len(shapes))[:12]]
         images, transform = [noise(*shape, seed=n) for n, shape in enumerate(shapes)], EvalTransform(size, MEAN, STD)
-        resized = DeviceResize(transform, torch.device(device))([torch.from_numpy(i).to(device) for i in images])
+        pixels = [torch.from_numpy(image).to(device) for image in images]
+        resized = DeviceResize(transform, torch.device(device)).make_centres(pixels)
         assert torch.equal(resized.cpu(), torch.stack([transform(Image.fromarray(image)) for image in images]))
 
 

@@ -4,15 +4,18 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from procap.errors import UserError
 from shards.builtin_sources import builtin_source
 from shards.catalogue import find
+from shards.check import check_dataset
 from shards.pack import pack_source
 from shards.records import ImageRecord, Source, png
 
@@ -39,59 +42,35 @@ def toy_records(split: str) -> Iterator[ImageRecord]:
         yield ImageRecord(f"{split}/{folder}/{i}.png", label(i), png(pixels(split, i)))
 
 
-@dataclass(frozen=True)
-class ToyPart:
+def few(images: Callable[[str], Iterator[ImageRecord]], split: str, start: int, stop: int) -> Iterator[ImageRecord]:
     """Images start..stop - 1 of what a function yields for a split; fewer where it yields fewer."""
-
-    images: Callable[[str], Iterator[ImageRecord]]
-    split: str
-    start: int
-    stop: int
-
-    def records(self) -> Iterator[ImageRecord]:
-        return islice(self.images(self.split), self.start, self.stop)
+    return islice(images(split), start, stop)
 
 
-@dataclass(frozen=True)
-class HeldPart:
+def held(log: Path, held: int, split: str, start: int, stop: int) -> Iterator[ImageRecord]:
     """Toy images; each part that is packed writes a line to a log: split, first image, process.
 
     held: train images from that one on take ten minutes each, so that a packing cannot get past them.
     """
-
-    log: Path
-    held: int
-    split: str
-    start: int
-    stop: int
-
-    def records(self) -> Iterator[ImageRecord]:
-        with self.log.open("a") as log:
-            log.write(f"{self.split} {self.start} {os.getpid()}\n")
-        for i, record in enumerate(islice(toy_records(self.split), self.start, self.stop), self.start):
-            if self.split == "train" and i >= self.held:
-                time.sleep(600)
-            yield record
+    with log.open("a") as file:
+        file.write(f"{split} {start} {os.getpid()}\n")
+    for i, record in enumerate(islice(toy_records(split), start, stop), start):
+        if split == "train" and i >= held:
+            time.sleep(600)
+        yield record
 
 
-@dataclass(frozen=True)
-class BrokenPart:
+def broken(split: str, start: int, stop: int) -> Iterator[ImageRecord]:
     """Toy images of which one of a split is not an image."""
-
-    split: str
-    start: int
-    stop: int
-
-    def records(self) -> Iterator[ImageRecord]:
-        for i, record in enumerate(islice(toy_records(self.split), self.start, self.stop), self.start):
-            yield ImageRecord(record.path, record.label, b"broken") if (self.split, i) == ("val", 12) else record
+    for i, record in enumerate(islice(toy_records(split), start, stop), start):
+        yield ImageRecord(record.path, record.label, b"broken") if (split, i) == ("val", 12) else record
 
 
 def toy_source(images: Callable[[str], Iterator[ImageRecord]] = toy_records, **changes: object) -> Source:
     fields: dict[str, object] = {
         "name": "toy", "classnames": CLASSNAMES, "template": "a photo of a {}.",
         "templates": ("a photo of a {}", "an image of a {}"), "origin": "toy", "counts": COUNTS,
-        "part": partial(ToyPart, images),
+        "part": partial(partial, few, images),
     }  # fmt: skip
     return Source(**(fields | changes))  # type: ignore[arg-type]
 
@@ -99,3 +78,11 @@ def toy_source(images: Callable[[str], Iterator[ImageRecord]] = toy_records, **c
 def pack_some_shapes(root: Path) -> None:
     """The first 40 test images of a generated family."""
     pack_source(replace(builtin_source(find("shapes-v2")), counts={"test": 40}), root)
+
+
+def is_whole(root: Path, name: str, **options: Any) -> bool:
+    """Whether `procap data check` finds no problem."""
+    try:
+        return not any(split.problems for split in check_dataset(root, name, **options))
+    except UserError:
+        return False

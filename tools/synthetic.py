@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,22 +29,10 @@ def pack_photographs(name: str, root: Path) -> Path:
     return root
 
 
-@dataclass(frozen=True)
-class PhotographPart:
-    """Consecutive images of a synthetic split."""
-
-    classes: int
-    split: str
-    start: int
-    stop: int
-
-    def records(self) -> Iterator[ImageRecord]:
-        seed = self.start + (10**6 if self.split == "test" else 0)
-        for i, image in enumerate(photographs(self.stop - self.start, seed), self.start):
-            yield ImageRecord(f"{self.split}/{i:05d}.jpg", i % self.classes, image)
-
-    def stamp(self) -> str:
-        return f"photographs {self}"
+def photograph_records(classes: int, split: str, start: int, stop: int) -> Iterator[ImageRecord]:
+    """Yield consecutive images of a synthetic split."""
+    for i, image in enumerate(photographs(stop - start, start + (10**6 if split == "test" else 0)), start):
+        yield ImageRecord(f"{split}/{i:05d}.jpg", i % classes, image)
 
 
 def photograph_source(name: str) -> Source:
@@ -58,7 +45,7 @@ def photograph_source(name: str) -> Source:
         templates=("a photo of a {}",),
         origin="made-up photographs 1",
         counts={"train": TRAIN_IMAGES * classes, "test": TEST_IMAGES * classes},
-        part=partial(PhotographPart, classes),
+        part=partial(partial, photograph_records, classes),
     )
 
 

@@ -40,16 +40,18 @@ def check(
     problems: dict[str, list[str]] = {}
     for name in dict.fromkeys(selected):
         with parts_progress(f"checking {name}") as progress:
-            report = check_dataset(root, name, workers=workers or available_cores(), on_progress=progress)
-        problems[name] = [*report.problems, *(problem for split in report.splits for problem in split.problems)]
-        for split in report.splits:
+            try:
+                splits = check_dataset(root, name, workers=workers or available_cores(), on_progress=progress)
+                problems[name] = [problem for split in splits for problem in split.problems]
+            except UserError as error:
+                splits, problems[name] = [], [str(error)]
+                rows.append((name, "-", "-", "-", "unreadable"))
+        for split in splits:
             is_partial = split.shards_present < split.shards
             verdict = "ok, the rest is not fetched yet" if is_partial else "ok"
             verdict = plural(len(split.problems), "problem") if split.problems else verdict
             shards = f"{split.shards_present}/{split.shards}"
             rows.append((name, split.name, f"{split.readable}/{split.images}", shards, verdict))
-        if not report.splits:
-            rows.append((name, "-", "-", "-", "unreadable"))
     show(columns(("data set", "split", "images readable", "shards found", "verdict"), rows))
     broken = [name for name in problems if problems[name]]
     for name in broken:

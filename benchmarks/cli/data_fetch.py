@@ -24,6 +24,7 @@ from shards.files import file_lock
 from shards.manifest import Manifest, read_manifest
 from shards.raw.published import raw_source
 from shards.resolve import is_packed
+from shards.urls import redact
 
 MB = 10**6
 
@@ -94,7 +95,7 @@ def _fetch_and_pack(plan: FetchPlan, root: Path, force: bool, workers: int) -> M
         try:
             manifest = pack_with_progress(raw_source(plan.dataset, raw_root), root, force=force, workers=workers)
         except UserError as error:
-            raise UserError(f"{error} (from {plan.origin}; its files are in {folder})") from error
+            raise UserError(f"{error} (from {redact(plan.files[0].url)}; its files are in {folder})") from error
         shutil.rmtree(folder)
     with suppress(OSError):
         folder.parent.rmdir()

@@ -17,7 +17,7 @@ from shards.catalogue import GROUPS, PUBLISHED, Dataset, find, find_or_none
 from shards.default_paths import data_root
 from shards.manifest import FILE, Manifest
 from shards.mirror import refuse_packing
-from shards.raw.description import parse_description, read_description
+from shards.raw.description import read_description
 from shards.raw.folders import is_image_name
 from shards.raw.guess import find_description
 from shards.raw.published import find_folder, raw_source
@@ -96,8 +96,7 @@ def _resolve_name(name: str, raw: Path | None, data_root: Path, max_side: int | 
         file, text = path, ""
     else:
         return _resolve_dataset(name, raw, data_root)
-    description = parse_description(text, file) if text else read_description(file)
-    return DatasetToPack(description.name, partial(user_source, file, text), str(file), text)
+    return DatasetToPack(read_description(file, text).name, partial(user_source, file, text), str(file), text)
 
 
 def _resolve_dataset(name: str, raw: Path | None, data_root: Path) -> DatasetToPack:

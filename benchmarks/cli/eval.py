@@ -160,7 +160,7 @@ def _score_all(
     runs: Iterable[RunSpec], unknown: Sequence[Target], session: Session, failures: Failures, *, force: bool
 ) -> list[Scored]:
     """Score the images of each run's classes, and those of all sets of unknown images, if there are any."""
-    from runner.concept_scores import score_run
+    from runner.evaluate import score_run
 
     scored: list[Scored] = []
     for spec in runs if unknown else ():
@@ -177,7 +177,7 @@ def prepare_untrained(run: Run, *, force: bool) -> None:
 
     force: also if it was made with different content of its data set.
     """
-    from runner.train import TrainingRequest, train_run
+    from runner.train import train_run
 
     def is_missing() -> bool:
         status = read_states(run.session, [RunSpec(config=run.config)])[run.path].status
@@ -185,4 +185,4 @@ def prepare_untrained(run: Run, *, force: bool) -> None:
 
     if run.session.group.call_on_first(is_missing):
         pack_missing_with_progress([run.config.dataset], run.session.runtime.data)
-        train_run(run, TrainingRequest(force=force))
+        train_run(run, force=force)

@@ -236,7 +236,7 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         accuracy = accuracies.get("all") if base is None or novel is None else harmonic_mean(base, novel)
     row |= {"state": state.status, "reason": state.reason.removeprefix(f"{config.path}: "), "date": written}
     row |= {"accuracy": accuracy, "base": base, "novel": novel}
-    return {"run": config.path, **row, "evaluated": [path.stem for path in folder.eval_files()]}
+    return {"run": config.path, **row, "evaluated": [path.stem for path in folder.result_files()]}
 
 
 def _format_run(row: Mapping[str, Any], shown: Sequence[str]) -> tuple[object, ...]:

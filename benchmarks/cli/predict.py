@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 DIGITS = 6
 
 
+def _read_path(text: str) -> Path:
+    """Read the path of images. Raises UsageError for an empty one, which pathlib takes for the current folder."""
+    if not text:
+        raise UsageError("a path of images is empty: name images, folders of images, or tar files")
+    return Path(text)
+
+
 @flags.command(
     "procap predict results/base/petals/procap/mini/16shot/seed1-9c6ad2e1 photos --out predictions.csv",
     "procap predict RUN one.jpg two.png --top 3",
@@ -38,7 +45,8 @@ def predict(
         flags.run_argument("folder of a run, or start of its hash; left out with --methods or --best", "RUN|PATH"),
     ],
     paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="PATH", help="images, folders of images, tar files")
+        list[Path] | None,
+        typer.Argument(metavar="PATH", help="images, folders of images, tar files", parser=_read_path),
     ] = None,
     out: Annotated[Path | None, flags.flag("FILE", "CSV file [default: stdout]")] = None,
     html: Annotated[Path | None, flags.flag("FILE", "page of the first 500 pictures with their classes")] = None,

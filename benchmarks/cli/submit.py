@@ -16,7 +16,7 @@ import typer
 
 from benchmarks.cli.flags import command
 from benchmarks.console.output import VERBOSE, note, show, show_json
-from cluster.address import set_auth_mode
+from cluster.ray_cluster import set_auth_mode
 from procap.errors import UsageError, UserError
 from runner.provenance import SOURCE_VARIABLE, source_state
 from runner.stop_signals import Interrupted

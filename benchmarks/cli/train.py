@@ -114,7 +114,7 @@ def _train_all(
 ) -> dict[RunConfig, TrainResult]:
     """Train `runs` in order and pack missing data first; failed runs are left out of the result."""
     from runner.earlier_runs import preliminary_run
-    from runner.train import TrainingRequest, train_run
+    from runner.train import train_run
 
     done: dict[RunConfig, TrainResult] = {}
     data = session.runtime.data
@@ -128,7 +128,7 @@ def _train_all(
                 stages = [each.path for each in (preliminary_run(config), config) if each]
                 note(f"{position} training {', then '.join(stages)}")
             pack_missing_with_progress([config.dataset], data)
-            result = train_run(run, TrainingRequest(force=force))
+            result = train_run(run, force=force)
             assert isinstance(result, TrainResult)
             done[config] = result
             if was_finished:

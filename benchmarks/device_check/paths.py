@@ -31,8 +31,7 @@ from procap.kernels.refinement import eager_level, fused_level
 from runner.acceleration import Acceleration, missing_tool
 from runner.cuda_graphs import GraphedFunction
 from runner.engine import autocast
-from shards.device.crops import DeviceCrops
-from shards.device.evaluation import DeviceResize
+from shards.device.crops import DeviceResize
 from shards.rng import generator
 from shards.transfer import SideStream, upload
 from shards.transforms import EvalTransform, TrainAugment
@@ -50,7 +49,7 @@ def check_images(case: DeviceCase) -> dict[str, Any]:
     augment = TrainAugment(SIZE, OPENAI_MEAN, OPENAI_STD)
     transform = EvalTransform(SIZE, OPENAI_MEAN, OPENAI_STD)
     side, draw = SideStream(case.device), np.random.default_rng(0)
-    crops, resize = DeviceCrops(augment, side.device), DeviceResize(transform, side.device)
+    crops, resize = DeviceResize(augment, side.device), DeviceResize(transform, side.device)
     if case.on_gpu:
         # The default stream stays busy, so that images must wait for their own stream alone.
         busy = torch.randn(4096, 4096, device=case.device)
@@ -63,10 +62,10 @@ def check_images(case: DeviceCase) -> dict[str, Any]:
 
         def work() -> tuple[Tensor, ...]:
             pixels = [upload(torch.from_numpy(np.array(image)), side.device) for image in images]  # noqa: B023
-            return crops([rows.transpose(1, 2).contiguous() for rows in pixels], views), resize(pixels)  # noqa: B023
+            return crops.make_views([rows.transpose(1, 2) for rows in pixels], views), resize.make_centres(pixels)  # noqa: B023
 
         cropped, resized = side.run(work)()
-        plain = [augment.normalise(augment.apply_view(*pair)) for pair in zip(images, views, strict=True)]
+        plain = [augment.normalise(view.cut(image, SIZE)) for image, view in zip(images, views, strict=True)]
         if not torch.equal(cropped.cpu(), torch.stack(plain)):
             raise UserError(f"crops of batch {number} are not Pillow's")
         if not torch.equal(resized.cpu(), torch.stack([transform(image) for image in images])):

@@ -21,7 +21,7 @@ from benchmarks.runtime.workload import Evaluation
 from procap.clip import OPENAI_MEAN, OPENAI_STD
 from runner.acceleration import Acceleration
 from runner.devices import num_decoders
-from shards.device.evaluation import DeviceResize
+from shards.device.crops import DeviceResize
 from shards.images import decode_pixels
 from shards.transfer import upload, upload_all
 from shards.transforms import EvalTransform
@@ -113,6 +113,6 @@ def _measure_images(case: DeviceCase) -> dict[str, float]:
             return [upload(pixels, case.device) for pixels in images]
 
         def resize_on_device() -> object:
-            return resize(upload_all([*map(torch.from_numpy, pool.map(decode_pixels, data))], case.device))
+            return resize.make_centres(upload_all([*map(torch.from_numpy, pool.map(decode_pixels, data))], case.device))
 
         return rates | {"resized by Pillow": rate(resize_by_pillow), "resized on the device": rate(resize_on_device)}

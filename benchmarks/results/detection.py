@@ -81,7 +81,7 @@ def openworld_auc(
 
 @dataclass(frozen=True)
 class Detection:
-    """Known against unknown images by `runner.concept_scores`; `auroc` and `fpr95` in percent, see `detect`.
+    """Known against unknown images by `runner.evaluate`; `auroc` and `fpr95` in percent, see `detect`.
 
     known [P], unknown [Q]: their scores. manifest: digest of the unknown images. limited: the first images alone.
     score: the rule of the scores.

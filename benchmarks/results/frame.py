@@ -184,7 +184,7 @@ def make_records(
         "losses": [next(iter(epoch.terms.values())) for epoch in training.epochs],
     }
     settings = describe_settings(config) | _describe_training(folder, config, training)
-    known, scores = known_target(config), [each for each in folder.read_all_scores() if each.has_weights(training)]
+    known, scores = known_target(config), [each for each in folder.read_scores() if each.has_weights(training)]
     detections = detect_unknown(known, scores)
     for result in results:
         if not result.has_weights(training):

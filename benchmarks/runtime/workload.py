@@ -28,8 +28,6 @@ from runner.engine import Batch, Engine, autocast
 from runner.meters import Meter
 from runner.step import TrainStep
 from runner.threads import fitting_threads
-from shards.rng import generator
-from shards.transfer import upload
 
 ModeName = Literal["reference", "fast"]
 MODES: tuple[ModeName, ...] = ("reference", "fast")
@@ -126,9 +124,7 @@ class Training(_Workload):
 
     def batch(self, images: Tensor, labels: Tensor, number: int) -> Batch:
         """Make a batch of images [B, 3, S, S] and labels [B] on the device, with the noise of step `number`."""
-        images, labels = self.method.extend_batch(images, labels, generator(self.config.seed, "extend", number))
-        noise = self.method.draw(generator(self.config.seed, "noise", number))
-        return Batch(images, labels, tuple(upload(tensor, self.device) for tensor in noise))
+        return Batch.make(self.method, self.config.seed, number, images, labels)
 
     def prepare(self, images: Tensor, labels: Tensor) -> Preparation:
         """Warm up, measure and capture a step on this batch; weights and optimizer state stay unchanged."""

@@ -11,7 +11,7 @@ from procap.errors import UserError
 from procap.recipe import warmup_warning
 from runner.config import RunConfig, RuntimeConfig
 from runner.run_folders import RunFolder
-from shards.image_selection import check_classes, check_shots
+from shards.image_selection import check_few_shot
 from shards.reader import open_dataset
 from shards.resolve import is_packed, resolve_dataset
 
@@ -104,9 +104,7 @@ def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
     for dataset, classes, shots, sampling in sorted(drawn):
         # A generated set may not be packed yet; its training makes the same checks.
         if is_packed(data, dataset):
-            shards = open_dataset(data, dataset)
-            check_classes(shards, classes)
-            check_shots(shards, shots, classes, sampling)
+            check_few_shot(open_dataset(data, dataset), shots, classes, sampling)
 
 
 def note_warmup(configs: Iterable[RunConfig]) -> None:

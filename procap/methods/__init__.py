@@ -86,7 +86,7 @@ METHODS: dict[str, str] = {
 COLOUR = re.compile("#[0-9a-fA-F]{6}")
 """Matches the colour of a method."""
 
-FACTS = ("title", "selection", "groups", "uses")
+FACTS = ("title", "selection", "groups", "uses", "learns_unlabelled")
 """The attributes of a built-in method's class that are read without importing it: literals, and a `DataUse` of some."""
 
 
@@ -151,7 +151,7 @@ def title_and_colour(name: str) -> tuple[str, str]:
     A plug-in whose title is missing, or that of a built-in method, has its name.
     """
     if name in METHODS:
-        return _read_facts(METHODS[name])["title"], ""
+        return _read_facts(METHODS[name]).title, ""
     if loading_error(name):
         return name, ""
     cls = method_class(name)
@@ -163,20 +163,21 @@ def method_groups() -> dict[str, list[str]]:
     """List the names for several built-in methods, and the methods of each."""
     groups = defaultdict[str, list[str]](list)
     for name, path in METHODS.items():
-        for group in _read_facts(path)["groups"]:
+        for group in _read_facts(path).groups:
             groups[group].append(name)
     return dict(groups)
 
 
 def data_use(name: str, options: Mapping[str, Any] | None = None) -> DataUse:
     """Return what a method with these options looks at; the default for one that is not installed."""
-    if name in METHODS:
-        uses: DataUse = _read_facts(METHODS[name])["uses"]
-    else:
-        uses = DataUse() if loading_error(name) else method_class(name).uses
-    chosen = options or {}
+    if name not in METHODS and loading_error(name):
+        return DataUse()
+    facts, chosen = _read_facts(METHODS[name]) if name in METHODS else method_class(name), options or {}
+    uses: DataUse = facts.uses
     if (pool := chosen.get("unlabelled", "few-shot")) in ("base", "all"):
-        uses = replace(uses, unlabelled="base" if pool == "base" else "train")
+        # The first stage alone has such images if the method itself learns from labels.
+        labelled = "none" if facts.learns_unlabelled else uses.labelled
+        uses = replace(uses, labelled=labelled, unlabelled="base" if pool == "base" else "train")
     return replace(uses, names="all") if chosen.get("new_names") or pool == "all" else uses
 
 
@@ -186,45 +187,43 @@ def describe_method(name: str) -> dict[str, str]:
     Those of a built-in method are read from its source: importing it would import torch, which takes seconds. Raises
     UsageError for a plug-in that cannot be loaded.
     """
-    if name in METHODS:
-        texts = dict(_read_facts(METHODS[name]))
-    else:
-        cls = method_class(name)
-        summary = vars(cls)["__doc__"] or f"no summary: give {method_paths()[name]} a docstring"
-        texts = {"summary": summary, "selection": cls.selection}
+    cls = _read_facts(METHODS[name]) if name in METHODS else method_class(name)
+    texts = {
+        "summary": vars(cls)["__doc__"] or f"no summary: give {method_paths()[name]} a docstring",
         # Not `inspect.getdoc`, which returns the text of the abstract `Method.recipe` if there is none.
-        texts["recipe"] = cls.recipe.__doc__ or "the method's own"
-    texts["uses"] = str(data_use(name))
-    texts["selection"] = texts["selection"].replace("validation", "validation, 4 images per class")
+        "recipe": cls.recipe.__doc__ or "the method's own",
+        "selection": cls.selection.replace("validation", "validation, 4 images per class"),
+        "uses": str(data_use(name)),
+    }
     for text in ("summary", "recipe"):
         texts[text] = texts[text].strip().partition("\n")[0].removeprefix("Return ").removesuffix(".")
     return texts
 
 
 @cache
-def _read_facts(path: str) -> Mapping[str, Any]:
-    """Read what a class of a built-in method says about itself, and the docstring of `recipe`, from its source.
+def _read_facts(path: str) -> Any:
+    """Make a class of what a class of a built-in method and its base classes say about themselves in their source.
 
-    Importing it would import torch, which takes seconds.
+    It has their `FACTS`, its docstring and that of `recipe`. Importing the method would import torch, which takes
+    seconds.
     """
     module, _, class_name = path.partition(":")
     tree = ast.parse(Path(__file__).with_name(f"{module.rpartition('.')[2]}.py").read_text(encoding="utf-8"))
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     homes = {alias.name: str(node.module) for node in imports for alias in node.names}
     cls = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name)
-    facts: dict[str, Any] = {}
-    # Reversed, because the first base wins, as in Python. A base that is not imported is in the same module.
-    for base in reversed([base.id for base in cls.bases if isinstance(base, ast.Name)]):
-        facts |= _read_facts(f"{homes.get(base, module)}:{base}")
-    facts["summary"] = ast.get_docstring(cls) or ""
+    # A base that is not imported is in the same module.
+    names = [base.id for base in cls.bases if isinstance(base, ast.Name)]
+    bases = [_read_facts(f"{homes.get(name, module)}:{name}") for name in names]
+    facts: dict[str, Any] = {"__doc__": ast.get_docstring(cls)}
     for node in cls.body:
         if isinstance(node, ast.FunctionDef) and node.name == "recipe":
-            facts["recipe"] = ast.get_docstring(node) or ""
+            facts["recipe"] = type("recipe", (), {"__doc__": ast.get_docstring(node)})
         elif isinstance(node, ast.AnnAssign | ast.Assign):
             name = ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
             if name in FACTS and node.value:
                 facts[name] = _evaluate(node.value)
-    return facts
+    return type(class_name, tuple(bases), facts)
 
 
 def _evaluate(node: ast.expr) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +27,6 @@ MARGIN = 0.2
 
 
 class AAPLOptions(ContextOptions):
-    """The options of AAPL."""
-
     ctx_init: str = Field("", description="words to start from; empty draws N(0, 0.02)")
     triplet_weight: float = Field(0.2, ge=0, description="weight of both triplets (alpha)")
     ce_weight: float = Field(1.0, ge=0, description="weight of the cross-entropy (beta)")
@@ -39,8 +36,8 @@ class AAPL(CoCoOp):
     """AAPL (Kim et al. 2024): CoCoOp with triplets of augmented images."""
 
     Options = AAPLOptions
-    title: ClassVar[str] = "AAPL"
-    mini_lr: ClassVar[float | None] = 2.5e-3
+    title = "AAPL"
+    mini_lr = 2.5e-3
     # A public checkpoint holds the whole CLIP under different names.
     public_layout = None  # type: ignore[assignment]
     options: AAPLOptions

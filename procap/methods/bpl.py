@@ -21,8 +21,8 @@ from procap.classifier import Classifier, HeadClassifier, cosine_logits, mean_lo
 from procap.clip import CLIP
 from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
 from procap.methods.method import TRANSFER_TASKS, Noise, PublicLayout, PublishedOptions
-from procap.methods.prompts import ClassPrompts
-from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
+from procap.methods.prompts import ClassPrompts, context_plan
+from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -35,8 +35,6 @@ PUBLISHED = {
 
 
 class BPLOptions(ContextOptions):
-    """The options of BPL."""
-
     samples: int = Field(10, ge=1, description="samples of the shift in each training step and in inference")
     kl_weight: float = Field(0.001, ge=0, description="weight of the divergence from N(0, 1), a mean over the width")
 
@@ -45,9 +43,9 @@ class BPL(ContextMethod):
     """BPL (Derakhshani et al. 2023): predictions averaged over samples of a Gaussian shift."""
 
     Options = BPLOptions
-    title: ClassVar[str] = "BPL"
-    groups: ClassVar[tuple[str, ...]] = ("prompts", "probabilistic")
-    mini_lr: ClassVar[float | None] = 0.16
+    title = "BPL"
+    groups = ("prompts", "probabilistic")
+    mini_lr = 0.16
     public_layout = PublicLayout(
         "prompt_learner",
         CONTEXT_NAMES | {"mean": "prompt_learner.mean_posterior", "logvar": "prompt_learner.std_posterior"},
@@ -82,7 +80,7 @@ class BPL(ContextMethod):
         standard = noise[0] if noise else self.inference_noise
         shifts = self.mean + standard * (self.logvar / 2).exp()
         # [P, D] and [S, 1, D] make [S, P, D]; the second dimension of [S, 1, P, D] is that of prompts.
-        return NO_CHANGE, Plan((TokenOp(INPUT, "replace", (self.context + shifts)[:, None], start=1),))
+        return NO_CHANGE, context_plan((self.context + shifts)[:, None])
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute minus the logarithm of the mean probability of the labels, and the weighted divergence."""

@@ -67,10 +67,10 @@ class Boosting(Taught):
     """CasPL's first phase (Wu et al. 2024): deep prompts of both towers learn from a larger CLIP without labels."""
 
     Options = BoostingOptions
-    title: ClassVar[str] = "CasPL boosting"
-    groups: ClassVar[tuple[str, ...]] = ("prompts", "unlabelled")
+    title = "CasPL boosting"
+    groups = ("prompts", "unlabelled")
     learns_unlabelled = True
-    mini_lr: ClassVar[float | None] = 1e-2
+    mini_lr = 1e-2
     public_layout = PublicLayout("CasPL", BOOSTING_NAMES, unused=("prompt_learner_teacher.ZS_image_encoder_teacher.",))
     options: BoostingOptions
 
@@ -119,8 +119,6 @@ class FrozenTokens(nn.Module):
 
 
 class BoostedOptions(BoostingOptions):
-    """The options of a method beside boosting tokens."""
-
     n_ctx: int = Field(8, ge=1, description="learned tokens per layer; above 4 they start at random")
     ctx_init: str = Field("a photo of a", description="phrase that up to four learned tokens start from")
     boost_lr: float = Field(0.0025, gt=0, description="learning rate of boosting, which has its own recipe")
@@ -130,8 +128,8 @@ class BoostedOptions(BoostingOptions):
 class Boosted(Method):
     """What CasPL changes in a prompt method, as a base class before that of the method."""
 
-    uses: ClassVar[DataUse] = DataUse(models=("teacher",))
-    groups: ClassVar[tuple[str, ...]] = ("prompts", "unlabelled")
+    uses = DataUse(models=("teacher",))
+    groups = ("prompts", "unlabelled")
     changes: ClassVar[tuple[str, ...]] = ("image", "text")
     first_stage = "caspl-boost"
     required_option = "teacher"
@@ -178,8 +176,6 @@ class Boosted(Method):
 
 
 class CasPLOptions(BoostedOptions, ContextOptions):
-    """The options of CasPL on CoOp."""
-
     ctx_init: str = Field("", description="words to start from; empty draws N(0, 0.02)")
 
 
@@ -187,8 +183,8 @@ class CasPL(Boosted, ContextMethod):
     """CasPL (Wu et al. 2024) on CoOp: context words beside prompts that have learned from a larger CLIP."""
 
     Options = CasPLOptions
-    title: ClassVar[str] = "CasPL (CoOp)"
-    mini_lr: ClassVar[float | None] = 4e-2
+    title = "CasPL (CoOp)"
+    mini_lr = 4e-2
     public_layout = PublicLayout("prompt_learner", {**CONTEXT_NAMES, **BOOSTING_NAMES})
     options: CasPLOptions
 
@@ -201,8 +197,6 @@ class CasPL(Boosted, ContextMethod):
 
 
 class CasPLMaPLeOptions(BoostedOptions, MaPLeOptions):
-    """The options of CasPL on MaPLe."""
-
     depth: int = Field(12, ge=1, description="prompted layers of both towers, the input counted")
 
 
@@ -210,22 +204,15 @@ class CasPLMaPLe(Boosted, MaPLe):
     """CasPL (Wu et al. 2024) on MaPLe: its prompts beside prompts that have learned from a larger CLIP."""
 
     Options = CasPLMaPLeOptions
-    title: ClassVar[str] = "CasPL (MaPLe)"
-    mini_lr: ClassVar[float | None] = 1e-2
+    title = "CasPL (MaPLe)"
+    mini_lr = 1e-2
     # In place of MaPLe's options for transfer: CasPL trains it at depth 12 for every task.
     published: ClassVar[PublishedOptions] = {}
     public_layout = PublicLayout("MultiModalPromptLearner", {**MAPLE_NAMES, **BOOSTING_NAMES})
     options: CasPLMaPLeOptions
 
-    @classmethod
-    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """Return MaPLe's: SGD, batch 4, 0.0035 for 5 epochs; 0.0026 for 2 epochs when transferring from ImageNet."""
-        return MaPLe.recipe(task, shots, dataset)
-
 
 class CasPLPromptSRCOptions(BoostedOptions, PromptSRCOptions):
-    """The options of CasPL on PromptSRC."""
-
     vision_tokens: int = Field(8, ge=0, description="vision tokens per layer")
     depth: int = Field(12, ge=1, description="prompted layers of the text tower, the input counted")
     vision_depth: int = Field(12, ge=0, description="prompted layers of the vision tower")
@@ -235,17 +222,12 @@ class CasPLPromptSRC(Boosted, PromptSRC):
     """CasPL (Wu et al. 2024) on PromptSRC: its prompts beside prompts that have learned from a larger CLIP."""
 
     Options = CasPLPromptSRCOptions
-    title: ClassVar[str] = "CasPL (PromptSRC)"
-    mini_lr: ClassVar[float | None] = 1e-2
+    title = "CasPL (PromptSRC)"
+    mini_lr = 1e-2
     public_layout = PublicLayout(
         "VLPromptLearner", {**IVLP_NAMES, **BOOSTING_NAMES}, unused=("prompt_learner.ZS_image_encoder.",)
     )
     options: CasPLPromptSRCOptions
-
-    @classmethod
-    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """Return PromptSRC's: SGD 0.0025, batch 4; 20 epochs averaged around 15 (transfer: 6), few-shot 50."""
-        return PromptSRC.recipe(task, shots, dataset)
 
     def boosted_layers(self) -> tuple[int, int]:
         # Only layers with tokens of its own, as in the public code.

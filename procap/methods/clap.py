@@ -8,36 +8,31 @@ Shapes: N training images, V views of each, B images, C classes, E joint embeddi
 
 from __future__ import annotations
 
-from functools import partial
-from typing import ClassVar
-
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
-from procap.methods.features import FeatureBank, FeatureMethod, Head
+from procap.methods.features import FeatureBank, RowMethod
 from procap.methods.method import Noise, PublicLayout
 from procap.methods.options import ViewOptions
-from procap.methods.zeroshot import ENSEMBLE
+from procap.methods.taskres import WrittenText
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
 
 class CLAPOptions(ViewOptions):
-    """The options of CLAP."""
-
     views: int = Field(20, ge=1, description="random views of each image, of which batches are drawn")
     constraint: bool = Field(True, description="keep the weights near the class features; without it: ZS-LP")
 
 
-class CLAP(FeatureMethod):
+class CLAP(WrittenText, RowMethod):
     """CLAP (Silva-Rodriguez et al. 2024): a linear probe near the class features."""
 
     Options = CLAPOptions
-    title: ClassVar[str] = "CLAP"
-    pools_views: ClassVar[bool] = True
+    title = "CLAP"
+    pools_views = True
     public_layout = PublicLayout(
         "adapter",
         {"rows": "adapter.prototypes"},
@@ -49,7 +44,7 @@ class CLAP(FeatureMethod):
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: CLAPOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
-        self.rows = nn.Parameter(self.text(space).clone())
+        self.rows.data = self.text(space).clone()
         # Not saved: `fit` computes them before every training, and inference does not need them.
         self.register_buffer("multipliers", torch.zeros(len(space.classnames)), persistent=False)
 
@@ -57,15 +52,6 @@ class CLAP(FeatureMethod):
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return SGD 0.1, batch 256, 300 epochs, for every task and data set."""
         return Recipe(optimizer="sgd", lr=0.1, weight_decay=0.0, epochs=300, batch_size=256)
-
-    def templates(self, space: LabelSpace) -> tuple[str, ...]:
-        """Return the prompts of a class: on ImageNet the seven of CLIP and, as everywhere, the data set's template."""
-        seven = ENSEMBLE if space.dataset == "imagenet" else ()
-        return (*seven, space.template)
-
-    def text(self, space: LabelSpace) -> Tensor:
-        """Compute class features [C, E]: the mean over `templates`, not normalised."""
-        return self.prompt_features(space, as_written=True).mean(dim=0)
 
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:
@@ -84,8 +70,3 @@ class CLAP(FeatureMethod):
             distances = (self.rows - self.text(self.space)).square().sum(dim=1)
             terms["constraint"] = (self.multipliers * distances).mean()
         return terms
-
-    def head(self, space: LabelSpace) -> Head:
-        """Make the head; a new class has its class feature."""
-        rows = self.rows_of(space, self.rows, lambda: self.text(space))
-        return partial(cosine_logits, text=rows, scale=self.scale())

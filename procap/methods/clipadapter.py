@@ -9,7 +9,6 @@ Shapes: B images, C classes, E joint embedding.
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -26,8 +25,6 @@ from procap.text import LabelSpace
 
 
 class ClipAdapterOptions(ViewOptions):
-    """The options of CLIP-Adapter."""
-
     share: float = Field(0.2, ge=0, le=1, description="share of the adapter's output in an image feature")
 
 
@@ -40,7 +37,7 @@ class ClipAdapter(FeatureMethod):
     """CLIP-Adapter (Gao et al. 2021): a bottleneck on the image features."""
 
     Options = ClipAdapterOptions
-    title: ClassVar[str] = "CLIP-Adapter"
+    title = "CLIP-Adapter"
     public_layout = PublicLayout("clip_adapter", {"adapter": "adapter.fc.{}"}, module="adapter")
     options: ClipAdapterOptions
 

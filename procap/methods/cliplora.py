@@ -8,8 +8,6 @@ Shapes: B images, C classes, D width of a tower, R rank.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -30,8 +28,6 @@ PUBLIC = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "proj"}
 
 
 class CLIPLoRAOptions(TemplateOptions):
-    """The options of CLIP-LoRA."""
-
     rank: int = Field(2, ge=1, description="rank of every learned matrix")
     alpha: float = Field(1.0, gt=0, description="the learned product is multiplied by alpha / sqrt(rank)")
     dropout: float = Field(0.25, ge=0, lt=1, description="dropout of a branch's input in training, in steps of 1/256")
@@ -94,10 +90,10 @@ class CLIPLoRA(Method):
     """CLIP-LoRA (Zanella and Ben Ayed 2024): low-rank matrices in the attention of both towers."""
 
     Options = CLIPLoRAOptions
-    vision_weights: ClassVar[str] = "vision"
-    title: ClassVar[str] = "CLIP-LoRA"
-    groups: ClassVar[tuple[str, ...]] = ("adapters",)
-    mini_lr: ClassVar[float | None] = 1e-2
+    vision_weights = "vision"
+    title = "CLIP-LoRA"
+    groups = ("adapters",)
+    mini_lr = 1e-2
     public_layout = PublicLayout("cliplora", {"vision": "visual.{}", "text": "{}"}, dassl=False)
     options: CLIPLoRAOptions
 

@@ -20,9 +20,10 @@ from procap.clip import CLIP
 from procap.initialisation import linear
 from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
 from procap.methods.method import MethodOptions, Noise, PublicLayout
+from procap.methods.prompts import context_plan
 from procap.packing import PromptSet
 from procap.parallel import gather_batch
-from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
+from procap.plan import NO_CHANGE
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -37,8 +38,8 @@ class CoCoOp(ContextMethod):
     """CoCoOp (Zhou et al. 2022): context shifted for each image, text never cached."""
 
     Options: ClassVar[type[MethodOptions]] = ContextOptions
-    title: ClassVar[str] = "CoCoOp"
-    mini_lr: ClassVar[float | None] = 1e-2
+    title = "CoCoOp"
+    mini_lr = 1e-2
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES | META_NET_NAMES, module="prompt_learner")
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ContextOptions, generator: torch.Generator) -> None:
@@ -87,6 +88,6 @@ def conditional_logits(
     image = unit(image)
     # [B, P, D], one token set per image: B x C prompts pass the text tower.
     shifted = context + meta_net(image)[:, None]
-    text = unit(clip.encode_text(prompts, Plan((TokenOp(INPUT, "replace", shifted[:, None], start=1),))))
+    text = unit(clip.encode_text(prompts, context_plan(shifted[:, None])))
     with torch.autocast(image.device.type, enabled=False):
         return scale.float() * torch.einsum("be,bce->bc", image, text)

@@ -18,8 +18,8 @@ from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.initialisation import normal
 from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout, PublishedOptions
-from procap.methods.prompts import ClassPrompts, context_prompts, phrase_tokens, words_of
-from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
+from procap.methods.prompts import ClassPrompts, context_plan, context_prompts, phrase_tokens, words_of
+from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -27,8 +27,6 @@ CONTEXT_NAMES = {"context": "prompt_learner.ctx"}
 
 
 class ContextOptions(MethodOptions):
-    """The options of every method with CoOp's context."""
-
     n_ctx: int = Field(4, ge=1, description="learned context tokens; as many as ctx_init has words where it has any")
     ctx_init: str = Field("a photo of a", description="words to start from; empty draws N(0, 0.02)")
 
@@ -68,16 +66,15 @@ class ContextMethod(Method):
         return context_prompts(self.clip, space, self.options.n_ctx)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        # From row 1 on, behind the start token.
-        return NO_CHANGE, Plan((TokenOp(INPUT, "replace", self.context, start=1),))
+        return NO_CHANGE, context_plan(self.context)
 
 
 class CoOp(ContextMethod):
     """CoOp (Zhou et al. 2022): learned context words before the class name."""
 
     Options = ContextOptions
-    title: ClassVar[str] = "CoOp"
-    mini_lr: ClassVar[float | None] = 4e-2
+    title = "CoOp"
+    mini_lr = 4e-2
     # CoOp's own paper draws 16 tokens at random; 4 from a phrase are those of the CoCoOp paper's comparison.
     published: ClassVar[PublishedOptions] = {"few-shot": {"n_ctx": 16, "ctx_init": ""}}
 

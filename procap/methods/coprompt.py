@@ -8,14 +8,13 @@ Shapes: B images, C classes, P sentences per class, E joint embedding.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from procap.classifier import cosine_logits
@@ -25,10 +24,10 @@ from procap.methods.adapters import FeatureAdapter
 from procap.methods.data_use import DataUse
 from procap.methods.maple import MAPLE_NAMES, MaPLe, MaPLeOptions
 from procap.methods.method import Noise, PublicLayout, name_options
+from procap.methods.options import TEMPLATES
 from procap.methods.zeroshot import ENSEMBLE
-from procap.parallel import gather_batch
 from procap.recipe import Recipe
-from procap.teacher import image_features, sentence_bank
+from procap.teacher import sentence_bank
 from procap.text import LabelSpace
 
 PUBLISHED = {
@@ -46,13 +45,8 @@ PUBLISHED = {
 }
 """The published depth, number of tokens and weight of the consistency, by data set; the public code fixes them."""
 
-TEMPLATES = "templates"
-"""The value of `sentences` for hand-written templates."""
-
 
 class CoPromptOptions(MaPLeOptions):
-    """The options of CoPrompt."""
-
     sentences: str = Field(
         "",
         description="JSON file of sentences by class name, {dataset} in its path is the data set; or templates: "
@@ -69,9 +63,9 @@ class CoPrompt(MaPLe):
     """CoPrompt (Roy and Etemad 2024): MaPLe with adapters, consistent with the frozen CLIP."""
 
     Options = CoPromptOptions
-    title: ClassVar[str] = "CoPrompt"
-    uses: ClassVar[DataUse] = DataUse(models=("sentences",))
-    mini_lr: ClassVar[float | None] = 1e-2
+    title = "CoPrompt"
+    uses = DataUse(models=("sentences",))
+    mini_lr = 1e-2
     public_layout = PublicLayout(
         "MultiModalPromptLearner",
         MAPLE_NAMES | {"image_adapter": "adapter_image.fc.{}", "text_adapter": "adapter_text.fc.{}"},
@@ -79,8 +73,9 @@ class CoPrompt(MaPLe):
     )
     views = 2
     required_option = "sentences"
+    file_option = "sentences"
     # No language model has written sentences about generated data.
-    mini_options: ClassVar[Mapping[str, object]] = {"sentences": "templates"}
+    mini_options: ClassVar[Mapping[str, object]] = {"sentences": TEMPLATES}
     published = name_options(("depth", "n_ctx", "weight"), PUBLISHED)
     options: CoPromptOptions
 
@@ -99,20 +94,14 @@ class CoPrompt(MaPLe):
         epochs = 50 if task == "few-shot" else 5 if dataset == "food101" else 8
         return Recipe(optimizer="sgd", lr=0.0035, epochs=epochs, batch_size=4, augmentation="randaugment")
 
-    @classmethod
-    def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
-        assert isinstance(options, CoPromptOptions)
-        if options.sentences in ("", TEMPLATES):
-            return {}
-        return {"sentences": hashlib.sha256(sentence_file(options, dataset).read_bytes()).hexdigest()}
-
     def prepare_training(self) -> None:
         super().prepare_training()
         self.bank()
 
     def bank(self) -> Tensor:
         """Return the frozen features [P, C, E] of the sentences, normalised; read and computed at the first call."""
-        return self.constant("bank", lambda: sentence_bank(self.clip, read_sentences(self.options, self.space)))
+        file = self.option_file(self.options, self.space.dataset)
+        return self.constant("bank", lambda: sentence_bank(self.clip, read_sentences(file, self.space)))
 
     def draw(self, generator: torch.Generator) -> Noise:
         """Draw the number [1] of the sentence of a step, the same for all classes, as in the public code."""
@@ -127,7 +116,7 @@ class CoPrompt(MaPLe):
         o = self.options
         first, second = images.unbind(dim=1) if images.dim() == 5 else (images, images)
         image, text = self.features(first, noise)
-        teacher_image = gather_batch(self.group, image_features(self.clip, second))
+        teacher_image = self._frozen_features(second)
         # The number [1] of the sentence broadcasts over the classes: [C, E].
         teacher_text = self.bank()[noise[0], torch.arange(text.shape[0], device=text.device)]
         return {
@@ -137,11 +126,13 @@ class CoPrompt(MaPLe):
         }
 
 
-def read_sentences(options: CoPromptOptions, space: LabelSpace) -> list[list[str]]:
-    """Return the sentences of every class of `space`, equally many each; UserError for a file without them."""
-    if options.sentences == TEMPLATES:
+def read_sentences(file: Path | None, space: LabelSpace) -> list[list[str]]:
+    """Return the sentences of every class of `space`, equally many each; UserError for a file without them.
+
+    None: hand-written templates.
+    """
+    if file is None:
         return [[template.format(name) for template in (*ENSEMBLE, space.template)] for name in space.names()]
-    file = sentence_file(options, space.dataset)
     try:
         by_class = TypeAdapter(dict[str, list[str]]).validate_json(file.read_bytes())
     except ValidationError as error:
@@ -152,8 +143,3 @@ def read_sentences(options: CoPromptOptions, space: LabelSpace) -> list[list[str
     if len(counts) > 1 or not counts[0]:
         raise UserError(f"sentences of coprompt: {file} has {counts} of a class: give equally many of each")
     return sentences
-
-
-def sentence_file(options: CoPromptOptions, dataset: str) -> Path:
-    """Return the file of the sentences about the classes of `dataset`."""
-    return Path(options.sentences.replace("{dataset}", dataset)).expanduser()

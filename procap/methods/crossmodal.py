@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from procap.classifier import unit
 from procap.clip import CLIP
-from procap.methods.features import FeatureBank, FeatureMethod, Head
+from procap.methods.features import FeatureBank, Head, RowMethod
 from procap.methods.method import MethodOptions
 from procap.text import LabelSpace
 
@@ -36,8 +36,6 @@ VALIDATE_EVERY = 100
 
 
 class CrossModalOptions(MethodOptions):
-    """The options of cross-modal adaptation."""
-
     texts: bool = Field(True, description="half of a batch are prompts; without them: uni-modal, images alone")
     iterations: int = Field(12_800, ge=1, description="steps for each rate, weight decay and batch size of the grid")
     wise: bool = Field(False, description="average the trained weights with the zero-shot ones (WiSE-FT)")
@@ -96,21 +94,20 @@ def train_heads(start: Tensor, batches: Batches, grid: Grid, scale: float, steps
         yield heads
 
 
-class CrossModal(FeatureMethod):
+class CrossModal(RowMethod):
     """Cross-modal adaptation (Lin et al. 2023): a linear classifier of images and prompts."""
 
     Options = CrossModalOptions
-    title: ClassVar[str] = "Cross-modal"
+    title = "Cross-modal"
     selection = "validation"
-    takes_steps: ClassVar[bool] = False
-    augments: ClassVar[bool] = False
-    mirrors: ClassVar[bool] = True
+    takes_steps = False
+    augments = False
+    mirrors = True
     mini_options: ClassVar[Mapping[str, object]] = {"iterations": 1_280}
     options: CrossModalOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: CrossModalOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
-        self.rows = nn.Parameter(torch.zeros(len(space.classnames), clip.geometry.embed_dim), requires_grad=False)
         self._seed = int(torch.randint(2**62, (), generator=generator))
 
     def text(self, space: LabelSpace) -> Tensor:
@@ -156,9 +153,7 @@ class CrossModal(FeatureMethod):
         return best, kept
 
     def head(self, space: LabelSpace) -> Head:
-        """Make the head; a new class has its zero-shot weights."""
-        rows = self.rows_of(space, self.rows, lambda: self.text(space))
-        return partial(linear_logits, rows=rows, scale=self.scale())
+        return partial(linear_logits, rows=self.rows_of(space), scale=self.scale())
 
 
 def batch_parts(counts: list[int]) -> list[tuple[int, ...]]:

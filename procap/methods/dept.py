@@ -95,8 +95,6 @@ HEAD_WEIGHT = Field(0.7, ge=0, le=1, description="weight of the linear head, out
 
 
 class DePTOptions(ContextOptions):
-    """The options of DePT on CoOp."""
-
     n_ctx: int = Field(16, ge=1, description="learned context tokens; as many as ctx_init has words where it has any")
     ctx_init: str = Field("", description="words to start from; empty draws N(0, 0.02)")
     head_weight: float = HEAD_WEIGHT
@@ -106,15 +104,13 @@ class DePT(Decoupled, ContextMethod):
     """DePT (Zhang et al. 2024) on CoOp: a linear head next to the similarities."""
 
     Options = DePTOptions
-    title: ClassVar[str] = "DePT (CoOp)"
-    mini_lr: ClassVar[float | None] = 2.5e-3
+    title = "DePT (CoOp)"
+    mini_lr = 2.5e-3
     public_layout = PublicLayout("PromptLearner", CONTEXT_NAMES | HEAD_NAMES)
     options: DePTOptions
 
 
 class DePTMaPLeOptions(MaPLeOptions):
-    """The options of DePT on MaPLe."""
-
     head_weight: float = HEAD_WEIGHT
 
 
@@ -122,7 +118,7 @@ class DePTMaPLe(Decoupled, MaPLe):
     """DePT (Zhang et al. 2024) on MaPLe: a linear head next to the similarities."""
 
     Options = DePTMaPLeOptions
-    title: ClassVar[str] = "DePT (MaPLe)"
-    mini_lr: ClassVar[float | None] = 4e-2
+    title = "DePT (MaPLe)"
+    mini_lr = 4e-2
     public_layout = PublicLayout("MultiModalPromptLearner", MAPLE_NAMES | HEAD_NAMES)
     options: DePTMaPLeOptions

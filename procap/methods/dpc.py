@@ -9,7 +9,6 @@ Shapes: B images of a batch, M images with negatives, C classes, P context token
 from __future__ import annotations
 
 import random
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +19,9 @@ from procap.classifier import Classifier, cosine_logits
 from procap.clip import CLIP
 from procap.methods.coop import ContextMethod, ContextOptions
 from procap.methods.method import Noise
+from procap.methods.prompts import context_plan
 from procap.parallel import gather_batch
-from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
+from procap.plan import NO_CHANGE
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -30,8 +30,6 @@ FEWEST_NEGATIVES = 2
 
 
 class DPCOptions(ContextOptions):
-    """The options of DPC."""
-
     similar: int = Field(8, ge=1, description="most similar classes of each image that may become negatives (K)")
     weight: float = Field(
         0.5, gt=0, le=1, description="divides the gradient: all that the public code makes of the weight for base"
@@ -43,8 +41,8 @@ class DPC(ContextMethod):
     """DPC (Li et al. 2025) on CoOp: a second prompt learned against hard negatives."""
 
     Options = DPCOptions
-    title: ClassVar[str] = "DPC (CoOp)"
-    mini_lr: ClassVar[float | None] = 1e-2
+    title = "DPC (CoOp)"
+    mini_lr = 1e-2
     # A public checkpoint has one of both prompts.
     public_layout = None
     first_stage = "coop"
@@ -67,8 +65,7 @@ class DPC(ContextMethod):
 
     def encode_classes(self, context: Tensor, space: LabelSpace | None = None) -> Tensor:
         """Compute the class features [C, E] of `space` (default: the classes trained on) under a context."""
-        plan = Plan((TokenOp(INPUT, "replace", context, start=1),))
-        return self.clip.encode_text(self.prompts_of(space).tokenized, plan)
+        return self.clip.encode_text(self.prompts_of(space).tokenized, context_plan(context))
 
     def extend_batch(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Add an image of each class that `negative_classes` chooses; all ranks return all images."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel
-from torch import Tensor
+from torch import Tensor, nn
 
-from procap.classifier import Classifier, HeadClassifier
+from procap.classifier import Classifier, HeadClassifier, cosine_logits
+from procap.clip import CLIP
 from procap.errors import UserError
 from procap.methods.method import Method, Noise
 from procap.methods.options import ViewOptions
@@ -140,13 +142,6 @@ class FeatureMethod(Method):
 
         return self.constant("prompts", encode) if space == self.space else encode()
 
-    def rows_of(self, space: LabelSpace, learned: Tensor, new: Callable[[], Tensor]) -> Tensor:
-        """Return the row [C, E] of each class of `space`: among the `learned` ones, for a new class that of `new`."""
-        if space.classnames == self.space.classnames:
-            return learned
-        known = self.known(space)[:, None]
-        return torch.where(known >= 0, learned.detach()[known[:, 0]], new())
-
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy of a global batch; `images` are its features [B, E]."""
         # As in `HeadClassifier`: a head computes in float32 in training and inference alike.
@@ -161,6 +156,30 @@ class FeatureMethod(Method):
             name = space.classnames[int(new.nonzero()[0])]
             raise UserError(f"{type(self).__name__} has no rule for classes that it did not learn, such as '{name}'")
         return HeadClassifier(self.clip, self.head(space), len(space.classnames))
+
+
+class RowMethod(FeatureMethod):
+    """A method with a row of E weights for each class, which are compared with features by their cosine.
+
+    A new class has its class feature.
+    """
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
+        super().__init__(clip, space, options, generator)
+        rows = torch.zeros(len(space.classnames), clip.geometry.embed_dim)
+        # Without gradients a training takes no steps: `fit` does all of it.
+        self.rows = nn.Parameter(rows, requires_grad=self.takes_steps)
+
+    def rows_of(self, space: LabelSpace) -> Tensor:
+        """Return the rows [C, E] of the classes of `space`, for new ones their class features."""
+        if space.classnames == self.space.classnames:
+            return self.rows
+        known = self.known(space)
+        rows = self.rows.detach()[known]
+        return rows if (known >= 0).all() else torch.where((known >= 0)[:, None], rows, self.text(space))
+
+    def head(self, space: LabelSpace) -> Head:
+        return partial(cosine_logits, text=self.rows_of(space), scale=self.scale())
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:

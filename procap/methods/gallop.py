@@ -10,7 +10,7 @@ width, E joint embedding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +21,9 @@ from procap.classifier import Classifier, unit
 from procap.clip import CLIP
 from procap.methods.coop import ContextOptions, initial_context
 from procap.methods.method import TRANSFER_TASKS, Method, Noise, PublicLayout
-from procap.methods.prompts import PLACEHOLDER, ClassPrompts, tokenize_classes
+from procap.methods.prompts import PLACEHOLDER, ClassPrompts, context_plan, tokenize_classes
 from procap.parallel import gather_batch
-from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
+from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -32,8 +32,6 @@ DRAWS = 512
 
 
 class GalLoPOptions(ContextOptions):
-    """The options of GalLoP."""
-
     global_prompts: int = Field(4, ge=1, description="prompts for the class token")
     local_prompts: int = Field(4, ge=0, description="prompts for the patches; 0: those for the class token")
     topk: tuple[int, ...] = Field(
@@ -53,9 +51,9 @@ class GalLoP(Method):
     """GalLoP (Lafon et al. 2024): global prompts, and local prompts for the most similar patches."""
 
     Options = GalLoPOptions
-    title: ClassVar[str] = "GalLoP"
-    groups: ClassVar[tuple[str, ...]] = ("prompts", "local")
-    mini_lr: ClassVar[float | None] = 1e-2
+    title = "GalLoP"
+    groups = ("prompts", "local")
+    mini_lr = 1e-2
     public_layout = PublicLayout(
         "gallop",
         {"global_prompts": "global_prompt", "local_prompts": "local_prompts", "local_map": "local_proj.linear.weight"},
@@ -102,7 +100,7 @@ class GalLoP(Method):
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         """Put each prompt's context behind the start token: one token set for each prompt, the global ones first."""
         learned = torch.cat([part for part in (self.global_prompts, self.local_prompts) if part is not None])
-        return NO_CHANGE, Plan((TokenOp(INPUT, "replace", learned[:, None], start=1),))
+        return NO_CHANGE, context_plan(learned[:, None])
 
     def split(self, text: Tensor) -> tuple[Tensor, Tensor]:
         """Normalise class features [G + L, C, E] and split them into those of global and of local prompts."""
@@ -139,7 +137,7 @@ class GalLoP(Method):
 class LocalClassifier(Classifier):
     """A classifier by the mean of the cosines of the class token and of the most similar patches."""
 
-    score_name: ClassVar[str] = "GL-MCM"
+    score_name = "GL-MCM"
 
     def __init__(self, method: GalLoP, global_text: Tensor, local_text: Tensor) -> None:
         self.clip, self.image_plan, self.num_classes = method.clip, NO_CHANGE, global_text.shape[1]

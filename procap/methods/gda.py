@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from procap.classifier import unit
 from procap.clip import CLIP
-from procap.methods.features import FeatureBank, FeatureMethod, accuracy
+from procap.methods.features import FeatureBank, RowMethod, accuracy
 from procap.methods.method import PublishedOptions
 from procap.methods.options import SelectionOptions, ViewOptions
 from procap.recipe import Recipe
@@ -31,8 +31,6 @@ NEIGHBOURS, COPIES = 64, 16
 
 
 class GDAOptions(SelectionOptions, ViewOptions):
-    """The options of GDA."""
-
     covariance: Literal["shared", "class"] = Field(
         "shared",
         description="shared: of all deviations from class means, shrunk; class: the mean of the classes' covariances, "
@@ -60,15 +58,15 @@ def shrunk_precision(deviations: Tensor) -> Tensor:
     return width * torch.linalg.inv(scatter + scatter.trace() / (len(deviations) - 1) * identity)
 
 
-class GDA(FeatureMethod):
+class GDA(RowMethod):
     """GDA (Wang et al. 2024): Gaussian discriminant analysis, nothing is trained."""
 
     Options = GDAOptions
-    title: ClassVar[str] = "GDA"
+    title = "GDA"
     selection = "validation"
-    takes_steps: ClassVar[bool] = False
+    takes_steps = False
     varying_rows = ("vectors",)
-    needs_every_class: ClassVar[bool] = True
+    needs_every_class = True
     published: ClassVar[PublishedOptions] = {"base-to-novel": {"covariance": "class"}}
     options: GDAOptions
     vectors: Tensor
@@ -76,10 +74,8 @@ class GDA(FeatureMethod):
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: GDAOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
-        classes, width = len(space.classnames), clip.geometry.embed_dim
-        self.rows = nn.Parameter(torch.zeros(classes, width), requires_grad=False)
-        self.bias = nn.Parameter(torch.zeros(classes), requires_grad=False)
-        self.register_buffer("vectors", torch.zeros(0, width))
+        self.bias = nn.Parameter(torch.zeros(len(space.classnames)), requires_grad=False)
+        self.register_buffer("vectors", torch.zeros(0, clip.geometry.embed_dim))
         self.register_buffer("alpha", torch.tensor(DEFAULT_ALPHA))
 
     @classmethod

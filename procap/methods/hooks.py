@@ -5,6 +5,7 @@ Shapes: B images, C classes.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from procap.classifier import Classifier
 from procap.errors import UsageError
-from procap.methods.options import MethodOptions
+from procap.methods.options import TEMPLATES, MethodOptions
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -36,6 +37,7 @@ class TrainingHooks(nn.Module):
     """What a training calls around its steps; a method overrides what it needs.
 
     required_option: an option without a default that training needs.
+    file_option: an option that names a file that training reads; {dataset} in its path is the data set.
     vision_weights: the attribute with its copies of weights of the vision tower, which train at the recipe's
         `vision_lr`; empty without them.
     learns_unlabelled: its training images have no labels, and are those that its option `unlabelled` names.
@@ -46,6 +48,7 @@ class TrainingHooks(nn.Module):
 
     Options: ClassVar[type[MethodOptions]]
     required_option: ClassVar[str] = ""
+    file_option: ClassVar[str] = ""
     vision_weights: ClassVar[str] = ""
     learns_unlabelled: ClassVar[bool] = False
     varying_rows: ClassVar[tuple[str, ...]] = ()
@@ -67,7 +70,14 @@ class TrainingHooks(nn.Module):
     @classmethod
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
         """Return the SHA-256 of each file that training on `dataset` reads, by the option that names the file."""
-        return {}
+        file = cls.option_file(options, dataset)
+        return {cls.file_option: hashlib.sha256(file.read_bytes()).hexdigest()} if file else {}
+
+    @classmethod
+    def option_file(cls, options: BaseModel, dataset: str) -> Path | None:
+        """Return the file that `file_option` names; None if it names none."""
+        name = getattr(options, cls.file_option, "")
+        return None if name in ("", TEMPLATES) else Path(name.replace("{dataset}", dataset)).expanduser()
 
     def prepare_training(self) -> None:
         """Read and compute what only training needs.

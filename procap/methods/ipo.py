@@ -8,7 +8,6 @@ Shapes: C classes, E joint embedding.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,7 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from procap.classifier import cosine_logits
@@ -28,13 +27,11 @@ from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.methods.data_use import DataUse
 from procap.methods.features import FeatureBank, FeatureMethod, Head, accuracy
-from procap.methods.options import MethodOptions
+from procap.methods.options import TEMPLATES, MethodOptions
 from procap.methods.zeroshot import ENSEMBLE
 from procap.teacher import text_bank
 from procap.text import LabelSpace
 
-TEMPLATES = "templates"
-"""The value of `proposals` for hand-written templates."""
 CLASS = "<CLASS>"
 """Stands for the class name in requests and answers, and in files if one likes; {} does in templates."""
 KEY = "OPENAI_API_KEY"
@@ -46,8 +43,6 @@ Scores = dict[str, tuple[float, float]]
 
 
 class IPOOptions(MethodOptions):
-    """The options of IPO."""
-
     proposals: str = Field(
         "",
         description="file with a template a line, or a run's proposals.json; {dataset} in its path is the data set; or "
@@ -83,36 +78,31 @@ class IPO(FeatureMethod):
     """IPO (Du et al. 2024): the best of the prompt templates that a language model proposes."""
 
     Options = IPOOptions
-    title: ClassVar[str] = "IPO"
-    groups: ClassVar[tuple[str, ...]] = ("prompts",)
-    selection: ClassVar[str] = "-"
-    uses: ClassVar[DataUse] = DataUse(models=("proposals",))
-    takes_steps: ClassVar[bool] = False
-    augments: ClassVar[bool] = False
+    title = "IPO"
+    groups = ("prompts",)
+    selection = "-"
+    uses = DataUse(models=("proposals",))
+    takes_steps = False
+    augments = False
     required_option = "proposals"
-    varying_rows = ("found",)
+    file_option = "proposals"
+    varying_rows = ("template_bytes",)
     # No language model has proposed templates for generated data.
     mini_options: ClassVar[Mapping[str, object]] = {"proposals": TEMPLATES}
     options: IPOOptions
-    found: Tensor
+    template_bytes: Tensor
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: IPOOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
         self.scores: Scores = {}
         self.proposals: list[str] = []
-        # The bytes of the template: a checkpoint holds tensors.
-        self.register_buffer("found", torch.tensor([*read_template(options.start).encode()], dtype=torch.uint8))
+        # A checkpoint holds tensors.
+        start = torch.tensor([*read_template(options.start).encode()], dtype=torch.uint8)
+        self.register_buffer("template_bytes", start)
 
     @classmethod
     def missing_option(cls, options: Mapping[str, Any]) -> str:
         return "" if options.get("endpoint") else super().missing_option(options)
-
-    @classmethod
-    def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
-        assert isinstance(options, IPOOptions)
-        if options.proposals in ("", TEMPLATES):
-            return {}
-        return {"proposals": hashlib.sha256(proposals_file(options, dataset).read_bytes()).hexdigest()}
 
     def prepare_training(self) -> None:
         """Read the proposals. Raises UserError for a file that cannot be read, or a line that is no template."""
@@ -121,9 +111,8 @@ class IPO(FeatureMethod):
             if self.group is not None and self.group.size > 1:
                 raise UsageError("one process asks an endpoint: train in one, or give --option proposals=FILE")
             return
-        self.proposals = [*ENSEMBLE, self.space.template]
-        if self.options.proposals != TEMPLATES:
-            self.proposals = read_proposals(proposals_file(self.options, self.space.dataset))
+        file = self.option_file(self.options, self.space.dataset)
+        self.proposals = read_proposals(file) if file else [*ENSEMBLE, self.space.template]
 
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:
@@ -137,7 +126,7 @@ class IPO(FeatureMethod):
         if self.options.endpoint and len(self.scores) == 1:
             raise UserError(f"{self.options.model} at {self.options.endpoint} proposes no new template with {CLASS}")
         best = max(self.scores, key=self.scores.__getitem__)
-        self.found = torch.tensor([*best.encode()], dtype=torch.uint8, device=self.found.device)
+        self.template_bytes = torch.tensor([*best.encode()], dtype=torch.uint8, device=self.template_bytes.device)
 
     def add(self, templates: Iterable[str], bank: FeatureBank) -> None:
         """Score the templates that are new."""
@@ -160,13 +149,8 @@ class IPO(FeatureMethod):
         return partial(cosine_logits, text=text_bank(self.clip, space, [template]), scale=self.scale())
 
     def head(self, space: LabelSpace) -> Head:
-        """Make zero-shot CLIP with the template that was found."""
-        return self.head_of(bytes(self.found.tolist()).decode(), space)
-
-
-def proposals_file(options: IPOOptions, dataset: str) -> Path:
-    """Return the file with the templates for `dataset`."""
-    return Path(options.proposals.replace("{dataset}", dataset)).expanduser()
+        """Make zero-shot CLIP with the best template."""
+        return self.head_of(bytes(self.template_bytes.tolist()).decode(), space)
 
 
 def read_proposals(file: Path) -> list[str]:

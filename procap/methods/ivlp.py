@@ -42,8 +42,6 @@ class DeepPrompts(nn.Module):
 
 
 class IVLPOptions(MethodOptions):
-    """The options of IVLP."""
-
     n_ctx: int = Field(2, ge=1, description="text tokens per layer; above 4 the phrase is not used")
     vision_tokens: int = Field(2, ge=0, description="vision tokens per layer; 0 prompts the text tower only")
     depth: int = Field(12, ge=1, description="prompted layers of the text tower, the input counted")
@@ -55,8 +53,8 @@ class IVLP(Method):
     """IVLP (Khattak et al. 2023): independent deep prompts in both towers."""
 
     Options: ClassVar[type[MethodOptions]] = IVLPOptions
-    title: ClassVar[str] = "IVLP"
-    mini_lr: ClassVar[float | None] = 2.5e-3
+    title = "IVLP"
+    mini_lr = 2.5e-3
     public_layout = PublicLayout("VLPromptLearner", IVLP_NAMES)
     options: IVLPOptions
 

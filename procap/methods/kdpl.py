@@ -59,8 +59,8 @@ class KDPL(Distilled, ContextMethod):
     """KDPL (Mistretta et al. 2024) on CoOp: learns from a larger CLIP without labels."""
 
     Options = KDPLOptions
-    title: ClassVar[str] = "KDPL (CoOp)"
-    mini_lr: ClassVar[float | None] = 4e-2
+    title = "KDPL (CoOp)"
+    mini_lr = 4e-2
     options: KDPLOptions
 
     @classmethod
@@ -77,8 +77,8 @@ class KDPLMaPLe(Distilled, MaPLe):
     """KDPL (Mistretta et al. 2024) on MaPLe: learns from a larger CLIP without labels."""
 
     Options = KDPLMaPLeOptions
-    title: ClassVar[str] = "KDPL (MaPLe)"
-    mini_lr: ClassVar[float | None] = 1e-2
+    title = "KDPL (MaPLe)"
+    mini_lr = 1e-2
     # In place of MaPLe's options for transfer: KDPL trains MaPLe at depth 9 for every task.
     published: ClassVar[PublishedOptions] = {}
     options: KDPLMaPLeOptions

@@ -9,7 +9,6 @@ Shapes: N training images, M validation images, B images, C classes, E joint emb
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from procap.classifier import unit
 from procap.clip import CLIP
 from procap.initialisation import linear
-from procap.methods.features import FeatureBank, FeatureMethod, Head, accuracy
+from procap.methods.features import FeatureBank, Head, RowMethod, accuracy
 from procap.methods.method import MethodOptions
 from procap.text import LabelSpace
 
@@ -31,8 +30,6 @@ ALPHA_EVERY = 10
 
 
 class LPPPOptions(MethodOptions):
-    """The options of LP++."""
-
     steps: int = Field(300, ge=1, description="full-batch gradient steps")
 
 
@@ -42,21 +39,19 @@ def blended_logits(features: Tensor, rows: Tensor, bias: Tensor, alpha: Tensor, 
     return F.linear(image, rows, bias) + alpha * (image @ text.t())
 
 
-class LPPP(FeatureMethod):
+class LPPP(RowMethod):
     """LP++ (Huang et al. 2024): a linear probe blended with the class features."""
 
     Options = LPPPOptions
-    title: ClassVar[str] = "LP++"
+    title = "LP++"
     selection = "validation"
-    takes_steps: ClassVar[bool] = False
-    knows_new_classes: ClassVar[bool] = False
+    takes_steps = False
+    knows_new_classes = False
     options: LPPPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: LPPPOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
         start = linear(clip.geometry.embed_dim, len(space.classnames), generator)
-        # Without gradients a training takes no steps: `fit` does all of it.
-        self.rows = nn.Parameter(torch.zeros_like(start.weight), requires_grad=False)
         self.bias = nn.Parameter(start.bias.detach().clone(), requires_grad=False)
         self.alpha = nn.Parameter(torch.zeros(len(space.classnames)), requires_grad=False)
 

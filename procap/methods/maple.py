@@ -32,8 +32,6 @@ MAPLE_NAMES = {
 
 
 class MaPLeOptions(MethodOptions):
-    """The options of MaPLe."""
-
     n_ctx: int = Field(2, ge=1, description="prompt tokens per layer; above 4 the phrase is not used")
     depth: int = Field(9, ge=1, description="prompted layers of both towers, the input counted")
     ctx_init: str = Field(
@@ -48,8 +46,8 @@ class MaPLe(Method):
     """MaPLe (Khattak et al. 2023): deep text prompts projected to vision prompts."""
 
     Options: ClassVar[type[MethodOptions]] = MaPLeOptions
-    title: ClassVar[str] = "MaPLe"
-    mini_lr: ClassVar[float | None] = 1e-2
+    title = "MaPLe"
+    mini_lr = 1e-2
     public_layout = PublicLayout("MultiModalPromptLearner", MAPLE_NAMES)
     published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3}}
     options: MaPLeOptions

@@ -29,7 +29,7 @@ from procap.methods.options import MethodOptions, TemplateOptions
 from procap.methods.prompts import ClassPrompts, template_prompts
 from procap.packing import PromptSet
 from procap.parallel import ClassShares, Communicator, gather_batch
-from procap.plan import Plan
+from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -241,10 +241,20 @@ class Method(MethodFacts, TrainingHooks):
         """
         prompts = self.prompts
         image_plan, text_plan = self.plans(prompts, noise)
-        image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
+        image = self._encode_batch(images, image_plan)
         text = self._encode_classes(prompts.tokenized, text_plan)
         # The adapters come behind the gather: all ranks compute the same gradient of them, which their average keeps.
         return self.image_adapter(image), self.text_adapter(text)
+
+    def _encode_batch(self, images: Tensor, plan: Plan) -> Tensor:
+        """Compute the features [B, E] of the global batch, not normalised, from those of this rank's images."""
+        return gather_batch(self.group, self.clip.encode_image(images, plan))
+
+    @torch.no_grad()
+    def _frozen_features(self, images: Tensor) -> Tensor:
+        """Compute the frozen CLIP's features [B, E] of the global batch, normalised, float32, without gradient."""
+        # Unlike texts, images are encoded in every step, so autocast stays as the caller has set it.
+        return F.normalize(self._encode_batch(images, NO_CHANGE).float(), dim=-1)
 
     def _encode_classes(self, prompts: PromptSet, plan: Plan) -> Tensor:
         if not plan:

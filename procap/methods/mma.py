@@ -8,7 +8,7 @@ Shapes: N sequences, L rows, D width, A adapter width.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -59,8 +59,6 @@ class Adapter(nn.Module):
 
 
 class MMAOptions(TemplateOptions):
-    """The options of MMA."""
-
     width: int = Field(32, ge=1, description="width of the adapters")
     scale: float = Field(0.001, gt=0, description="factor of what the adapters add")
     first_block: int = Field(4, ge=0, description="first block (0-based) with an adapter; all later ones have one")
@@ -73,9 +71,9 @@ class MMA(Method):
     """MMA (Yang et al. 2024): adapters next to the upper blocks of both towers."""
 
     Options = MMAOptions
-    title: ClassVar[str] = "MMA"
-    groups: ClassVar[tuple[str, ...]] = ("adapters",)
-    mini_lr: ClassVar[float | None] = 0.16
+    title = "MMA"
+    groups = ("adapters",)
+    mini_lr = 0.16
     public_layout = PublicLayout(
         "adapter_learner",
         {

@@ -22,16 +22,13 @@ from procap.initialisation import normal
 from procap.methods.method import Method, MethodOptions, Noise, PublishedOptions
 from procap.methods.prompts import ClassPrompts, check_blocks, context_prompts, deep_plans
 from procap.methods.promptsrc import teacher_templates
-from procap.parallel import gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
-from procap.teacher import image_features, text_bank
+from procap.teacher import text_bank
 from procap.text import LabelSpace
 
 
 class MMLoPOptions(MethodOptions):
-    """The options of MMLoP."""
-
     n_ctx: int = Field(4, ge=1, description="prompt tokens per layer and tower")
     rank: int = Field(1, ge=1, description="rank of the prompts of a layer")
     depth: int = Field(9, ge=1, description="prompted layers of both towers, the input counted")
@@ -47,8 +44,8 @@ class MMLoP(Method):
     """MMLoP (2026), after the paper's text: low-rank prompts, drift correction."""
 
     Options = MMLoPOptions
-    title: ClassVar[str] = "MMLoP (after its text)"
-    mini_lr: ClassVar[float | None] = 1e-2
+    title = "MMLoP (after its text)"
+    mini_lr = 1e-2
     published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3}}
     options: MMLoPOptions
 
@@ -104,7 +101,7 @@ class MMLoP(Method):
         image, text = self.features(images, noise)
         teacher = self.teacher(self.space)
         text = self.correct_drift(text, teacher)
-        teacher_image = gather_batch(self.group, image_features(self.clip, images))
+        teacher_image = self._frozen_features(images)
         logits, teacher_logits = cosine_logits(image, text, scale), cosine_logits(teacher_image, teacher, scale)
         log_p, log_q = logits.log_softmax(-1), teacher_logits.log_softmax(-1)
         # Half of KL(p || q) + KL(q || p).

@@ -30,8 +30,6 @@ from procap.text import LabelSpace
 
 
 class MMRLOptions(MethodOptions):
-    """The options of MMRL."""
-
     n_tokens: int = Field(5, ge=1, description="representation tokens")
     width: int = Field(512, ge=1, description="width of the tokens, before they are projected to each tower")
     first_block: int = Field(5, ge=0, description="first block (0-based) that gets tokens; all later ones do as well")
@@ -51,8 +49,8 @@ class MMRL(Method):
     """MMRL (Guo and Gu 2025): representation tokens in the upper blocks of both towers."""
 
     Options: ClassVar[type[MethodOptions]] = MMRLOptions
-    title: ClassVar[str] = "MMRL"
-    mini_lr: ClassVar[float | None] = 2.5e-3
+    title = "MMRL"
+    mini_lr = 2.5e-3
     public_layout = PublicLayout(
         "MultiModalRepresentationLearner",
         {

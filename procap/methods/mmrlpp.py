@@ -8,8 +8,6 @@ Shapes: P representation tokens, R their width, Q rank, Dt text width, Dv vision
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -29,8 +27,6 @@ PUBLISHED = {
 
 
 class MMRLPPOptions(MMRLOptions):
-    """The options of MMRL++."""
-
     rank: int = Field(4, ge=1, description="rank of the change of the projection in each block")
     projection_rank: int = Field(64, ge=1, description="rank of the change of the image tower's projection")
     fresh: float = Field(
@@ -67,8 +63,8 @@ class MMRLPP(MMRL):
     """MMRL++ (Guo and Gu 2025): MMRL with shared projections and tokens that pass through blocks."""
 
     Options = MMRLPPOptions
-    title: ClassVar[str] = "MMRL++"
-    mini_lr: ClassVar[float | None] = 2.5e-3
+    title = "MMRL++"
+    mini_lr = 2.5e-3
     public_layout = PublicLayout(
         "MultiModalRepresentationLearner",
         {

@@ -9,16 +9,13 @@ T token ids per prompt, D text width, E joint embedding.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from procap.classifier import Classifier, HeadClassifier, unit
@@ -26,9 +23,9 @@ from procap.clip import CLIP
 from procap.errors import UserError
 from procap.initialisation import linear
 from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
-from procap.methods.prompts import ClassPrompts, phrase_tokens, tokenize_classes
+from procap.methods.prompts import ClassPrompts, context_plan, phrase_tokens, tokenize_classes
 from procap.methods.twosfs import tuned_norms
-from procap.plan import INPUT, Plan, TokenOp
+from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.teacher import text_bank
 from procap.text import LabelSpace
@@ -73,12 +70,12 @@ def count_vectors(part: str) -> int:
 
 
 class MoCoOpOptions(MethodOptions):
-    """The options of MoCoOp."""
-
     text_weight: float = Field(5.0, ge=0, description="weight of the prompts' nearness to their hand-written templates")
     gate_weight: float = Field(1.0, ge=0, description="weight of the router's loss")
     new_names: str = Field(
-        "", description="file with names of new classes, one a line, whose prompts the public code's training sees too"
+        "",
+        description="file with names of new classes, one a line, {dataset} in its path is the data set; the public "
+        "code's training sees their prompts too",
     )
 
 
@@ -111,14 +108,15 @@ class MoCoOp(Method):
     """MoCoOp (Du et al. 2024): a router mixes two of several soft prompts for each image."""
 
     Options = MoCoOpOptions
-    title: ClassVar[str] = "MoCoOp"
-    mini_lr: ClassVar[float | None] = 4e-2
+    title = "MoCoOp"
+    mini_lr = 4e-2
     public_layout = PublicLayout(
         "prompt_learner",
         {"before": "prompt_learner.ctx_before_{}", "after": "prompt_learner.ctx_after_{}", "vision": "image_encoder.{}",
          "gate": "prompt_learner.gate.{}", "text_adapter": "prompt_learner.w"},
         unused=("text_encoder.", *(f"prompt_learner.{name}" for name in ("token_", "text_", "class_", "grouped_"))),
     )  # fmt: skip
+    file_option = "new_names"
     options: MoCoOpOptions
     _all_prompts: ClassPrompts | None
 
@@ -150,22 +148,13 @@ class MoCoOp(Method):
     def lr_scales(self) -> dict[str, float]:
         return {f"vision.{name}": 0.1 for name, _ in self.vision.named_parameters()}
 
-    @classmethod
-    def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
-        assert isinstance(options, MoCoOpOptions)
-        file = Path(options.new_names).expanduser()
-        # A missing file is refused when training reads it.
-        if not (options.new_names and file.is_file()):
-            return {}
-        return {"new_names": hashlib.sha256(file.read_bytes()).hexdigest()}
-
     def prepare_training(self) -> None:
         """Read the names of new classes. Raises UserError for a file that cannot be read."""
         super().prepare_training()
-        if not (file := self.options.new_names):
+        if not (file := self.option_file(self.options, self.space.dataset)):
             return
         try:
-            names = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+            names = file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeError) as error:
             raise UserError(f"new_names = {file}: {error}; a text with one class name a line is needed") from error
         self.text_space = replace(self.space, classnames=(*self.space.classnames, *filter(None, names)))
@@ -206,7 +195,7 @@ class MoCoOp(Method):
         # From row 1 on, behind the start token; rows without a learned vector keep their words.
         words = self.clip.token_embedding(prompts.ids[:, 1 : 1 + source.shape[1]])
         tokens = torch.where((source >= 0)[..., None], self.vectors()[source], words)
-        return Plan(weights=self.vision.weights()), Plan((TokenOp(INPUT, "replace", tokens, start=1),))
+        return Plan(weights=self.vision.weights()), context_plan(tokens)
 
     def prototypes(self) -> Tensor:
         """Return the features [G, C, E] of the groups of hand-written templates, normalised."""

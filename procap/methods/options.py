@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+TEMPLATES = "templates"
+"""The value of an option that names a file of texts, for hand-written templates in place of the file."""
+
 Pool = Literal["few-shot", "base", "all"]
 """Where a training draws images without labels from, see `PoolOptions`."""
 
@@ -23,20 +26,14 @@ class MethodOptions(BaseModel):
 
 
 class TemplateOptions(MethodOptions):
-    """The options of a method with one prompt on every data set."""
-
     template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
 
 
 class ViewOptions(MethodOptions):
-    """The options of a method on features that encodes several random views of each image."""
-
     views: int = Field(10, ge=0, description="random views of each image, used in turn by the epochs; 0: new ones")
 
 
 class SelectionOptions(MethodOptions):
-    """The options of a method whose public code chooses settings by test accuracy."""
-
     selection: Literal["validation", "test"] = Field(
         "validation",
         description="validation: choose on at most four validation images per class; test: the public rule, which "
@@ -45,8 +42,6 @@ class SelectionOptions(MethodOptions):
 
 
 class PoolOptions(MethodOptions):
-    """The options of a method of which a training, or its first stage, draws images without labels."""
-
     unlabelled: Pool = Field(
         "few-shot",
         description="images of a training without labels: the few-shot ones; base: all training images of the classes "

@@ -14,7 +14,6 @@ width, V vision width, E joint embedding.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +25,7 @@ from procap.clip import CLIP
 from procap.initialisation import normal
 from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout
 from procap.methods.mocoop import first_tokens
-from procap.methods.prompts import ClassPrompts, tokenize_classes, words_of
+from procap.methods.prompts import ClassPrompts, context_plan, tokenize_classes, words_of
 from procap.packing import PromptSet
 from procap.parallel import gather_batch
 from procap.plan import INPUT, Plan, TokenOp
@@ -57,8 +56,6 @@ SENTENCES: Mapping[str, tuple[str, str, str, str]] = {
 
 
 class PLOTPPOptions(MethodOptions):
-    """The options of PLOT++."""
-
     texts: int = Field(4, ge=1, le=4, description="texts of a class, each with its own context (N)")
     vision_prompts: int = Field(4, ge=1, description="visual prompts, each with its own pass of an image (M)")
     vision_tokens: int = Field(2, ge=1, description="tokens of a visual prompt")
@@ -68,9 +65,9 @@ class PLOTPP(Method):
     """PLOT++ (Chen et al. 2023): visual prompts and texts of a class, compared by optimal transport."""
 
     Options = PLOTPPOptions
-    title: ClassVar[str] = "PLOT++"
-    groups: ClassVar[tuple[str, ...]] = ("prompts", "local")
-    mini_lr: ClassVar[float | None] = 4e-2
+    title = "PLOT++"
+    groups = ("prompts", "local")
+    mini_lr = 4e-2
     public_layout = PublicLayout(
         "prompt_learner",
         {"context": "prompt_learner.ctx", "vision": "prompt_learner.ctx_vision"},
@@ -115,7 +112,7 @@ class PLOTPP(Method):
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         """Build the plans of the first visual prompt and of the first text."""
-        return image_plan(self.vision[0]), text_plan(self.context[0])
+        return image_plan(self.vision[0]), context_plan(self.context[0])
 
     def encode_texts(self, prompts: ClassPrompts, encode: Callable[[PromptSet, Plan], Tensor]) -> Tensor:
         """Compute the features [N, C, E] of the texts of each class, not normalised, by an encoder of prompts."""
@@ -123,7 +120,7 @@ class PLOTPP(Method):
         parts, classes = prompts.tokenized, len(prompts.ids) // len(self.context)
         starts = range(0, len(parts), classes)
         pairs = zip(starts, self.context, strict=True)
-        return torch.stack([encode(parts.subset(i, i + classes), text_plan(context)) for i, context in pairs])
+        return torch.stack([encode(parts.subset(i, i + classes), context_plan(context)) for i, context in pairs])
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy of the transport, in the first stage together with the mean features."""
@@ -164,11 +161,6 @@ class TransportClassifier(Classifier):
 def image_plan(tokens: Tensor) -> Plan:
     """Append tokens [P, V] to the patches."""
     return Plan((TokenOp(INPUT, "append", tokens),))
-
-
-def text_plan(context: Tensor) -> Plan:
-    """Put a context [P, D] behind the start token."""
-    return Plan((TokenOp(INPUT, "replace", context, start=1),))
 
 
 def encode_images(clip: CLIP, images: Tensor, plans: list[Plan]) -> Tensor:

@@ -8,17 +8,16 @@ Shapes: N training images, M validation images, B images, C classes, E joint emb
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor, nn
 
-from procap.classifier import cosine_logits, unit
+from procap.classifier import unit
 from procap.clip import CLIP
 from procap.methods.data_use import DataUse
-from procap.methods.features import FeatureBank, FeatureMethod, Head, accuracy
+from procap.methods.features import FeatureBank, Head, RowMethod, accuracy
 from procap.methods.method import MethodOptions
 from procap.text import LabelSpace
 
@@ -27,24 +26,17 @@ STRENGTHS = (1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
 ITERATIONS = 1000
 
 
-class Baseline(FeatureMethod):
+class Baseline(RowMethod):
     """What both baselines share: one view of each image, prepared as test images are, and no rule for new classes."""
 
-    takes_steps: ClassVar[bool] = False
-    augments: ClassVar[bool] = False
-    uses: ClassVar[DataUse] = DataUse(names="none")
-    knows_new_classes: ClassVar[bool] = False
-    needs_every_class: ClassVar[bool] = True
-
-    def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
-        super().__init__(clip, space, options, generator)
-        # Without gradients a training takes no steps: `fit` does all of it.
-        self.rows = nn.Parameter(torch.zeros(len(space.classnames), clip.geometry.embed_dim), requires_grad=False)
+    takes_steps = False
+    augments = False
+    uses = DataUse(names="none")
+    knows_new_classes = False
+    needs_every_class = True
 
 
 class ProbeOptions(MethodOptions):
-    """The options of the linear probe."""
-
     strength: float = Field(
         1.0, gt=0, description="inverse weight of the L2 penalty, unless validation images choose one"
     )
@@ -54,7 +46,7 @@ class LinearProbe(Baseline):
     """Linear probe: logistic regression on frozen image features."""
 
     Options = ProbeOptions
-    title: ClassVar[str] = "Linear probe"
+    title = "Linear probe"
     selection = "validation"
     options: ProbeOptions
 
@@ -109,13 +101,10 @@ def regress(features: Tensor, labels: Tensor, classes: int, strength: float) -> 
 class NearestMean(Baseline):
     """Nearest mean: cosines to the mean feature of each class."""
 
-    title: ClassVar[str] = "Nearest mean"
-    selection: ClassVar[str] = "-"
+    title = "Nearest mean"
+    selection = "-"
 
     @torch.no_grad()
     def fit(self, bank: FeatureBank) -> None:
         """Sum the normalised features of each class, which has the direction of their mean."""
         self.rows.index_add_(0, bank.labels, unit(bank.features[:, 0]))
-
-    def head(self, space: LabelSpace) -> Head:
-        return partial(cosine_logits, text=self.rows[self.known(space)], scale=self.scale())

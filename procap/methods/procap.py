@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -62,8 +62,6 @@ LETTER = {
 
 
 class ProCAPOptions(MethodOptions):
-    """The options of ProCAP."""
-
     n_ctx: int = Field(4, ge=1, description="prompt tokens per layer and modality")
     depth: int = Field(9, ge=1, description="prompted layers of both towers, the input counted")
 
@@ -151,9 +149,9 @@ class ProCAP(Method):
     """
 
     Options = ProCAPOptions
-    title: ClassVar[str] = "ProCAP"
-    groups: ClassVar[tuple[str, ...]] = ("prompts", "probabilistic")
-    mini_lr: ClassVar[float | None] = 3.90625e-5
+    title = "ProCAP"
+    groups = ("prompts", "probabilistic")
+    mini_lr = 3.90625e-5
     options: ProCAPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: ProCAPOptions, generator: torch.Generator) -> None:

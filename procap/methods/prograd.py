@@ -9,7 +9,7 @@ Shapes: B images, C classes, P context tokens, D text width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from procap.classifier import cosine_logits
 from procap.errors import UsageError
-from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
-from procap.methods.method import Noise, PublicLayout
+from procap.methods.coop import ContextMethod, ContextOptions
+from procap.methods.method import Noise
 from procap.methods.prompts import phrase_tokens
 from procap.recipe import Recipe
 from procap.teacher import text_bank
@@ -35,8 +35,6 @@ WEAKER = ("oxford-flowers", "dtd", "eurosat")
 
 
 class ProGradOptions(ContextOptions):
-    """The options of ProGrad."""
-
     n_ctx: int = Field(16, ge=1, description="learned context tokens; the words of the template are the last of them")
     ctx_init: str = Field("", description="words to start from instead of those of the template")
     share: float = Field(1.0, ge=0, le=1, description="share of the conflicting component that is removed (lambda)")
@@ -54,9 +52,8 @@ class ProGrad(ContextMethod):
     """ProGrad (Zhu et al. 2023): CoOp without the gradient against zero-shot CLIP."""
 
     Options = ProGradOptions
-    title: ClassVar[str] = "ProGrad"
-    mini_lr: ClassVar[float | None] = 6e-4
-    public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES, module="prompt_learner")
+    title = "ProGrad"
+    mini_lr = 6e-4
     options: ProGradOptions
 
     @property
@@ -88,16 +85,13 @@ class ProGrad(ContextMethod):
         many = task == "few-shot" and (shots >= 8 or not shots)
         return {"share": 0.8} if many and dataset in WEAKER else {}
 
-    def teacher(self) -> Tensor:
-        """Compute the frozen class features [C, E] of the teacher's template, normalised."""
-        return text_bank(self.clip, self.space, [self.template])
-
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropies with the labels and with the predictions of zero-shot CLIP."""
         image, text = self.features(images, noise)
         logits, t = cosine_logits(image, text, self.scale()), self.options.temperature
+        teacher_text = self.constant("teacher", lambda: text_bank(self.clip, self.space, [self.template]))
         # The image tower is CLIP's own in both.
-        teacher = cosine_logits(image, self.constant("teacher", self.teacher), self.scale())
+        teacher = cosine_logits(image, teacher_text, self.scale())
         return {
             "ce": F.cross_entropy(logits, labels),
             # The temperature divides the gradient by t^2, which the factor undoes (Hinton et al. 2015).

@@ -8,7 +8,6 @@ Shapes: N training images, B images, C classes, D width of the image tower, E jo
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -29,8 +28,6 @@ ALL_IMAGES = 100_000
 
 
 class ProLIPOptions(ViewOptions):
-    """The options of ProLIP."""
-
     penalty: float | None = Field(
         None, ge=0, description="weight of the squared distance to CLIP's projection; none: one over the shots"
     )
@@ -45,8 +42,8 @@ class ProLIP(FeatureMethod):
     """ProLIP (Fahes et al. 2025): the image tower's projection, held near CLIP's."""
 
     Options = ProLIPOptions
-    title: ClassVar[str] = "ProLIP"
-    changes: ClassVar[tuple[str, ...]] = ("image",)
+    title = "ProLIP"
+    changes = ("image",)
     options: ProLIPOptions
     penalty: Tensor
 

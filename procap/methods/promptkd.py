@@ -24,7 +24,6 @@ from procap.methods.method import Noise, PublicLayout, PublishedOptions, name_op
 from procap.methods.options import PoolOptions
 from procap.methods.prompts import ClassPrompts, check_blocks, deep_plans
 from procap.methods.taught import Taught, TaughtOptions
-from procap.parallel import gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -81,12 +80,12 @@ class PromptKD(Taught):
     """PromptKD (Li et al. 2024): an image tower learns a tuned teacher's predictions without labels."""
 
     Options = PromptKDOptions
-    title: ClassVar[str] = "PromptKD"
-    groups: ClassVar[tuple[str, ...]] = ("prompts", "unlabelled")
+    title = "PromptKD"
+    groups = ("prompts", "unlabelled")
     changes = ("image",)
     learns_unlabelled = True
     varying_rows = ("class_features",)
-    mini_lr: ClassVar[float | None] = 1.6e-2
+    mini_lr = 1.6e-2
     mini_options: ClassVar[Mapping[str, object]] = {"teacher": "mini", "width": 128}
     published: ClassVar[PublishedOptions] = {
         "transfer": {"depth": 3},
@@ -148,7 +147,7 @@ class PromptKD(Taught):
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the divergence of teacher and student, divided by B x C as in the public code; reads no labels."""
         o = self.options
-        raw = gather_batch(self.group, self.clip.encode_image(images, self.plans(self.prompts, noise)[0]))
+        raw = self._encode_batch(images, self.plans(self.prompts, noise)[0])
         # Behind the gather: the batch norm sees the global batch.
         student = cosine_logits(self.image_adapter(raw), self.class_features, self.scale()) / o.temperature
         teacher = self.teacher_logits(images).float() / o.temperature

@@ -87,6 +87,11 @@ def deep_plans(clip: CLIP, vision: Sequence[Tensor], text: Sequence[Tensor]) -> 
     return Plan(tuple(image_plan)), Plan(tuple(text_plan))
 
 
+def context_plan(tokens: Tensor) -> Plan:
+    """Put learned tokens behind the start token: [P, Dt], or token sets [S, 1, P, Dt] (`TokenOp`)."""
+    return Plan((TokenOp(INPUT, "replace", tokens, start=1),))
+
+
 def check_blocks(clip: CLIP, most: int, **options: int) -> None:
     """Raise UsageError if one of `options` counts or names more blocks than the towers of `clip` have for it."""
     g = clip.geometry

@@ -18,9 +18,8 @@ from torch import Tensor
 from procap.classifier import cosine_logits, unit
 from procap.methods.ivlp import IVLP, IVLP_NAMES, IVLPOptions
 from procap.methods.method import MethodOptions, Noise, PublicLayout, PublishedOptions
-from procap.parallel import gather_batch
 from procap.recipe import Recipe
-from procap.teacher import image_features, text_bank
+from procap.teacher import text_bank
 
 NUM_TEMPLATES = 60
 
@@ -38,8 +37,6 @@ def teacher_templates() -> list[str]:
 
 
 class PromptSRCOptions(IVLPOptions):
-    """The options of PromptSRC."""
-
     n_ctx: int = Field(4, ge=1, description="text tokens per layer; above 4 the phrase is not used")
     vision_tokens: int = Field(4, ge=0, description="vision tokens per layer")
     depth: int = Field(9, ge=1, description="prompted layers of the text tower, the input counted")
@@ -53,8 +50,8 @@ class PromptSRC(IVLP):
     """PromptSRC (Khattak et al. 2023): deep prompts regularised by the frozen CLIP."""
 
     Options: ClassVar[type[MethodOptions]] = PromptSRCOptions
-    title: ClassVar[str] = "PromptSRC"
-    mini_lr: ClassVar[float | None] = 1e-2
+    title = "PromptSRC"
+    mini_lr = 1e-2
     public_layout = PublicLayout("VLPromptLearner", IVLP_NAMES, unused=("prompt_learner.ZS_image_encoder.",))
     published: ClassVar[PublishedOptions] = {"transfer": {"depth": 3, "vision_depth": 3}}
     options: PromptSRCOptions
@@ -69,10 +66,6 @@ class PromptSRC(IVLP):
             average = (6.0, 10.0)
         return Recipe(optimizer="sgd", lr=0.0025, epochs=epochs, batch_size=4, average=average)
 
-    def teacher(self) -> Tensor:
-        """Compute the text teacher [C, E]: the mean over the templates, normalised at the end."""
-        return text_bank(self.clip, self.space, teacher_templates(), average="average-first")
-
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy and the distances to the frozen CLIP: class features, image features, logits.
 
@@ -80,9 +73,12 @@ class PromptSRC(IVLP):
         """
         o = self.options
         image, text = self.features(images, noise)
-        teacher_text = self.constant("teacher", self.teacher)
+        # The mean over the templates, normalised at the end.
+        teacher_text = self.constant(
+            "teacher", lambda: text_bank(self.clip, self.space, teacher_templates(), average="average-first")
+        )
         # The teacher sees the same views as the student, so its features cannot be kept.
-        teacher_image = gather_batch(self.group, image_features(self.clip, images))
+        teacher_image = self._frozen_features(images)
         logits = cosine_logits(image, text, self.scale())
         teacher_logits = cosine_logits(teacher_image, teacher_text, self.scale())
         # KL(teacher || student): `kl_div` takes the student first.

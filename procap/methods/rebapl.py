@@ -9,7 +9,7 @@ Shapes: B images, C classes, R reference images, N parameters, M samples, E join
 from __future__ import annotations
 
 import copy
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +27,6 @@ from procap.text import LabelSpace
 
 
 class ReBaPLOptions(MaPLeOptions):
-    """The options of ReBaPL."""
-
     samples: int = Field(3, ge=1, description="cycles of the training; the weights at the end of each are a sample")
     noisy_epochs: int = Field(3, ge=0, description="last epochs of a cycle that have noise; 0 has none")
     temperature: float = Field(100.0, ge=0, description="multiplies the noise")
@@ -42,9 +40,9 @@ class ReBaPL(MaPLe):
     """ReBaPL (2025) on MaPLe: mean logits of samples from cycles with noise and repulsion."""
 
     Options = ReBaPLOptions
-    title: ClassVar[str] = "ReBaPL"
-    groups: ClassVar[tuple[str, ...]] = ("prompts", "probabilistic")
-    mini_lr: ClassVar[float | None] = 4e-2
+    title = "ReBaPL"
+    groups = ("prompts", "probabilistic")
+    mini_lr = 4e-2
     # The public code writes a folder for each sample.
     public_layout = None  # type: ignore[assignment]
     varying_rows = ("samples",)

@@ -25,7 +25,6 @@ from procap.clip import CLIP
 from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout, PublishedOptions
 from procap.methods.overrides import WeightOverrides, upper_names
 from procap.methods.prompts import ClassPrompts, check_blocks, template_prompts
-from procap.parallel import gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.teacher import text_bank
@@ -57,8 +56,6 @@ OWN_CLASS = 1e4
 
 
 class SkipTOptions(MethodOptions):
-    """The options of SkipT."""
-
     first_block: int = Field(6, ge=0, description="first block (0-based) of both towers that is trained")
     top_ratio: float = Field(0.5, gt=0, le=1, description="share of the classes, the most similar, that is always used")
     max_top: int = Field(50, ge=1, description="most classes that are always used")
@@ -72,10 +69,10 @@ class SkipT(Method):
     """SkipT (Wu et al. 2025): upper blocks of both towers, on the most similar classes."""
 
     Options = SkipTOptions
-    vision_weights: ClassVar[str] = "vision"
-    title: ClassVar[str] = "SkipT"
-    groups: ClassVar[tuple[str, ...]] = ()
-    mini_lr: ClassVar[float | None] = 1e-4
+    vision_weights = "vision"
+    title = "SkipT"
+    groups = ()
+    mini_lr = 1e-4
     # The public code saves both towers whole, with the embedding of all words.
     public_layout = PublicLayout(
         "learnable_params",
@@ -143,7 +140,7 @@ class SkipT(Method):
         public code. With batches of one class this cannot happen.
         """
         image_plan, text_plan = self.plans(self.prompts, noise)
-        image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
+        image = self._encode_batch(images, image_plan)
         # In float32, because bfloat16 would round similarities of different classes to the same number.
         with torch.autocast(image.device.type, enabled=False):
             chosen = self.chosen_classes(image, labels)

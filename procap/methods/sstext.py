@@ -7,17 +7,14 @@ Shapes: N training images, B images, C classes, E joint embedding.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from procap.classifier import cosine_logits
-from procap.clip import CLIP
-from procap.methods.features import FeatureBank, FeatureMethod, Head
+from procap.methods.features import FeatureBank, RowMethod
 from procap.methods.method import MethodOptions
 from procap.text import LabelSpace
 
@@ -34,19 +31,15 @@ class SSTextOptions(MethodOptions):
     repel: bool = Field(True, description="subtract the direction of twice a class's weights minus their mean")
 
 
-class SSText(FeatureMethod):
+class SSText(RowMethod):
     """SS-Text+ (Silva-Rodriguez et al. 2025): class means, regularised by text."""
 
     Options = SSTextOptions
-    title: ClassVar[str] = "SS-Text+"
-    selection: ClassVar[str] = "-"
-    takes_steps: ClassVar[bool] = False
-    augments: ClassVar[bool] = False
+    title = "SS-Text+"
+    selection = "-"
+    takes_steps = False
+    augments = False
     options: SSTextOptions
-
-    def __init__(self, clip: CLIP, space: LabelSpace, options: SSTextOptions, generator: torch.Generator) -> None:
-        super().__init__(clip, space, options, generator)
-        self.rows = nn.Parameter(torch.zeros(len(space.classnames), clip.geometry.embed_dim), requires_grad=False)
 
     def text(self, space: LabelSpace) -> Tensor:
         """Compute class features [C, E]: the mean over `templates`, not normalised."""
@@ -64,8 +57,3 @@ class SSText(FeatureMethod):
         if self.options.repel:
             rows = rows - F.normalize(2 * rows - rows.mean(dim=0), dim=1)
         self.rows.copy_(rows)
-
-    def head(self, space: LabelSpace) -> Head:
-        """Make the head; a new class has its class feature."""
-        rows = self.rows_of(space, self.rows, lambda: self.text(space))
-        return partial(cosine_logits, text=rows, scale=self.scale())

@@ -26,16 +26,30 @@ from procap.text import LabelSpace
 
 
 class TaskResOptions(ViewOptions):
-    """The options of TaskRes."""
-
     alpha: float = Field(0.5, gt=0, description="factor on the residual")
 
 
-class TaskRes(FeatureMethod):
+class WrittenText(FeatureMethod):
+    """A method with the class features of TaskRes' public code, which CLAP's has taken over.
+
+    Names keep their underscores, and the data set's own template counts on ImageNet as well.
+    """
+
+    def templates(self, space: LabelSpace) -> tuple[str, ...]:
+        """Return the prompts of a class: on ImageNet the seven of CLIP and, as everywhere, the data set's template."""
+        seven = ENSEMBLE if space.dataset == "imagenet" else ()
+        return (*seven, space.template)
+
+    def text(self, space: LabelSpace) -> Tensor:
+        """Compute class features [C, E]: the mean over `templates`, not normalised."""
+        return self.prompt_features(space, as_written=True).mean(dim=0)
+
+
+class TaskRes(WrittenText):
     """TaskRes (Yu et al. 2023): a learned residual of every class feature."""
 
     Options = TaskResOptions
-    title: ClassVar[str] = "TaskRes"
+    title = "TaskRes"
     public_layout = PublicLayout(
         "prompt_learner",
         {"residual": "prompt_learner.text_feature_residuals"},
@@ -55,18 +69,6 @@ class TaskRes(FeatureMethod):
         epochs = 100 if 0 < shots <= 4 else 200
         lr = 2e-4 if dataset == "imagenet" else 2e-3
         return Recipe(optimizer="adam", lr=lr, epochs=epochs, batch_size=256)
-
-    def templates(self, space: LabelSpace) -> tuple[str, ...]:
-        """Return the prompts of a class: on ImageNet the seven of CLIP and, as everywhere, the data set's template."""
-        seven = ENSEMBLE if space.dataset == "imagenet" else ()
-        return (*seven, space.template)
-
-    def text(self, space: LabelSpace) -> Tensor:
-        """Compute class features [C, E]: the mean over `templates`, not normalised.
-
-        The public code fills the names as they are written, with underscores.
-        """
-        return self.prompt_features(space, as_written=True).mean(dim=0)
 
     def head(self, space: LabelSpace) -> Head:
         """Make the head; new classes among the others have no residual."""

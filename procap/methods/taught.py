@@ -29,15 +29,13 @@ from procap.weights.loading import file_digest, weights_key
 
 
 class TaughtOptions(MethodOptions):
-    """The options of a method with a teacher."""
-
     teacher: str = Field("", description="backbone:weights, such as ViT-L-14:openai, or the folder of a finished run")
 
 
 class Taught(Method):
     """What a teacher adds to a method, as a base class before that of the method."""
 
-    uses: ClassVar[DataUse] = DataUse(models=("teacher",))
+    uses = DataUse(models=("teacher",))
     required_option = "teacher"
     # No larger CLIP knows generated data.
     mini_options: ClassVar[Mapping[str, object]] = {"teacher": "mini"}

@@ -8,24 +8,20 @@ Shapes: C classes, P context tokens, D text width, E joint embedding.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
-import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from procap.attention import QuickGELU
-from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.initialisation import linear
 from procap.methods.cocoop import META_NET_NAMES
-from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
+from procap.methods.coop import CONTEXT_NAMES
+from procap.methods.kgcoop import KgCoOp, KgCoOpOptions
 from procap.methods.method import Noise, PublicLayout
 from procap.methods.prompts import ClassPrompts, check_blocks, context_prompts
 from procap.plan import Plan, TokenOp
 from procap.recipe import Recipe
-from procap.teacher import text_bank
 from procap.text import LabelSpace
 
 PROMPTS = {
@@ -47,25 +43,20 @@ REFERENCE_TEMPLATES = {
 """Where the public code's reference differs from the zero-shot template of the data set."""
 
 
-class TCPOptions(ContextOptions):
-    """The options of TCP."""
-
+class TCPOptions(KgCoOpOptions):
     ctx_init: str = Field("", description="words to start from; empty draws N(0, 0.02)")
     hidden: int = Field(128, ge=1, description="hidden width of the network that makes the class tokens")
     block: int = Field(8, ge=0, description="block (0-based) at whose input the class tokens replace the context")
-    kg_weight: float = Field(8.0, ge=0, description="weight of the distance to the reference features")
-    reference_template: str | None = Field(
-        None, description="template of the reference; none: the public code's, which differs from its prompts"
-    )
 
 
-class TCP(ContextMethod):
+class TCP(KgCoOp):
     """TCP (Yao et al. 2024): class-aware tokens from frozen text features."""
 
     Options = TCPOptions
-    title: ClassVar[str] = "TCP"
-    mini_lr: ClassVar[float | None] = 2.5e-3
+    title = "TCP"
+    mini_lr = 2.5e-3
     public_layout = PublicLayout("prompt_learner", CONTEXT_NAMES | META_NET_NAMES, module="prompt_learner")
+    reference_templates = REFERENCE_TEMPLATES
     options: TCPOptions
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: TCPOptions, generator: torch.Generator) -> None:
@@ -88,8 +79,7 @@ class TCP(ContextMethod):
         """Tokenize "[SOS] context <words of the data set> [EOS]" and encode the reference of every class."""
         words = PROMPTS.get(space.dataset, "{}.")
         ids = context_prompts(self.clip, space, self.options.n_ctx, words).ids
-        template = self.options.reference_template or REFERENCE_TEMPLATES.get(space.dataset, space.template)
-        return ClassPrompts(ids, reference=text_bank(self.clip, space, [template]))
+        return ClassPrompts(ids, reference=self.reference(space))
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         assert prompts.reference is not None
@@ -99,14 +89,3 @@ class TCP(ContextMethod):
         image_plan, context = super().plans(prompts, noise)
         # Up to this block the context acts on the rows behind it: it has a gradient although it is replaced.
         return image_plan, Plan((*context.tokens, TokenOp(self.options.block, "replace", tokens, start=1)))
-
-    def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
-        """Compute the cross-entropy, and kg_weight times one minus the mean cosine of all classes to the reference."""
-        image, text = self.features(images, noise)
-        reference = self.prompts.reference
-        assert reference is not None
-        similarity = F.cosine_similarity(text.float(), reference, eps=1e-7).mean()
-        return {
-            "ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels),
-            "kg": self.options.kg_weight * (1 - similarity),
-        }

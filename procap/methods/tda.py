@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -131,9 +131,9 @@ class TDA(ZeroShot):
     """TDA (Karmanov et al. 2024): caches of test images, nothing is trained."""
 
     Options = TDAOptions
-    title: ClassVar[str] = "TDA"
-    groups: ClassVar[tuple[str, ...]] = ("test-time",)
-    uses: ClassVar[DataUse] = DataUse(labelled="none", unlabelled="test")
+    title = "TDA"
+    groups = ("test-time",)
+    uses = DataUse(labelled="none", unlabelled="test")
     options: TDAOptions
 
     @torch.no_grad()

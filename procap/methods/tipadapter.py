@@ -9,7 +9,6 @@ Shapes: N training images, V views of each, M validation images, B images, C cla
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -35,8 +34,6 @@ PUBLISHED = {
 
 
 class TipAdapterOptions(SelectionOptions, ViewOptions):
-    """The options of Tip-Adapter and Tip-Adapter-F."""
-
     alpha: float = Field(1.17, gt=0, description="weight of the votes against the zero-shot logits")
     beta: float = Field(1.0, gt=0, description="how fast a vote falls with the distance from the image")
     beta_end: float = Field(7.0, gt=SMALLEST, description="end of the search for beta, which starts at 0.1")
@@ -62,10 +59,10 @@ class TipAdapter(FeatureMethod):
     """Tip-Adapter (Zhang et al. 2022): votes of few-shot features, nothing is trained."""
 
     Options = TipAdapterOptions
-    title: ClassVar[str] = "Tip-Adapter"
+    title = "Tip-Adapter"
     varying_rows = ("keys", "key_labels", "best_keys")
     selection = "validation"
-    takes_steps: ClassVar[bool] = False
+    takes_steps = False
     published = name_options(("alpha", "beta_end", "alpha_end"), PUBLISHED)
     options: TipAdapterOptions
     key_labels: Tensor
@@ -125,8 +122,8 @@ class TipAdapterF(TipAdapter):
     best_keys, best_accuracy: of the epochs so far; tensors of the method, so that a resumed training has them.
     """
 
-    title: ClassVar[str] = "Tip-Adapter-F"
-    takes_steps: ClassVar[bool] = True
+    title = "Tip-Adapter-F"
+    takes_steps = True
     best_keys: Tensor
     best_accuracy: Tensor
 

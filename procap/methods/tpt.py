@@ -18,7 +18,8 @@ from procap.classifier import Classifier, mean_log_probability, unit
 from procap.methods.coop import ContextMethod, ContextOptions, CoOp
 from procap.methods.data_use import DataUse
 from procap.methods.method import PublicLayout, PublishedOptions
-from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
+from procap.methods.prompts import context_plan
+from procap.plan import NO_CHANGE
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -98,7 +99,7 @@ class TPTClassifier(Classifier):
 
     def compare(self, features: Tensor, contexts: Tensor) -> Tensor:
         """Compute logits [B, V, C] of normalised features [B, V, E] under the context of each image [B, 1, P, D]."""
-        text = self.clip.encode_text(self.prompts, Plan((TokenOp(INPUT, "replace", contexts, start=1),)))
+        text = self.clip.encode_text(self.prompts, context_plan(contexts))
         with torch.autocast(features.device.type, enabled=False):
             return self.scale * features @ unit(text).transpose(1, 2)
 
@@ -107,10 +108,10 @@ class TPT(ContextMethod):
     """TPT (Shu et al. 2022): CoOp's context, tuned for each test image; nothing is trained."""
 
     Options = TPTOptions
-    title: ClassVar[str] = "TPT"
-    groups: ClassVar[tuple[str, ...]] = ("test-time",)
-    selection: ClassVar[str] = "-"
-    uses: ClassVar[DataUse] = DataUse(labelled="none", unlabelled="test")
+    title = "TPT"
+    groups = ("test-time",)
+    selection = "-"
+    uses = DataUse(labelled="none", unlabelled="test")
     # Its public code saves nothing.
     public_layout: ClassVar[PublicLayout | None] = None
     options: TPTOptions
@@ -132,12 +133,12 @@ class TPT(ContextMethod):
 class TPTCoOp(TPT):
     """TPT (Shu et al. 2022) from CoOp's trained context."""
 
-    title: ClassVar[str] = "TPT (CoOp)"
-    selection: ClassVar[str] = "last step"
-    uses: ClassVar[DataUse] = DataUse(unlabelled="test")
+    title = "TPT (CoOp)"
+    selection = "last step"
+    uses = DataUse(unlabelled="test")
     published: ClassVar[PublishedOptions] = CoOp.published
     public_layout = ContextMethod.public_layout
-    mini_lr: ClassVar[float | None] = 4e-2
+    mini_lr = 4e-2
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:

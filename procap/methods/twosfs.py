@@ -8,8 +8,6 @@ Shapes: B images, C classes, E joint embedding.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -21,7 +19,6 @@ from procap.methods.method import Method, Noise, PublicLayout
 from procap.methods.options import TemplateOptions
 from procap.methods.overrides import WeightOverrides, upper_names
 from procap.methods.prompts import ClassPrompts, check_blocks
-from procap.parallel import gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -32,8 +29,6 @@ NORMS, LINEAR = 0, 1
 
 
 class TwoSFSOptions(TemplateOptions):
-    """The options of 2SFS."""
-
     first_vision_block: int = Field(0, ge=0, description="first vision block (0-based) whose LayerNorms are tuned")
     first_text_block: int = Field(0, ge=0, description="first text block whose LayerNorms are tuned")
     first_stage: float = Field(
@@ -45,10 +40,10 @@ class TwoSFS(Method):
     """2SFS (Farina et al. 2025): tuned LayerNorms, then a linear classifier."""
 
     Options = TwoSFSOptions
-    vision_weights: ClassVar[str] = "vision"
-    title: ClassVar[str] = "2SFS"
-    groups: ClassVar[tuple[str, ...]] = ("adapters",)
-    mini_lr: ClassVar[float | None] = 3e-3
+    vision_weights = "vision"
+    title = "2SFS"
+    groups = ("adapters",)
+    mini_lr = 3e-3
     public_layout = PublicLayout("two_stages", {"rows": "classifier", "vision": "visual.{}", "text": "{}"}, dassl=False)
     options: TwoSFSOptions
 
@@ -112,7 +107,7 @@ class TwoSFS(Method):
         if self.stage == NORMS:
             return super().loss(images, labels, noise)
         with torch.no_grad():
-            image = gather_batch(self.group, self.clip.encode_image(images, self.plans(self.prompts)[0]))
+            image = self._encode_batch(images, self.plans(self.prompts)[0])
         return {"ce": F.cross_entropy(cosine_logits(image, self.rows, self.scale()), labels)}
 
     def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:

@@ -8,8 +8,6 @@ Shapes: P prompt tokens, K prompted layers, Dv vision width.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import nn
@@ -25,8 +23,6 @@ from procap.text import LabelSpace
 
 
 class VPTOptions(TemplateOptions):
-    """The options of VPT."""
-
     n_ctx: int = Field(8, ge=1, description="vision tokens per layer")
     depth: int = Field(12, ge=1, description="prompted layers, the input counted")
 
@@ -36,8 +32,8 @@ class VPT(Method):
 
     Options = VPTOptions
     changes = ("image",)
-    title: ClassVar[str] = "VPT"
-    mini_lr: ClassVar[float | None] = 2.5e-3
+    title = "VPT"
+    mini_lr = 2.5e-3
     public_layout = PublicLayout(
         "prompt_learner",
         {"tokens": "image_encoder.transformer.resblocks.{}.VPT_shallow", "tokens.0": "image_encoder.VPT"},

@@ -34,8 +34,6 @@ ENSEMBLE = (
 
 
 class ZeroShotOptions(MethodOptions):
-    """The options of zero-shot CLIP."""
-
     templates: Literal["single", "ensemble"] = Field(
         "single",
         description="the data set's own template, or the mean over seven general ones and it (on ImageNet: the seven)",
@@ -46,10 +44,10 @@ class ZeroShot(Method):
     """Zero-shot CLIP: hand-written templates, nothing is trained."""
 
     Options: ClassVar[type[MethodOptions]] = ZeroShotOptions
-    title: ClassVar[str] = "CLIP (zero-shot)"
+    title = "CLIP (zero-shot)"
     groups: ClassVar[tuple[str, ...]] = ()
-    selection: ClassVar[str] = "-"
-    uses: ClassVar[DataUse] = DataUse(labelled="none")
+    selection = "-"
+    uses = DataUse(labelled="none")
     changes = ()
     options: ZeroShotOptions
 

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = "mlflow.db"
 LOCK_SECONDS = 30.0
-HEALTH_BYTES = 2**16
 RUNS_PER_REQUEST = 500
 PARENT_TAG = "mlflow.parentRunId"
 KIND = {"mlflow.experimentKind": "custom_model_development"}
@@ -87,8 +86,11 @@ class TrackingStore:
         """A client of the store."""
         # Before the import, which reads some of the variables.
         set_environment_defaults()
+        from mlflow.store.db import utils
         from mlflow.tracking import MlflowClient
 
+        # MLflow tries a database ten times, for 100 seconds.
+        utils.MAX_RETRY_COUNT = 1
         # These loggers write a line per table and retry; the caller reports a failure on one line.
         for name in ("mlflow", "alembic", "urllib3"):
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -98,7 +100,6 @@ class TrackingStore:
     def experiment_id(self) -> str:
         """The ID of the experiment, which is created if needed. Raises UserError if the store does not answer."""
         with self.requests("open"):
-            _try_store(self.uri)
             if self.known_experiment:
                 return self.client.get_experiment(self.known_experiment).experiment_id
             experiment = self.client.get_experiment_by_name(self.experiment)
@@ -111,27 +112,6 @@ class TrackingStore:
             yield
         except Exception as error:
             raise UserError(f"cannot {purpose} {self.address}: {format_error(error)}") from error
-
-
-def _try_store(uri: str) -> None:
-    """Ask a store once for a bounded answer: MLflow tries a database ten times and reads a server without end."""
-    if uri.startswith(("http://", "https://")):
-        import requests
-
-        seconds = float(os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"])
-        # What fails here is reported by MLflow's own request.
-        with suppress(requests.RequestException), requests.get(f"{uri}/health", stream=True, timeout=seconds) as answer:
-            if len(answer.raw.read(HEALTH_BYTES)) == HEALTH_BYTES:
-                raise UserError("it is no MLflow server: its answer to /health has no end")
-    elif "://" in uri and not uri.startswith("file:"):
-        from sqlalchemy import create_engine, make_url
-
-        url = make_url(uri)
-        if url.get_backend_name() == "sqlite" and url.database:
-            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(url)
-        engine.connect().close()
-        engine.dispose()
 
 
 class TrackingRecord(FrozenModel):

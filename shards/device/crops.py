@@ -18,7 +18,7 @@ new pixel), L pixels a row is padded to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -26,8 +26,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shards.images import shorter_side
 from shards.transfer import staging, upload
-from shards.transforms import Normalise, TrainAugment, View
+from shards.transforms import ImageTransform, TrainAugment, View
 
 COEFFICIENT_BITS = 22
 LOW_BITS = 12
@@ -93,7 +94,7 @@ def columns_first(width: int, height: int, new_width: int, new_height: int) -> b
     return height > new_height and height - new_height > 2 * (width - new_width)
 
 
-# Pixels of the images that are resized in one matrix product, after padding them to the largest.
+# Pixels of the crops that are resized in one matrix product, after padding them to the largest.
 GROUP_PIXELS = 8_000_000
 
 
@@ -103,109 +104,88 @@ def augments_on_device(augment: TrainAugment) -> bool:
     return is_plain and not augment.colour_jitter and not augment.rotation
 
 
-class DeviceCrops:
-    """Crop, resize, flip and normalise whole batches on `device`, as `augment` does."""
+class DeviceResize:
+    """Resize and normalise whole batches on `device`, as `transform` does by Pillow; the host does not wait for it."""
 
-    def __init__(self, augment: TrainAugment, device: torch.device) -> None:
-        self.size, self.device = augment.image_size, device
-        self._normalise = normalisation(augment.normalise, device)
-        self._table = TapTable(self.size, 1, device)
+    def __init__(self, transform: ImageTransform, device: torch.device) -> None:
+        self.size, self.device = transform.image_size, device
+        # Divisors are tensors, because CUDA replaces the division by a Python number by a product with its reciprocal.
+        self._largest = torch.tensor([255.0], device=device)
+        columns = torch.tensor((transform.mean, transform.std), dtype=torch.float32, device=device)
+        self._mean, self._std = columns[..., None, None]
+        # Sums of products with pixels are then in units of a pixel's value, and those of low digits of 2^-10 of that.
+        self._scale = torch.tensor([2.0**-HIGH_BITS, 2.0**-LOW_BITS], device=device).view(2, 1, 1)
 
-    def __call__(self, images: Sequence[Tensor], views: Sequence[View]) -> Tensor:
-        """Compute views [B, 3, S, S] float32 of images [H, 3, W] uint8 on the device.
-
-        The host waits for the device only for crops that are larger than all before. Images may be larger than `fits`
-        allows, crops may not.
-        """
+    def make_views(self, images: Sequence[Tensor], views: Sequence[View]) -> Tensor:
+        """Compute views [B, 3, S, S] float32 of images [H, 3, W] uint8 on the device; `fits` allows each crop."""
         if not views:
             return torch.empty(0, 3, self.size, self.size, device=self.device)
-        # The side of a crop that is resized first, and the other. A crop whose columns are resized first is transposed.
-        turned = [columns_first(view.width, view.height, self.size, self.size) for view in views]
-        sides = [(v.height, v.width) if turn else (v.width, v.height) for v, turn in zip(views, turned, strict=True)]
-        along, across = (max(lengths) for lengths in zip(*sides, strict=True))
-        if max(along, across) > self._table.longest:
-            self._table = TapTable(self.size, max(along, across), self.device)
-        # [4, B]: lengths along and across, turned, flipped. One tensor, so that one copy uploads all of them.
-        facts = staging((4, len(views)), torch.int64, self.device)
-        facts.numpy()[:] = [*zip(*sides, strict=True), turned, [view.flip for view in views]]
-        facts = upload(facts, self.device)
         crops = [
             image[view.top : view.top + view.height, :, view.left : view.left + view.width]
             for image, view in zip(images, views, strict=True)
         ]
-        # [A, 3, L] each: L pixels along the side that is resized first, A across it.
-        crops = [crop.transpose(0, 2) if turn else crop for crop, turn in zip(crops, turned, strict=True)]
+        return self._resize(crops, [(self.size, self.size)] * len(views), [view.flip for view in views])
 
-        def make_matrices(group: slice) -> tuple[Tensor, Tensor]:
-            make = self._table.make_matrices
-            return make(facts[0, group], along), make(facts[1, group], across)
+    def make_centres(self, images: Sequence[Tensor]) -> Tensor:
+        """Compute [B, 3, S, S] float32: the centres of images [H, W, 3] uint8 on the device that `fits` allows."""
+        sizes = [shorter_side((image.shape[1], image.shape[0]), self.size) for image in images]
+        return self._resize([image.transpose(1, 2) for image in images], sizes, [False] * len(images))
 
-        pixels = resize_crops(crops, make_matrices)
-        is_turned, is_flipped = facts[2:].bool()[..., None, None, None]
+    def _resize(self, crops: Sequence[Tensor], sizes: Sequence[tuple[int, int]], flips: Sequence[bool]) -> Tensor:
+        """Resize crops [H, 3, W] to sizes (width, height), of which one is S, and take the centres, flipped or not."""
+        # Pixels (now, then) of the side that is resized first, and of the other. Where that is the height, the crop is
+        # transposed: [A, 3, L] each has L pixels along that side.
+        along, across, turned, inputs = [], [], [], []
+        for crop, (new_width, new_height) in zip(crops, sizes, strict=True):
+            height, _, width = crop.shape
+            turn = columns_first(width, height, new_width, new_height)
+            columns, rows = (width, new_width), (height, new_height)
+            along.append(rows if turn else columns)
+            across.append(columns if turn else rows)
+            turned.append(turn)
+            inputs.append(crop.transpose(0, 2) if turn else crop)
+        parts = []
+        # Each group is padded to the largest crop.
+        step = max(1, GROUP_PIXELS // (max(along)[0] * max(across)[0]))
+        for start in range(0, len(crops), step):
+            group = slice(start, start + step)
+            first, second = self._make_matrices(along[group]), self._make_matrices(across[group])
+            # Memory around a crop stays uninitialised: its coefficients are 0, and uint8 holds no NaN or infinity.
+            canvas = torch.empty(len(first), second.shape[2], 3, first.shape[2], dtype=torch.uint8, device=self.device)
+            for target, crop in zip(canvas, inputs[group], strict=True):
+                target[: crop.shape[0], :, : crop.shape[2]].copy_(crop)
+            parts.append(_multiply(canvas, first, second))
+        pixels = torch.cat(parts)
+        are_turned, are_flipped = upload(torch.tensor([turned, flips]), self.device)[..., None, None, None]
         # `torch.where` keeps the memory layout of its first tensor.
-        pixels = torch.where(~is_turned, pixels, pixels.transpose(2, 3))
-        return self._normalise(torch.where(is_flipped, pixels.flip(3), pixels))
+        pixels = torch.where(~are_turned, pixels, pixels.transpose(2, 3))
+        pixels = torch.where(are_flipped, pixels.flip(3), pixels)
+        return pixels.float().div_(self._largest).sub_(self._mean).div_(self._std)
 
+    def _make_matrices(self, lengths: Sequence[tuple[int, int]]) -> Tensor:
+        """Make the matrices [G, 2 S, L] of rows that are resized to (now, then) pixels, high digits before low ones.
 
-class TapTable:
-    """The taps of every length up to `longest`, which is `length` or more, by length."""
-
-    def __init__(self, size: int, length: int, device: torch.device) -> None:
-        # The longest length grows with the first images; doubling keeps the number of new tables small.
-        self.longest = min(1 << length.bit_length(), int(REDUCTION * size))
-        # No crop has a length of 0; its row makes the length the index.
-        rows = [taps(max(each, 1), size) for each in range(self.longest + 1)]
-        # A row can have fewer taps than a shorter one, depending on where the centres of its pixels fall.
-        self._counts = np.maximum.accumulate([digits.shape[2] for _, digits in rows])
-        table = np.zeros((len(rows), 2, size, self._counts[-1]), np.float32)
-        for target, (_, digits) in zip(table, rows, strict=True):
-            target[..., : digits.shape[2]] = digits
-        # Sums of products with pixels are then in units of a pixel's value, and those of low digits of 2^-10 of that.
-        table *= np.array([2.0**-HIGH_BITS, 2.0**-LOW_BITS], np.float32).reshape(2, 1, 1)
-        self._digits = torch.from_numpy(table).to(device)
-        self._first = torch.from_numpy(np.stack([first for first, _ in rows]).astype(np.int64)).to(device)
-        self._taps = torch.arange(table.shape[3], device=device)
-
-    def make_matrices(self, lengths: Tensor, longest: int) -> Tensor:
-        """Make the matrices [G, 2 S, L] of rows of `lengths` [G], high digits before low ones; L is at least `longest`.
-
-        The length L has room for surplus taps, whose digits are 0, and is a multiple of 16.
+        Of the new pixels these are the central S. The length L has room for surplus taps, whose digits are 0, and is a
+        multiple of 16.
         """
-        count = int(self._counts[longest])
-        positions = self._first.index_select(0, lengths)[:, None, :, None] + self._taps[:count]
-        digits = self._digits[..., :count].index_select(0, lengths)
-        matrices = torch.zeros(*digits.shape[:3], -(-(longest + count) // 16) * 16, device=digits.device)
-        return matrices.scatter_(3, positions.expand(-1, 2, -1, -1), digits).flatten(1, 2)
+        rows = [taps(*length) for length in lengths]
+        count = max(digits.shape[2] for _, digits in rows)
+        firsts = staging((len(rows), 1, self.size, 1), torch.int64, self.device)
+        digits = staging((len(rows), 2, self.size, count), torch.float32, self.device).zero_()
+        for number, ((_, new), (first, values)) in enumerate(zip(lengths, rows, strict=True)):
+            # Rounded as `EvalTransform.crop` does.
+            begin = round((new - self.size) / 2)
+            centre = slice(begin, begin + self.size)
+            firsts.numpy()[number, 0, :, 0] = first[centre]
+            digits.numpy()[number, :, :, : values.shape[2]] = values[:, centre]
+        positions = upload(firsts, self.device) + torch.arange(count, device=self.device)
+        width = -(-(max(lengths)[0] + count) // 16) * 16
+        matrices = torch.zeros(len(rows), 2, self.size, width, device=self.device)
+        scaled = upload(digits, self.device) * self._scale
+        return matrices.scatter_(3, positions.expand(-1, 2, -1, -1), scaled).flatten(1, 2)
 
 
-def normalisation(normalise: Normalise, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return a function of uint8 pixels [B, 3, S, S] on `device` that gives the floats of `normalise`."""
-    # Divisors are tensors, because CUDA replaces the division by a Python number by a product with its reciprocal.
-    largest = torch.tensor([255.0], device=device)
-    mean, std = (
-        torch.tensor(values, dtype=torch.float32, device=device).view(3, 1, 1)
-        for values in (normalise.mean, normalise.std)
-    )
-    return lambda pixels: pixels.float().div_(largest).sub_(mean).div_(std)
-
-
-def resize_crops(crops: Sequence[Tensor], make_matrices: Callable[[slice], tuple[Tensor, Tensor]]) -> Tensor:
-    """Resize crops [A, 3, L] uint8 to [B, 3, S, S], in groups that `make_matrices` makes both matrices of."""
-    parts = []
-    longest, widest = (max(crop.shape[axis] for crop in crops) for axis in (0, 2))
-    step = max(1, GROUP_PIXELS // (longest * widest))
-    for start in range(0, len(crops), step):
-        group = slice(start, start + step)
-        first, second = make_matrices(group)
-        # Memory around a crop stays uninitialised: its coefficients are 0, and uint8 holds no NaN or infinity.
-        canvas = torch.empty(len(first), second.shape[2], 3, first.shape[2], dtype=torch.uint8, device=first.device)
-        for target, crop in zip(canvas, crops[group], strict=True):
-            target[: crop.shape[0], :, : crop.shape[2]].copy_(crop)
-        parts.append(_resize(canvas, first, second))
-    return torch.cat(parts)
-
-
-def _resize(canvas: Tensor, first: Tensor, second: Tensor) -> Tensor:
+def _multiply(canvas: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Resize crops [G, A, 3, L] by matrices [G, 2 S, L] and then [G, 2 S, A] to [G, 3, S, S] uint8."""
     # With `out=`, autocast does not change the precision of the product; in bfloat16 it would not be exact.
     # [G, 3 A, L] times [G, L, 2 S] is [G, 3 A, 2 S], rounded to [G, 3 A, S]; all rows of all colours in one product.

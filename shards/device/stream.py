@@ -18,7 +18,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from shards.device.crops import DeviceCrops, augments_on_device, fits
+from shards.device.crops import DeviceResize, augments_on_device, fits
 from shards.loader import BATCHES_AHEAD, CACHE_BYTES, StreamOptions, TrainStream
 from shards.pools import prefetch, thread_pool
 from shards.reader import ImageList
@@ -39,7 +39,7 @@ class PreparedImage:
     whole: bool = False
 
 
-Prepared = list[Callable[[], list[PreparedImage]]]
+Prepared = list[Callable[[], PreparedImage]]
 Loaders = Iterator[tuple[int, Callable[[], Image]]]
 
 
@@ -86,39 +86,33 @@ class DeviceTrainStream(TrainStream):
         self, pool: ThreadPoolExecutor | None, epoch: int, loaders: Loaders, batch: list[int]
     ) -> tuple[list[int], Prepared]:
         """Start reading this process's images of `batch` in threads; without a pool the functions read them."""
-        share = self.share(batch)
-        # Images on the device need only a random view: one task for all of them.
-        there = [i for i in share if i in self._on_device]
-        tasks: list[Callable[[], list[PreparedImage]]] = [partial(self._draw_views, epoch, there)]
-        tasks += [partial(self._prepare_image, epoch, *next(loaders)) for i in share if i not in self._on_device]
+        loaded = ((i, None) if i in self._on_device else next(loaders) for i in self.share(batch))
+        tasks = [partial(self._prepare_image, epoch, *image) for image in loaded]
         return batch, [task if pool is None else pool.submit(task).result for task in tasks]
 
-    def _draw_views(self, epoch: int, there: list[int]) -> list[PreparedImage]:
-        draw = self.augment.draw_view
-        sizes = ((i, self._on_device[i].shape) for i in there)
-        return [PreparedImage(i, draw(size[2], size[0], self.augment_generator(epoch, i))) for i, size in sizes]
-
-    def _prepare_image(self, epoch: int, i: int, load: Callable[[], Image]) -> list[PreparedImage]:
-        image, draws = load(), self.augment_generator(epoch, i)
+    def _prepare_image(self, epoch: int, i: int, load: Callable[[], Image] | None) -> PreparedImage:
+        """Draw the view of an image, and load it; one that is on the device needs no more than its view."""
+        draws = self.augment_generator(epoch, i)
+        if load is None:
+            height, _, width = self._on_device[i].shape
+            return PreparedImage(i, self.augment.draw_view(width, height, draws))
+        image = load()
         view = self.augment.draw_view(image.width, image.height, draws)
         size = self.augment.image_size
         # After the first image that does not fit, `_room` is 0.
         # Threads read `_room` without a lock: at worst they prepare whole pixels that `_upload` finds no room for.
         if fits(image.width, image.height, size) and self._room:
-            return [PreparedImage(i, view, _pixels(image), whole=True)]
+            return PreparedImage(i, view, _pixels(image), whole=True)
         self._decoded.keep(i, image)
         # S x S pixels already, which the device's crop and resize of all of them leave as they are.
-        return [PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(self.augment.apply_view(image, view)))]
+        return PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(view.cut(image, size)))
 
     def _issue(self, prepared: tuple[list[int], Prepared]) -> Callable[[], tuple[Tensor, ...]]:
         """Issue the work on a batch when its images are prepared."""
-        batch, tasks = prepared
-        # Tasks are not in the order of the batch: images on the device come first.
-        by_index = {image.i: image for task in tasks for image in task()}
-        images = [by_index[i] for i in self.share(batch)]
+        batch, images = prepared[0], [task() for task in prepared[1]]
 
         def augment() -> tuple[Tensor, Tensor]:
-            crops = self._crops([self._upload(image) for image in images], [image.view for image in images])
+            crops = self._resize.make_views([self._upload(image) for image in images], [image.view for image in images])
             return crops, upload(self.labels[batch], self.device)
 
         return self._side.run(augment)
@@ -138,9 +132,9 @@ class DeviceTrainStream(TrainStream):
         return pixels
 
     @cached_property
-    def _crops(self) -> DeviceCrops:
+    def _resize(self) -> DeviceResize:
         # Created at the first use, on the side stream: tensors that it reads must be allocated on it.
-        return DeviceCrops(self.augment, self.device)
+        return DeviceResize(self.augment, self.device)
 
 
 def _pixels(image: Image) -> Tensor:

@@ -79,8 +79,8 @@ def find_split_folders(root: Path) -> dict[str, str]:
     A class can be called "train". Without a folder for test, that for val has the test images.
     """
     names = {name.lower(): name for name in list_class_folders(root)}
-    folders = {split: next((names[w] for w in words if w in names), "") for split, words in SPLIT_WORDS.items()}
-    folders = {split: name for split, name in folders.items() if name}
+    # Of several words for a split the first.
+    folders = {split: names[w] for split, words in SPLIT_WORDS.items() for w in reversed(words) if w in names}
     if not any(list_class_folders(root / name) for name in folders.values()):
         return {}
     if "test" not in folders and "val" in folders:
@@ -109,11 +109,11 @@ def scan_folders(root: Path) -> tuple[list[ListedImage], list[str], list[str]]:
         for name in list_class_folders(root / prefix):
             entries = dict(sorted(walk_files(root, posixpath.join(prefix, name))))
             # What is no file is listed too, and then reported or left out as an unreadable image.
-            is_image = {path: is_image_name(path) or entry == "other" for path, entry in entries.items()}
-            paths = [path for path in entries if is_image[path] and not unsafe_path(path)]
+            is_listed = {path: entry in ("image", "other") and not unsafe_path(path) for path, entry in entries.items()}
+            paths = [path for path in entries if is_listed[path]]
             images += [ListedImage(path=path, label=name, split=split) for path in paths]
             leavings += [path for path, entry in entries.items() if entry == "leavings"]
-            unread = sorted(entries.keys() - {*paths, *leavings})
+            unread = [path for path, entry in entries.items() if not is_listed[path] and entry != "leavings"]
             left_out += unread
             if not paths:
                 hint = "remove the folder, or add its images"

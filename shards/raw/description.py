@@ -113,19 +113,16 @@ class Description(BaseModel):
         return tuple(text.removesuffix(".").rstrip() for text in self.templates or (self.template,))
 
 
-def read_description(file: Path) -> Description:
-    """Read the YAML file of a user's data set. Raises UserError, on one line, with the key or line that is wrong."""
+def read_description(file: Path, text: str = "") -> Description:
+    """Read the YAML file of a user's data set. Raises UserError, on one line, with the key or line that is wrong.
+
+    text: the content of a file that is not written yet.
+    """
     try:
         # Editors on Windows put a byte order mark at the start.
-        return parse_description(read_regular(file).decode("utf-8-sig"), file)
+        return Description.model_validate(parse_yaml(text or read_regular(file).decode("utf-8-sig")))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read ({error})") from None
-
-
-def parse_description(text: str, file: Path) -> Description:
-    """Parse the content of the YAML file of a user's data set, as `read_description` does."""
-    try:
-        return Description.model_validate(parse_yaml(text))
     except ValidationError as error:
         raise UserError(f"{file}: {describe_invalid(error, root='')}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

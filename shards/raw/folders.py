@@ -12,14 +12,14 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from procap.errors import UserError
 from shards.files import read_regular
 from shards.names import first_few, has_control, unsafe_path
-from shards.records import JPEG_ENDINGS, ImageRecord
-from shards.tar import IMAGES
+from shards.records import IMAGES, JPEG_ENDINGS, ImageRange, ImageRecord
 
 Images = list[tuple[str, int]]
 """Images of one split in list order: a path relative to the folder of the images, and a label."""
@@ -40,7 +40,7 @@ class Listing:
     """The labelled images below one folder, by split: from lists, from class folders, or drawn at random.
 
     root: the folder that paths are relative to. origin: what the lists are. scanned: they come from reading folders.
-    max_side: as in `FolderPart`.
+    max_side: as in `read_images`.
     """
 
     root: Path
@@ -54,9 +54,10 @@ class Listing:
     def counts(self) -> dict[str, int]:
         return {split: len(images) for split, images in self.splits.items()}
 
-    @property
-    def paths(self) -> list[str]:
-        return [path for images in self.splits.values() for path, _ in images]
+    def sizes(self) -> list[int]:
+        """List the bytes of each file; 0 for a file that cannot be read, which `read_images` reports."""
+        files = [self.root / path for images in self.splits.values() for path, _ in images]
+        return [os.path.getsize(file) if os.path.isfile(file) else 0 for file in files]
 
     def lines(self, split: str) -> Iterator[str]:
         """Yield the lines that digests of published splits are computed from."""
@@ -70,41 +71,32 @@ class Listing:
                 total.update(f"{line}\n".encode())
         return total.hexdigest()[:16]
 
-    def part(self, split: str, start: int, stop: int) -> FolderPart:
-        paths, labels = zip(*self.splits[split][start:stop], strict=True)
-        return FolderPart(self.root, paths, labels, self.max_side)
+    def part(self, split: str, start: int, stop: int) -> ImageRange:
+        return partial(read_images, self.root, self.splits[split][start:stop], self.max_side)
 
 
-@dataclass(frozen=True)
-class FolderPart:
-    """Files below `root`, packed under their relative paths as they are, or with at most `max_side` pixels."""
+def read_images(root: Path, images: Images, max_side: int | None = None) -> Iterator[ImageRecord]:
+    """Yield files below `root` as they are, or with at most `max_side` pixels on the short side.
 
-    root: Path
-    paths: tuple[str, ...]
-    labels: tuple[int, ...]
-    max_side: int | None = None
+    The record of a file that cannot be read has the reason.
+    """
+    # Imported here, because lists of images are read without Pillow.
+    from shards.images import shrink
 
-    def records(self) -> Iterator[ImageRecord]:
-        """Read the files; the record of a file that cannot be read has the reason."""
-        # Imported here, because lists of images are read without Pillow.
-        from shards.images import shrink
-
-        for path, label in zip(self.paths, self.labels, strict=True):
-            file = self.root / path
-            try:
-                data = read_regular(file)
-            except OSError as error:
-                is_dangling = file.is_symlink() and not file.exists()
-                reason = f"it is a link to {os.readlink(file)}, which is not there" if is_dangling else error.strerror
-                yield ImageRecord(path, label, b"", str(reason))
-            else:
-                yield ImageRecord(path, label, shrink(data, self.max_side) if self.max_side else data)
+    for path, label in images:
+        try:
+            data = read_regular(root / path)
+        except OSError as error:
+            yield ImageRecord(path, label, b"", error.strerror or str(error))
+        else:
+            yield ImageRecord(path, label, shrink(data, max_side) if max_side else data)
 
 
 def list_folder(folder: Path) -> dict[str, str]:
-    """Map the sorted names in a folder to "folder", "file", "leavings" or "other"; hidden names are left out.
+    """Map the sorted names in a folder to "folder", "image", "file", "leavings" or "other"; hidden ones are left out.
 
-    Links are followed. "leavings": see `LEAVINGS`. "other": a link without a target, a pipe or a device.
+    Links are followed. "image": a file with the extension of an image that is read. "leavings": see `LEAVINGS`.
+    "other": a link without a target, a pipe or a device.
     """
 
     def classify(entry: os.DirEntry[str]) -> str:
@@ -112,7 +104,8 @@ def list_folder(folder: Path) -> dict[str, str]:
         is_link = entry.is_symlink()
         if os.path.isdir(entry) if is_link else entry.is_dir():
             return "leavings" if entry.name.lower() in LEAVINGS else "folder"
-        return "file" if (os.path.isfile(entry) if is_link else entry.is_file()) else "other"
+        is_file = os.path.isfile(entry) if is_link else entry.is_file()
+        return ("image" if is_image_name(entry.name) else "file") if is_file else "other"
 
     try:
         with os.scandir(folder) as entries:
@@ -145,10 +138,10 @@ def walk_files(root: Path, folder: str = "") -> Iterator[tuple[str, str]]:
 
 
 def list_images(root: Path) -> tuple[list[str], list[str]]:
-    """List all images below `root`, sorted by code point, and notes of files that are no images by name."""
-    files = sorted(path for path, entry in walk_files(root) if entry != "leavings")
-    paths = [path for path in files if is_image_name(path) and not unsafe_path(path)]
-    unread = sorted({*files} - {*paths})
+    """List all images below `root` whose names can be stored, by code point, and notes of files that are no images."""
+    entries = sorted((path, entry) for path, entry in walk_files(root) if entry != "leavings")
+    paths = [path for path, entry in entries if entry == "image" and not unsafe_path(path)]
+    unread = sorted({path for path, _ in entries} - {*paths})
     return paths, [describe_left_out(unread, len(paths))] if unread else []
 
 
@@ -183,12 +176,6 @@ def missing_files(root: Path, paths: Iterable[str]) -> list[str]:
     return [path for path in paths if not os.path.isfile(root / path)]
 
 
-def file_sizes(root: Path, paths: Iterable[str]) -> list[int]:
-    """List the bytes of each file; 0 for a file that cannot be read, which `FolderPart` reports."""
-    files = (root / path for path in paths)
-    return [os.path.getsize(file) if os.path.isfile(file) else 0 for file in files]
-
-
 def split_classes(images: Images, fractions: Mapping[str, float], seed: int) -> dict[str, Images]:
     """Shuffle each class, in order of first appearance, and cut it into `fractions`; the last takes the rest.
 
@@ -207,19 +194,8 @@ def split_classes(images: Images, fractions: Mapping[str, float], seed: int) -> 
     return splits
 
 
-def small_classes(images: Images, classnames: Sequence[str], fractions: Mapping[str, float]) -> list[str]:
-    """Describe the classes with too few images for `fractions`."""
-    counts = Counter(label for _, label in images)
-    return [
-        f"class {name!r} has too few images for {', '.join(fractions)}: add images or change the fractions"
-        for label, name in enumerate(classnames)
-        if not split_sizes(counts[label], fractions)
-    ]
-
-
 def split_sizes(count: int, fractions: Mapping[str, float]) -> dict[str, int]:
-    """Divide `count` images by `fractions`, of which the last takes the rest; empty if one of them would get none."""
+    """Divide `count` images by `fractions`, of which the last takes the rest."""
     sizes = {split: round(fraction * count) for split, fraction in fractions.items()}
     last = [*fractions][-1]
-    sizes[last] = count - sum(size for split, size in sizes.items() if split != last)
-    return sizes if min(sizes.values()) > 0 else {}
+    return sizes | {last: count - sum(size for split, size in sizes.items() if split != last)}

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import yaml
@@ -25,7 +24,7 @@ from shards.raw.class_folders import (
     scan_folders,
 )
 from shards.raw.description import read_description
-from shards.raw.folders import describe_unread, is_image_name, list_folder, split_sizes, walk_files
+from shards.raw.folders import describe_unread, list_folder, split_sizes, walk_files
 from shards.raw.published import imagenet_wnids, published_classnames
 from shards.raw.tables import Table, read_lines, read_table
 
@@ -100,15 +99,11 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
         keys |= {} if images[0].split else _guess_split(images)
         how = "with its splits" if images[0].split else "split at random"
         listed = {image.path for image in images}
-        files = [path for path, _ in walk_files(folder / base) if is_image_name(path) and path not in listed]
+        files = [path for path, entry in walk_files(folder / base) if entry == "image" and path not in listed]
         how += f", without {len(files):,} images that it does not list ({first_few(files)})" if files else ""
         return keys, f"the table {table}, {how}", {image.label for image in images}
     root = find_class_root(folder)
     names = list_class_folders(folder / root)
-    if not names:
-        needed = "it needs a folder of images per class, or a table labels.csv of path,label"
-        needed += ", or a YAML file with classes: none (docs/data.md)"
-        raise UserError(f"{folder} holds no class folders with images{_describe_files(folder / root)}: {needed}")
     keys = {"folder": posixpath.join(folder.name, root).rstrip("/")}
     splits = find_split_folders(folder / root)
     for prefix in splits.values() or [""]:
@@ -137,15 +132,13 @@ def _check_class_folders(root: Path) -> None:
         what = f"{first_few(names)}, which are names of splits or kinds of files" if names else "no folders"
         what += _describe_files(root)
         hint = "put the images of each class into a folder, such as train/CLASS, or add a table of path,label,split"
-        raise UserError(f"{root} holds {what}: {hint}")
+        raise UserError(f"{root} holds {what}: {hint}; for images of no class see docs/data.md")
     inner = {name: list_folder(root / name) for name in names}
     counts = Counter(sub for entries in inner.values() for sub, entry in entries.items() if entry == "folder")
     shared = [name for name, count in counts.items() if count > 1]
-    if len(shared) > 1 and not any(is_image_name(file) for entries in inner.values() for file in entries):
+    if len(shared) > 1 and not any("image" in entries.values() for entries in inner.values()):
         what = f"{root}: the folders {first_few(names)} hold no images but the same folders, {first_few(shared)}"
-        hint = f"pack the one that has the classes (procap data pack {quote(str(root / names[0]))}) or write YAML"
-        if {name.lower() for name in shared} <= words:
-            hint = f"put the folders of splits outside, such as {shared[0]}/{names[0]}"
+        hint = f"pack the one that has the classes, or put the classes into folders of splits, such as train/{names[0]}"
         raise UserError(f"{what}, so it is not clear which are the classes: {hint}")
 
 
@@ -156,11 +149,9 @@ def _guess_names(labels: Collection[str | int]) -> dict[str, str]:
     if {*texts} <= known.keys():
         counts = Counter(known[text] for text in texts)
         return {text: known[text] if counts[known[text]] == 1 else f"{known[text]} ({text})" for text in texts}
-    numbered = [re.fullmatch(r"(\d{1,6})[._ -]+(\D.*)", text, re.ASCII) for text in texts]
-    parts = {match[0]: (int(match[1]), match[2]) for match in numbered if match}
-    numbers = sorted(number for number, _ in parts.values())
-    is_running = len(parts) == len(texts) and numbers == [*range(numbers[0], numbers[0] + len(texts))]
-    names = {text: name for text, (_, name) in parts.items()}
+    numbered = [match for text in texts if (match := re.fullmatch(r"(\d{1,6})[._ -]+(\D.*)", text, re.ASCII))]
+    numbers, names = sorted(int(match[1]) for match in numbered), {match[0]: match[2] for match in numbered}
+    is_running = numbers == [*range(min(numbers, default=0), min(numbers, default=0) + len(texts))]
     return names if is_running and len({*names.values()}) == len(texts) else {}
 
 
@@ -168,7 +159,9 @@ def _guess_split(images: Iterable[ListedImage]) -> dict[str, Any]:
     """Return the key of the random split that the smallest class allows."""
     # A class of one image, which is reported later, does not change the split of the others.
     sizes = [count for count in Counter(image.label for image in images).values() if count > 1] or [0]
-    rule = next((rule for rule in RULES if all(split_sizes(count, rule) for count in sizes)), RULES[0])
+    rule = next(
+        (rule for rule in RULES if all(min(split_sizes(count, rule).values()) > 0 for count in sizes)), RULES[0]
+    )
     return {"split": {**rule, "seed": SEED}}
 
 

@@ -22,7 +22,7 @@ from shards.catalogue import UNKNOWN, Dataset, RawLayout
 from shards.files import read_regular
 from shards.manifest import lines_digest
 from shards.names import first_few, unsafe_path
-from shards.raw.folders import Images, Listing, file_sizes, is_image_name, list_folder, list_images, missing_files
+from shards.raw.folders import Images, Listing, list_folder, list_images, missing_files
 from shards.records import Source
 
 FOLDER = Path(__file__).parent
@@ -89,11 +89,8 @@ def find_location(dataset: Dataset, raw_root: Path) -> RawLocation:
     """Find the images of a data set. Raises UserError with the place where they belong."""
     raw, folder = raw_layout(dataset), find_folder(dataset, raw_root)
     expected = (folder or raw_root / raw.folders[0]) / raw.images[0]
-    if folder is None:
-        what = f"there is no folder {raw.folders[0]} in {raw_root}"
-        raise UserError(f"{what}; get {raw.get}; the images belong in {expected}")
-    images = next((folder / images for images in raw.images if os.path.isdir(folder / images)), None)
-    if images is None:
+    images = next((folder / images for images in raw.images if folder and os.path.isdir(folder / images)), None)
+    if folder is None or images is None:
         raise UserError(f"there is no folder {expected}; get {raw.get}; the images belong there")
     folders = (raw_root / name for name in raw.folders if os.path.isdir(raw_root / name))
     return RawLocation(dataset, raw, folder, images, tuple(dict.fromkeys((folder, *folders, folder.parent, raw_root))))
@@ -139,14 +136,13 @@ def _scan_class_folders(location: RawLocation, prefix: str) -> Images:
     What is missing or too much shows in the counts, which are published.
     """
     root = location.images / prefix
-    images: Images = []
-    for label, name in enumerate(class_folder_names(location.dataset)):
-        if (root / name).is_dir():
-            files = (file for file, entry in list_folder(root / name).items() if entry == "file")
-            images += [
-                (f"{prefix}{name}/{file}", label) for file in files if is_image_name(file) and not unsafe_path(file)
-            ]
-    return images
+    return [
+        (f"{prefix}{name}/{file}", label)
+        for label, name in enumerate(class_folder_names(location.dataset))
+        if (root / name).is_dir()
+        for file, entry in list_folder(root / name).items()
+        if entry == "image" and not unsafe_path(file)
+    ]
 
 
 def _read_split_file(location: RawLocation) -> Listing:
@@ -212,7 +208,7 @@ def published_source(dataset: Dataset, listing: Listing) -> Source:
         origin=f"{listing.origin}, lists {listing.digest()}",
         counts=listing.counts,
         part=listing.part,
-        size=sum(file_sizes(listing.root, listing.paths)),
+        size=sum(listing.sizes()),
     )
 
 

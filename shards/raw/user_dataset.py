@@ -11,27 +11,20 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from unicodedata import normalize
 
 from procap.errors import UserError
 from shards.catalogue import UNKNOWN
-from shards.check import IMAGES_PER_TASK, check_part
+from shards.check import IMAGES_PER_TASK, readable_paths
 from shards.manifest import UPRIGHT
 from shards.names import first_few, join_first
 from shards.pools import map_in_order
 from shards.raw.class_folders import ListedImage, scan_folders
-from shards.raw.description import Description, parse_description, read_description
-from shards.raw.folders import (
-    FolderPart,
-    Images,
-    Listing,
-    file_sizes,
-    list_images,
-    missing_files,
-    small_classes,
-    split_classes,
-)
+from shards.raw.description import Description, SplitRule, read_description
+from shards.raw.folders import Images, Listing, list_images, missing_files, read_images, split_classes
 from shards.raw.published import SPLITS
 from shards.raw.tables import read_table
 from shards.records import Source
@@ -45,7 +38,7 @@ def user_source(file: Path, text: str = "", *, skip_broken: bool = False, worker
     text: the content of a file that is not written yet. What is wrong in single images or classes are its `problems`.
     skip_broken: decode every image, with up to `workers` processes, and leave out those that do not decode.
     """
-    description = parse_description(text, file) if text else read_description(file)
+    description = read_description(file, text)
     try:
         return _image_source(file, description, skip_broken, workers)
     except UserError as error:
@@ -55,32 +48,40 @@ def user_source(file: Path, text: str = "", *, skip_broken: bool = False, worker
 def _image_source(file: Path, description: Description, skip_broken: bool, workers: int) -> Source:
     if description.table is not None:
         root, origin = _resolve(file, description.images or "."), "own table"
-        table = _resolve(file, description.table)
-        images, folder_problems, notes = _list_table(table, root, skip_broken), list[str](), list[str]()
+        images, problems, notes = read_table(_resolve(file, description.table), root), list[str](), list[str]()
+        missing = missing_files(root, [image.path for image in images])
+        if missing and not (skip_broken and len(missing) < len(images)):
+            what = f"table: {len(missing):,} of {len(images):,} images are not in {root}"
+            raise UserError(f"{what}: {first_few(missing)}")
     elif description.classes == "none":
-        root, origin, folder_problems = _resolve(file, description.folder or ""), "own images of no class", []
+        root, origin, problems = _resolve(file, description.folder or ""), "own images of no class", []
         paths, notes = list_images(root)
         images = [ListedImage(path=path, label=UNKNOWN, split="test") for path in paths]
     else:
         root, origin = _resolve(file, description.folder or ""), "own folders"
-        images, folder_problems, notes = scan_folders(root)
+        images, problems, notes = scan_folders(root)
     if not images:
         raise UserError(f"{root} holds no image that is read; {'; '.join(notes).removeprefix('warning: ')}")
     names, labels = _number_classes(description, images)
     if skip_broken:
-        images, broken = _split_unreadable(root, images, workers)
+        readable = _find_readable(root, [image.path for image in images], workers)
+        broken = [image.path for image in images if image.path not in readable]
+        images = [image for image in images if image.path in readable]
         notes += [f"left out, not readable: {path}" for path in broken]
         origin += f", without {len(broken):,} unreadable images: {join_first(broken, 100)}" if broken else ""
     if description.table is None:
         # A stable sort: images of a class stay sorted by name.
         images.sort(key=lambda image: labels[image.label])
-    splits, problems = _assign_splits(description, images, names, labels)
-    if chosen_on := splits.get("val"):
-        absent = {*range(len(names))} - {label for _, label in chosen_on}
-        unseen = first_few([names[label] for label in sorted(absent)])
-        notes += [f"val has no image of {unseen}: settings chosen on it ignore such classes"] if absent else []
+    splits = _assign_splits(description, images, labels)
+    for split, rows in sorted(splits.items()):
+        present = {label for _, label in rows}
+        absent = [name for label, name in enumerate(names) if label not in present]
+        if split != "val":
+            problems += [f"class {name!r} has no {split} image: add some, or remove the class" for name in absent]
+        elif rows and absent:
+            notes.append(f"val has no image of {first_few(absent)}: settings chosen on it ignore such classes")
     listing = Listing(root, names, splits, origin, scanned=True, max_side=description.max_side)
-    sizes = file_sizes(root, listing.paths)
+    sizes = listing.sizes()
     shrunk = f"at most {description.max_side} pixels on the short side, " if description.max_side else ""
     # A user's data has no version.
     sizes_digest = hashlib.sha256(" ".join(map(str, sizes)).encode()).hexdigest()[:16]
@@ -93,33 +94,22 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
         counts=listing.counts,
         part=listing.part,
         size=sum(sizes),
-        problems=(*folder_problems, *problems),
+        problems=tuple(problems),
         notes=tuple(notes),
     )
 
 
-def _split_unreadable(root: Path, images: Sequence[ListedImage], workers: int) -> tuple[list[ListedImage], list[str]]:
-    """Decode every image; returns the images that decode, and the paths of the others."""
-    paths = [image.path for image in images]
-    groups = (tuple(paths[start : start + IMAGES_PER_TASK]) for start in range(0, len(paths), IMAGES_PER_TASK))
+def _find_readable(root: Path, paths: Sequence[str], workers: int) -> set[str]:
+    """Decode every image; return the paths of those that decode."""
     # Labels do not matter: only whether the images decode.
-    parts = [("", FolderPart(root, group, (0,) * len(group))) for group in groups]
-    results = map_in_order(check_part, parts, min(workers, len(parts) // 2))
-    readable = {image.path for checked, _ in results for image in checked}
-    return [image for image in images if image.path in readable], [path for path in paths if path not in readable]
+    images = [(path, 0) for path in paths]
+    starts = range(0, len(images), IMAGES_PER_TASK)
+    parts = [partial(read_images, root, images[start : start + IMAGES_PER_TASK]) for start in starts]
+    return {*chain.from_iterable(map_in_order(readable_paths, parts, min(workers, len(parts) // 2)))}
 
 
 def _resolve(file: Path, path: str) -> Path:
     return file.parent / os.path.expanduser(path)
-
-
-def _list_table(table: Path, root: Path, skip_missing: bool) -> list[ListedImage]:
-    images = read_table(table, root)
-    missing = missing_files(root, [image.path for image in images])
-    if missing and not (skip_missing and len(missing) < len(images)):
-        what = f"table: {len(missing):,} of {len(images):,} images are not in {root}"
-        raise UserError(f"{what}: {first_few(missing)}")
-    return images
 
 
 def _number_classes(
@@ -152,12 +142,9 @@ def _number_classes(
 
 
 def _assign_splits(
-    description: Description, listed: Sequence[ListedImage], names: Sequence[str], labels: dict[Label, int]
-) -> tuple[dict[str, Images], list[str]]:
-    """Assign a split to every image, as the data give it or else by the description, and list problems of classes.
-
-    If classes are too small for the rule, all images are in the split "".
-    """
+    description: Description, listed: Sequence[ListedImage], labels: dict[Label, int]
+) -> dict[str, Images]:
+    """Assign a split to every image, as the data give it or else by the description."""
     images = {
         split: [(image.path, labels[image.label]) for image in listed if image.split == split]
         for split in ("", *SPLITS)
@@ -176,16 +163,8 @@ def _assign_splits(
     else:
         fractions = {split: fraction for split in SPLITS if (fraction := getattr(rule, split))}
         # Whatever the order of a table, the same images give the same split.
-        by_name = sorted(unassigned, key=lambda image: (image[1], image[0]))
-        if few := small_classes(by_name, names, fractions):
-            return {"": by_name}, few
-        images = split_classes(by_name, fractions, rule.seed)
+        images = split_classes(sorted(unassigned, key=lambda image: image[::-1]), fractions, rule.seed)
     if not images["test"]:
         raise UserError("there are no test images: nothing could be evaluated")
-    splits = {split: rows for split, rows in images.items() if rows}
-    problems = []
-    for split in sorted(splits.keys() - {"val"}):
-        present = {label for _, label in splits[split]}
-        absent = [name for label, name in enumerate(names) if label not in present]
-        problems += [f"class {name!r} has no {split} image: add some, or remove the class" for name in absent]
-    return splits, problems
+    # A split of the rule is there without images as well: its absence from a class is a problem.
+    return {split: rows for split, rows in images.items() if rows or isinstance(rule, SplitRule)}

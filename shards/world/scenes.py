@@ -27,7 +27,7 @@ from shards.world.distance_fields import (
     spread,
 )
 from shards.world.distortions import Look, backdrop, draw_pose
-from shards.world.textures import texture
+from shards.world.textures import cell, texture
 from shards.world.tiles import TILES
 
 FORMS = ("circle", "square", "triangle", "star", "cross")
@@ -39,13 +39,22 @@ COLOUR_PAIRS = (
 )  # fmt: skip
 HUES = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "black")
 PETAL_HUES = ("white", "yellow", "pink", "purple", "red", "blue")
-BLOOMS = ("four round petals", "five pointed petals", "many thin petals", "a big dark center")
 FONTS = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif", "DejaVuSansMono",
     "STIXGeneral", "cmss10", "cmr10", "STIXGeneralBol",
 )  # fmt: skip
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 LETTERS = ("A", "E", "F", "H", "K", "M", "R", "T", "X", "Y")
+
+
+EDGES: dict[str, Callable[[Floats], Floats]] = {
+    "four round petals": lambda angle: 0.3 + 0.52 * np.sqrt(np.abs(np.cos(2 * angle))),
+    "five pointed petals": lambda angle: 0.3 + 0.58 * (1 - 2 * np.abs(cell(angle * (5 / (2 * np.pi))))),
+    "many thin petals": lambda angle: 0.55 + 0.3 * np.clip(np.cos(13 * angle) * 2, -1, 1),
+    "a big dark center": lambda angle: 0.72 + 0.07 * np.cos(6 * angle),
+}
+"""The outline of a flower: its distance from the centre by the angle."""
+BLOOMS = tuple(EDGES)
 
 
 def _colour_pair(draw: Draws) -> tuple[Floats, Floats]:
@@ -120,17 +129,8 @@ def paint_flower(name: str, draw: Draws, look: Look) -> Picture:
     ground = nearby(draw, "leaf", (0.16, 0.42, 0.16), 0.06)
     image = backdrop(flat(ground), draw, look)
     radius, angle = np.sqrt(x * x + y * y), np.arctan2(y, x) + spread(draw.uniform("spin", 0, 2 * np.pi))
-    if bloom == "four round petals":
-        edge = 0.3 + 0.52 * np.sqrt(np.abs(np.cos(2 * angle)))
-    elif bloom == "five pointed petals":
-        lobe = np.abs(angle * (5 / (2 * np.pi)) - np.floor(angle * (5 / (2 * np.pi)) + 0.5))
-        edge = 0.3 + 0.58 * (1 - 2 * lobe)
-    elif bloom == "many thin petals":
-        edge = 0.55 + 0.3 * np.clip(np.cos(13 * angle) * 2, -1, 1)
-    else:
-        edge = 0.72 + 0.07 * np.cos(6 * angle)
     # Where the outline is oblique, the distance to it is shorter than that along the radius.
-    distance = (radius - edge) * 0.7
+    distance = (radius - EDGES[bloom](angle)) * 0.7
     mask = cover(distance, spread(size))
     petal = nearby(draw, "petal", PALETTE[hue])
     shaded = petal[:, :, None, None] * (0.78 + 0.25 * np.clip(radius, 0, 1))[:, None]

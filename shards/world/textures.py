@@ -57,24 +57,21 @@ def _honeycomb(u: Floats, v: Floats, draw: Draws) -> Floats:
     return 0.09 - np.maximum(first, second)
 
 
-def _centre(u: Floats, v: Floats, draw: Draws) -> tuple[Floats, Floats]:
+def _polar(u: Floats, v: Floats, draw: Draws) -> tuple[Floats, Floats]:
+    """Return the distance from a centre that is drawn, and the angle about it."""
     shift = draw.uniform("centre", -0.5, 0.5, (2,))
-    return u - spread(shift[:, 0]), v - spread(shift[:, 1])
-
-
-def _rings(u: Floats, v: Floats, draw: Draws) -> Floats:
-    x, y = _centre(u, v, draw)
-    return wave(np.sqrt(x * x + y * y) * 1.1) * 0.25
+    x, y = u - spread(shift[:, 0]), v - spread(shift[:, 1])
+    return np.sqrt(x * x + y * y), np.arctan2(y, x)
 
 
 def _spiral(u: Floats, v: Floats, draw: Draws) -> Floats:
-    x, y = _centre(u, v, draw)
-    return wave(np.sqrt(x * x + y * y) * 0.7 + np.arctan2(y, x) / TAU) * 0.3
+    radius, angle = _polar(u, v, draw)
+    return wave(radius * 0.7 + angle / TAU) * 0.3
 
 
 def _sunburst(u: Floats, v: Floats, draw: Draws) -> Floats:
-    x, y = _centre(u, v, draw)
-    return wave(np.arctan2(y, x) * (10 / TAU)) * (np.sqrt(x * x + y * y) * 0.16 + 0.02)
+    radius, angle = _polar(u, v, draw)
+    return wave(angle * (10 / TAU)) * (radius * 0.16 + 0.02)
 
 
 def _scales(u: Floats, v: Floats, draw: Draws) -> Floats:
@@ -148,7 +145,7 @@ TEXTURES: dict[str, Callable[[Floats, Floats, Draws], Floats]] = {
     "polka dots": lambda u, v, draw: 0.3 - np.sqrt(cell(u) ** 2 + cell(v) ** 2),
     "bricks": _bricks,
     "zigzag": lambda u, v, draw: wave(v + 0.45 * wave(u)) * 0.25,
-    "rings": _rings,
+    "rings": lambda u, v, draw: wave(_polar(u, v, draw)[0] * 1.1) * 0.25,
     "clouds": lambda u, v, draw: draw.clouds("big", 4) * 0.7 + draw.clouds("small", 9) * 0.3 - 0.5,
     "diagonal stripes": lambda u, v, draw: wave((u + v) * 0.7) * 0.25,
     "honeycomb": _honeycomb,

@@ -14,7 +14,7 @@ from runner.config import RunConfig
 from runner.results import TrainResult
 
 
-class Workbench:
+class Backbones:
     """Keeps the backbone of a run for the runs after it; the loop over several runs owns one and passes it to each.
 
     One backbone is kept, with its compiled blocks and on the device that used it last: runs of the same weights follow
@@ -27,7 +27,7 @@ class Workbench:
         self._is_compiled = False
         self._digests: dict[WeightsKey, str] = {}
 
-    def load_backbone(self, config: RunConfig, device: torch.device, acceleration: Acceleration) -> CLIP:
+    def load(self, config: RunConfig, device: torch.device, acceleration: Acceleration) -> CLIP:
         """Load the frozen CLIP of a run on `device`, with compiled blocks if `acceleration` includes that.
 
         Raises UserError if the weights have changed since the run was planned.
@@ -49,7 +49,7 @@ class Workbench:
             self._digests[key] = self._load(config).digest()
         return self._digests[key]
 
-    def check_backbone(self, config: RunConfig, training: TrainResult) -> None:
+    def check(self, config: RunConfig, training: TrainResult) -> None:
         """Raise UserError if the backbone's weights on this machine are not those that trained a finished run.
 
         Weights that are not on this machine are not compared.
