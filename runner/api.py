@@ -11,6 +11,7 @@ Several runs in one session open the backbone and the data sets once:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -25,6 +26,7 @@ from runner.acceleration import Acceleration
 from runner.config import Precision, RuntimeConfig, Target
 from runner.engine import autocast
 from runner.evaluate import evaluate_run
+from runner.feature_store import EncodedImages
 from runner.planning import RunChoices, plan_run
 from runner.remote_results import results_root
 from runner.run_state import RunState, read_state
@@ -117,19 +119,28 @@ def features(
 ) -> ImageFeatures:
     """Encode the images of `classes` in a packed split with the frozen image tower, in list order.
 
-    Images are prepared as in an evaluation. settings: those of `Session`, such as data, device or workers.
+    Images are prepared as in an evaluation. Features that a training or an earlier call has stored are read.
+    settings: those of `Session`, such as data, device or workers.
     Raises UserError for data or weights that are not here.
     """
     opened = Session(**settings)
     selection, inner = select_target_images(opened.dataset(dataset), classes, split), opened._session
     images, clip = selection.images, load_clip(backbone, pretrained).to(inner.device)
-    Acceleration().prepare(clip)
-    batches = evaluation_batches(images, make_eval_transform(clip), BATCH, inner.decoders)
+    plain, transform = Acceleration(), make_eval_transform(clip)
+    plain.prepare(clip)
+    # As a training on features describes its plain views.
+    how = {"transform": f"{transform}, mirrored False", "precision": precision, "batch": BATCH}
     with fitting_threads(clip, BATCH, "eval"), autocast(precision, inner.device):
-        # Each batch goes to the host, because the features of a large split may not fit next to the backbone.
-        moved = to_device(batches, inner.device, moved=(0,))
-        encoded = [clip.encode_image(pixels).float().cpu() for pixels, _, _ in moved]
-    return ImageFeatures(torch.cat(encoded), torch.from_numpy(images.labels), selection.classnames, images.paths)
+        key, encoded = inner.read_features(clip, images, acceleration=plain, **how)
+        if encoded is None:
+            start, batches = time.perf_counter(), evaluation_batches(images, transform, BATCH, inner.decoders)
+            # Each batch goes to the host, because the features of a large split may not fit next to the backbone.
+            moved = to_device(batches, inner.device, moved=(0,))
+            parts = [clip.encode_image(pixels).float().cpu() for pixels, _, _ in moved]
+            encoded = EncodedImages(torch.cat(parts), {"features": time.perf_counter() - start})
+            if key:
+                inner.features.write(key, encoded)
+    return ImageFeatures(encoded.features, torch.from_numpy(images.labels), selection.classnames, images.paths)
 
 
 class Session:

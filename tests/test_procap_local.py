@@ -154,7 +154,7 @@ def test_a_transport_ends_as_in_the_public_code_and_for_each_image_alone(drawn):
 
 def test_plotpp_has_the_sentences_and_the_start_of_the_public_code():
     figures, method = figures_of("plotpp"), public_code.build("plotpp", dataset="eurosat")
-    assert np.array_equal(method.class_ids, figures["token_ids"])
+    assert np.array_equal(method.prompts.ids, figures["token_ids"])
     near_condensed(method.context, figures["init/ctx"])
     sentences = {name.lower().replace("describabletextures", "dtd"): rest for name, rest in (
         (line.split()[0], line.partition("whole=")[2]) for line in figures["rule/what_stays_fixed"].tolist()

@@ -67,7 +67,7 @@ def test_mocoop_equals_the_public_code(run, name_file):
 
 def test_mocoop_tokenizes_and_classifies_as_the_public_code(name_file):
     figures, method = figures_of("mocoop"), built_mocoop(name_file)
-    assert np.array_equal(method.class_ids.unflatten(0, (5, 9)), figures["token_ids"])
+    assert np.array_equal(method.prompts.ids.unflatten(0, (5, 9)), figures["token_ids"])
     everything = method.expert_prompts(method.text_space, ".").ids
     assert np.array_equal(everything.unflatten(0, (5, 14)), figures["token_ids_of_text_loss"])
     near(method.classifier()(images()), figures["eval_logits"])
