@@ -69,16 +69,15 @@ class SuiteResults:
             folder, config = RunFolder(results / run.path), run.spec.config
             # The one run of a method that draws nothing counts for all seeds.
             seeds = [config.seed] if config.depends_on_seed else options.seeds
-            settings, targets = options.eval_settings.for_run(config), map(Target.parse_unchecked, run.spec.targets)
-            try:
-                training = folder.read_training()
-                results_of_run = filter(None, (folder.read_evaluation(target, settings) for target in targets))
-                made = list(make_records(folder, config, training, results_of_run)) if training else []
-            except UserError as error:
-                unreadable[run.path] = str(error)
-                continue
             place = {"dataset": run.dataset, "number": variants.index(run.variant)}
-            records += [record | place | {"seed": seed} for record, seed in product(made, seeds)]
+            for target in map(Target.parse_unchecked, run.spec.targets):
+                try:
+                    training = folder.read_training()
+                    result = folder.read_evaluation(target, options.eval_settings.for_run(config))
+                    made = make_records(folder, config, training, [result]) if training and result else ()
+                    records += [record | place | {"seed": seed} for record, seed in product(made, seeds)]
+                except UserError as error:
+                    unreadable[run.path] = str(error)
         frame = make_frame(records).assign(number=[record["number"] for record in records])
         check_contents(frame)
         unlike = {}
