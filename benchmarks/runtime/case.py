@@ -22,11 +22,11 @@ from benchmarks.runtime.workload import MODES, Evaluation, Models, ModeName, Tra
 from procap.text import LabelSpace
 from runner.config import RunConfig
 from runner.meters import Meter
-from runner.schedule import Schedule
 from runner.setup import build_initial_method, label_space, make_eval_transform, train_augment, train_stream
 from runner.step import AsyncLosses
+from runner.training_steps import TrainingSteps
 from shards.device.stream import DeviceTrainStream
-from shards.image_selection import FewShot, TargetImages, load_few_shot, select_target_images
+from shards.image_selection import TargetImages, TrainingSelection, load_few_shot, select_target_images
 from shards.loader import StreamOptions, TrainStream, evaluation_batches
 from shards.reader import open_dataset
 from shards.resolve import resolve_dataset
@@ -41,7 +41,7 @@ class CaseData:
 
     name: str
     root: Path
-    fewshot: FewShot
+    fewshot: TrainingSelection
     test: TargetImages
     space: LabelSpace
 
@@ -75,8 +75,8 @@ class Case:
             self.training = Training(self.method, config, mode, settings.accelerations, self.meter)
             self.stream = self._stream()
             self.method.training_images = self.stream
-            self.schedule = Schedule(config.recipe, self.stream, self.method)
-            self.steps = self.schedule.steps
+            self.training_steps = TrainingSteps(config.recipe, self.stream, self.method)
+            self.steps = self.training_steps.total
             self._losses = AsyncLosses(self.device)
             self._batches = self._epochs(self.training)
 
@@ -127,7 +127,7 @@ class Case:
         # An accuracy that would mislead is left out.
         if self.settings.pretrained == "random":
             why = "the weights are random"
-        elif self.trains and len(self.schedule.stage_starts) > 1:
+        elif self.trains and len(self.training_steps.stage_starts) > 1:
             why = "only the first stage is trained"
         return {
             "dataset": self.data.name,
@@ -162,8 +162,8 @@ class Case:
 
     def _epochs(self, training: Training) -> Generator[tuple[Tensor, ...], None, None]:
         for epoch in range(self.config.recipe.epochs):
-            training.engine.set_rates(self.schedule.rates(self.schedule.first_step(epoch), epoch))
-            batches = self.schedule.batches(epoch)
+            training.engine.set_rates(self.training_steps.rates(self.training_steps.first_step(epoch), epoch))
+            batches = self.training_steps.batches(epoch)
             yield from batches if isinstance(self.stream, DeviceTrainStream) else self._moved(batches)
 
     def _moved(self, batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
