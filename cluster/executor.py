@@ -20,7 +20,7 @@ from runner.results import EpochLog
 from runner.run_state import RunSpec, score, score_at
 from runner.session import Session
 from runner.stop_signals import Interrupted
-from runner.train import TrainingRequest, train_run
+from runner.train import train_run
 from runner.validate import Callbacks
 from shards.pack import pack_missing
 
@@ -114,8 +114,8 @@ class RunExecutor:
         def report_holder(held: str) -> None:
             self._send(self._report(state="waiting", run=spec.path, why=held))
 
-        request = TrainingRequest(until=until, callbacks=callbacks, on_held=report_holder)
-        train_run(self.session.get_run(spec.config), request)
+        run = self.session.get_run(spec.config)
+        train_run(run, until=until, callbacks=callbacks, on_held=report_holder)
 
     def _send(self, report: TrialReport) -> None:
         """Report at most once in `REPORT_SECONDS`, as the driver receives reports of many trials."""

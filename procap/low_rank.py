@@ -78,28 +78,22 @@ class LowRank:
 
     def queries_keys_values(self, x: Tensor) -> Tensor:
         """Compute what is added to queries, keys and values [N, L, 3 D] of states x [N, L, D]."""
-        factors = self.dropout_factors(x, ("q", "k", "v"))
-        return torch.cat([self._branch(name, x, factors.get(name)) for name in ("q", "k", "v")], dim=-1)
+        words = self.dropout.random_words(x) if self.dropout else None
+        return torch.cat([self._branch(name, x, words) for name in ("q", "k", "v")], dim=-1)
 
     def output(self, mixed: Tensor, like: Tensor, read: Callable[[Tensor], Tensor] | None) -> Tensor:
         """Compute what is added to the output projection of `mixed` [N, Q, D], the rows that `read` selects of L.
 
         like: any tensor [N, L, D].
         """
-        # Masks depend on the row's number in the sequence, so they are made for all L rows before some are read.
-        factors = self.dropout_factors(like, ("o",)).get("o")
-        return self._branch("o", mixed, factors if read is None or factors is None else read(factors))
+        words = self.dropout.random_words(like) if self.dropout and "o" in self.factors else None
+        # Words depend on the row's number in the sequence, so they are made for all L rows before some are read.
+        return self._branch("o", mixed, words if words is None or read is None else read(words))
 
-    def dropout_factors(self, x: Tensor, projections: tuple[str, ...]) -> dict[str, Tensor]:
-        """Return the factors of dropout [N, L, D] on the inputs of those of `projections` that have a branch."""
-        used = [name for name in projections if name in self.factors]
-        if self.dropout is None or not used:
-            return {}
-        words = self.dropout.random_words(x)
-        return {name: self.dropout.factors(words, name) for name in used}
-
-    def _branch(self, name: str, x: Tensor, factors: Tensor | None) -> Tensor:
+    def _branch(self, name: str, x: Tensor, words: Tensor | None) -> Tensor:
         if name not in self.factors:
             return torch.zeros_like(x)
+        if self.dropout is not None and words is not None:
+            x = x * self.dropout.factors(words, name)
         down, up = self.factors[name]
-        return F.linear(F.linear(x if factors is None else x * factors, down), up)
+        return F.linear(F.linear(x, down), up)

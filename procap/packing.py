@@ -138,6 +138,9 @@ class PromptSet:
 
     def layout(self, plan: Plan, layers: int, context: int) -> Layout | None:
         """Return how the prompts are packed under `plan`, or None for a plan that packing does not cover."""
+        if plan.branches:
+            # The rows that prompts share differ under dropout.
+            return None
         # The form of the operations alone, no values: a training step with new tokens reuses the layout.
         form = tuple((op.layer, op.mode, op.start, op.tokens.dim(), op.tokens.shape[-2]) for op in plan.tokens)
         key = (form, layers, context)

@@ -233,8 +233,6 @@ class TokenSequence(SequenceStates):
     def read_out_rows(self, index: int | None = None) -> tuple[AttentionPattern, RowMap]:
         row = self.read_out
         if isinstance(row, int):
-            if self.causal:
-                raise ValueError("a causal sequence is read out at one row per prompt")
             if index is not None:
                 also = self.op_rows[index]
                 return FULL, lambda x: torch.cat([x[:, row : row + 1], x[:, also]], dim=1)

@@ -167,8 +167,6 @@ class TextTower(nn.Module):
         Raises UserError when a prompt with its inserted tokens is longer than the context.
         """
         check_plan(plan, len(self.transformer.resblocks), ("ln_final", "text_projection"))
-        if plan.read_op is not None:
-            raise ValueError("only the image tower reads out the rows of an operation")
         if not isinstance(prompts, PromptSet):
             prompts = PromptSet(prompts)
         return self._encode_chunks(prompts, plan) if optimized else self._encode(prompts, plan, optimized=False)
@@ -196,11 +194,7 @@ class TextTower(nn.Module):
         return self._project(sequence.x[:, 0], plan)
 
     def _layout(self, prompts: PromptSet, plan: Plan) -> Layout | None:
-        if plan.branches:
-            # The rows that prompts share differ under dropout.
-            return None
-        context = self.positional_embedding.shape[0]
-        return prompts.layout(plan, len(self.transformer.resblocks), context)
+        return prompts.layout(plan, len(self.transformer.resblocks), self.positional_embedding.shape[0])
 
     def _encode_chunks(self, prompts: PromptSet, plan: Plan) -> Tensor:
         """Encode in chunks of at most `chunk_rows` rows: [C, E], or [S, C, E] if the plan holds token sets."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from procap.errors import UserError
 from procap.text import LabelSpace
 from runner.calibration import ImagePredictions, measure_calibration
-from runner.config import Target
+from runner.config import RunConfig, RuntimeConfig, Target
 from runner.inference import Inference, LogitSettings, count_by_class
 from runner.meters import peak_memory, start_memory_peak
 from runner.predictions import predict_images, prepare_inference
@@ -29,13 +29,18 @@ from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import MCM, EvalResult, ScoreResult, write_json
 from runner.run_folders import AnyResult
-from runner.session import Run
+from runner.session import Run, Session
 from runner.setup import label_space, make_test_transform, unlabelled_pool
 from runner.stop_signals import Interrupted, StopRequest
 from runner.temperature import fit_temperature
 from runner.trained_runs import load_trained, read_current_training
 from shards.eval_views import AnyEvalTransform
 from shards.image_selection import TargetImages, select_class_labels, select_target_images
+
+
+def evaluate(config: RunConfig, target: Target, runtime: RuntimeConfig, *, force: bool = False) -> EvalResult:
+    """Evaluate one finished run in a new session."""
+    return evaluate_run(Session(runtime).get_run(config), target, force=force)
 
 
 def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:
@@ -66,7 +71,7 @@ def obtain_result(
     with StopRequest() as stop:
         result = compute(stop)
         if session.is_first:
-            write_json(run.folder.path / result.FOLDER / result.file, result)
+            write_json(run.folder.result_file(target, run.settings, model), result)
             session.remote.push(run.path)
         result = session.group.broadcast_object(result)
         # Signals that arrived since the last batch are obeyed here, when the result is safe.
@@ -88,7 +93,7 @@ def _find_result(run: Run, target: Target, model: type[AnyResult], *, force: boo
         with suppress(UserError) if force else nullcontext():
             existing = run.folder.read_result(model, target, run.settings)
         # A result of earlier weights is no result of this run; one of fewer images can still be too short, see below.
-        if existing and not existing.is_current(training, existing.limit):
+        if existing and not existing.has_weights(training):
             existing = None
     existing = session.group.broadcast_object(existing)
     if existing and force and not existing.limited and limit and limit < existing.total:
@@ -112,8 +117,8 @@ def _evaluate(run: Run, target: Target, stop: StopRequest, *, force: bool) -> Ev
     images = session.crops.wrap(selection.images.subset(first), transform)
     start_memory_peak(session.device)
     space = label_space(session.dataset(target.dataset).manifest, selection.classnames)
-    scoring = LogitSettings(_find_base_classes(run, target, selection), temperature or 1.0)
-    inference = prepare_inference(run, images, space, scoring)
+    logit_settings = LogitSettings(_find_base_classes(run, target, selection), temperature or 1.0)
+    inference = prepare_inference(run, images, space, logit_settings)
     predictions = predict_target(run, target, inference, transform, stop)
     per_class = count_by_class(predictions.labels, predictions.is_correct, selection.classnames)
     meter = inference.meter
@@ -203,12 +208,13 @@ def _score(run: Run, target: Target, stop: StopRequest) -> ScoreResult:
     relabel = dict.fromkeys(range(len(selection.classnames)), 0)
     first = range(len(selection.images))[: session.runtime.limit]
     images = session.crops.wrap(selection.images.subset(first, relabel), transform)
-    scoring = LogitSettings(temperature=float(method.scale()), score=MCM)
-    inference = prepare_inference(run, images, _known_names(run), scoring)
+    # At temperature 1, not at that of the classifier: see the source above.
+    logit_settings = LogitSettings(temperature=float(method.scale()), unknown_rule=MCM)
+    inference = prepare_inference(run, images, _known_names(run), logit_settings)
     predictions = predict_target(run, target, inference, transform, stop)
     return ScoreResult(
         **describe_inference(run, target, selection, inference),
-        score=inference.scoring.score,
+        score=inference.logit_settings.unknown_rule,
         # Of a thousand classes all scores lie near 0.001, so that decimals would not tell them apart.
         scores=[float(f"{score:.6g}") for score in predictions.confidence],
     )

@@ -41,7 +41,7 @@ from runner.results import TrainResult
 from runner.session import Run, Session
 from runner.setup import Setup, build_initial_method, label_space, make_test_transform, set_up
 from runner.stop_signals import StopRequest
-from runner.train import TrainingRequest, train_run
+from runner.train import train_run
 from runner.trained_runs import load_teacher
 from shards.image_selection import select_class_labels
 from shards.reader import ShardSet
@@ -113,14 +113,14 @@ class CheckCase:
 
     def batch(self, setup: Setup) -> Batch:
         """Make the first batch of the training."""
-        assert setup.schedule is not None
-        images, labels = next(to_device(setup.schedule.batches(0), setup.method.clip.device))
+        assert setup.training_steps is not None
+        images, labels = next(to_device(setup.training_steps.batches(0), setup.method.clip.device))
         return Batch.make(setup.method, self.config.seed, 0, images, labels)
 
     def step(self, setup: Setup) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute loss terms and gradients of the first step; there are none if the training has no steps."""
         method, learned = setup.method, learned_parameters(setup.method)
-        if setup.engine is None or setup.schedule is None:
+        if setup.engine is None or setup.training_steps is None:
             return {}, {}
         terms = setup.engine.terms(self.batch(setup))
         named = dict(zip(setup.engine.objective.names, terms, strict=True))
@@ -240,7 +240,7 @@ def check_determinism(case: CheckCase) -> str:
 def check_resume(case: CheckCase) -> str:
     """Check that a training that was paused after an epoch ends with the bits of one that was not."""
     paused = case.elsewhere("resumed")
-    train_run(paused, TrainingRequest(until=1))
+    train_run(paused, until=1)
     again, whole = train_run(paused), train_run(case.run)
     assert isinstance(again, TrainResult) and isinstance(whole, TrainResult)
     same = again.checkpoint_sha256 == whole.checkpoint_sha256

@@ -20,7 +20,7 @@ from runner.predictions import prepare_inference
 from runner.session import Run
 from runner.setup import make_test_transform
 from runner.threads import fitting_threads
-from runner.train import TrainingRequest, train_run
+from runner.train import train_run
 from runner.trained_runs import load_trained
 from shards.image_selection import load_few_shot, split_fold
 from shards.reader import ImageList
@@ -69,7 +69,7 @@ def _train_fold(run: Run, fold: str, force: bool) -> Run:
     """Train the run without a fold of its few-shot images."""
     session = run.session.elsewhere(run.folder.path / ".folds", tracking_uri="off")
     fold_run = session.get_run(run.config.model_copy(update={"held_out": fold}))
-    train_run(fold_run, TrainingRequest(force=force))
+    train_run(fold_run, force=force)
     return fold_run
 
 

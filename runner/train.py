@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
 from runner.acceleration import note_once
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
+from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
 from runner.earlier_runs import preliminary_run, read_initial_run
 from runner.engine import Batch, term_gradients
@@ -28,7 +29,7 @@ from runner.provenance import describe_environment, provenance
 from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
-from runner.session import Run
+from runner.session import Run, Session
 from runner.setup import Setup, changed_file, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
@@ -50,37 +51,30 @@ MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
 
 
-@dataclass(frozen=True)
-class TrainingRequest:
-    """What a caller asks of a training.
-
-    force: delete the run with its evaluations first. until: pause after this many epochs, if the training has more.
-    callbacks: do not change the training, and are not called for a run without epochs.
-    on_held: called again and again, on all ranks, while another process holds the run; without it that raises RunHeld.
-    """
-
-    force: bool = False
-    until: int | None = None
-    callbacks: Callbacks | None = None
-    on_held: Callable[[str], object] | None = None
-
-    def __post_init__(self) -> None:
-        if self.until is not None and self.until < 1:
-            raise ValueError(f"until = {self.until}: a run pauses after one epoch or more")
+def train(config: RunConfig, runtime: RuntimeConfig, **more: Any) -> TrainResult | Progress:
+    """Train one configuration in a new session. more: arguments of `train_run`."""
+    return train_run(Session(runtime).get_run(config), **more)
 
 
-PLAIN = TrainingRequest()
-
-
-def train_run(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progress:
+def train_run(
+    run: Run,
+    *,
+    force: bool = False,
+    until: int | None = None,
+    callbacks: Callbacks | None = None,
+    on_held: Callable[[str], object] | None = None,
+) -> TrainResult | Progress:
     """Train a run and return the content of `train.json`, or the progress of a paused one; all ranks call this.
 
     A finished run is read, not repeated, unless it is forced; an interrupted one continues from its last saved state,
     on a CPU with the same final bits as if it had never stopped.
+    force: delete the run with its evaluations first. until: pause after this many epochs, if the training has more.
+    callbacks: do not change the training, and are not called for a run without epochs.
+    on_held: called again and again, on all ranks, while another process holds the run; without it that raises RunHeld.
     Raises RunHeld when another process works on the run, UserError when data or weights have changed, a result cannot
     be written or the loss is not finite; `Interrupted` after SIGINT or SIGTERM.
     """
-    remote, force = run.session.remote, request.force
+    remote = run.session.remote
     if not force:
         # Before the lock: a finished run is only read, also while another process works on it or on a read-only disk.
         remote.pull(run.path, weights=True)
@@ -90,14 +84,14 @@ def train_run(run: Run, request: TrainingRequest = PLAIN) -> TrainResult | Progr
     run.trained = None
     if earlier := preliminary_run(run.config):
         # Runs of several seeds may have the same one, so that it is waited for in any case.
-        train_run(run.session.get_run(earlier), TrainingRequest(on_held=request.on_held or note_once))
-    with run.work(resumes=not force, on_held=request.on_held):
+        train_run(run.session.get_run(earlier), on_held=on_held or note_once)
+    with run.work(resumes=not force, on_held=on_held):
         run.session.group.call_on_first(lambda: run.folder.check_config(run.config, force=force))
         # Another process may have finished the run between the look above and the lock.
         if not force and (finished := read_finished(run)):
             return finished
         with StopRequest() as stop:
-            result = _train(run, request, stop)
+            result = _train(run, stop, force=force, until=until, callbacks=callbacks)
             stop.check(f"{result.status} {run.path}")
     return result
 
@@ -121,8 +115,10 @@ def read_finished(run: Run) -> TrainResult | None:
     return session.group.broadcast_object(result)
 
 
-def _train(run: Run, request: TrainingRequest, stop: StopRequest) -> TrainResult | Progress:
-    """Set up, train to the end or to the epoch of the request, and write the result."""
+def _train(
+    run: Run, stop: StopRequest, *, force: bool, until: int | None, callbacks: Callbacks | None
+) -> TrainResult | Progress:
+    """Set up, train to the end or to epoch `until`, and write the result."""
     config, session = run.config, run.session
     if session.runtime.deterministic:
         set_deterministic()
@@ -139,7 +135,7 @@ def _train(run: Run, request: TrainingRequest, stop: StopRequest) -> TrainResult
             setup = learn_from_features(run, setup, stop, meter)
     facts = describe_environment(session.device) | {"accelerations": asdict(setup.acceleration)}
     if session.is_first:
-        if request.force:
+        if force:
             # Only now: the run that is there stays if the set-up fails.
             run.delete()
         # After the set-up, so that a run which cannot start is not listed with the results.
@@ -150,8 +146,8 @@ def _train(run: Run, request: TrainingRequest, stop: StopRequest) -> TrainResult
         training = ResumableTraining(run, setup, meter, facts)
         try:
             with fitting_threads(setup.method.clip, config.recipe.batch_size // session.group.size):
-                validator = Validator(request.callbacks, training, stop)
-                state = fit(training, validator, min(request.until or config.recipe.epochs, config.recipe.epochs))
+                validator = Validator(callbacks, training, stop)
+                state = fit(training, validator, min(until or config.recipe.epochs, config.recipe.epochs))
                 if state.epoch < config.recipe.epochs:
                     return training.finish("paused")
         finally:
@@ -208,11 +204,11 @@ class TrainLoop:
     """
 
     def __init__(self, training: ResumableTraining, stop: StopRequest, display: ProgressDisplay) -> None:
-        assert training.setup.schedule is not None
+        assert training.setup.training_steps is not None
         self.training, self.stop, self.display = training, stop, display
         self.runtime = training.run.session.runtime
         self.config, self.state, self.meter = training.config, training.state, training.meter
-        self.method, self.schedule = training.setup.method, training.setup.schedule
+        self.method, self.steps = training.setup.method, training.setup.training_steps
         self.group = training.group
         device = self.method.clip.device
         self.graphs = training.setup.acceleration.graphs and self.runtime.engine == "ddp"
@@ -220,16 +216,16 @@ class TrainLoop:
         self.losses = AsyncLosses(device)
         # A measurement takes about two steps: at most 5 % of the training, apart from that after the last epoch.
         epochs = self.config.recipe.epochs
-        self._measure_every = -(-MEASURE_STEPS * epochs // max(1, self.schedule.steps))
+        self._measure_every = -(-MEASURE_STEPS * epochs // max(1, self.steps.total))
 
     def train_epoch(self, epoch: int) -> None:
         """Take the steps that are left of an epoch, and add it to the log."""
-        rate = self.schedule.rates(self.schedule.first_step(epoch), epoch)[0]
+        rate = self.steps.rates(self.steps.first_step(epoch), epoch)[0]
         if self.method.begin_epoch(epoch, rate, self.config.recipe):
             # A CUDA graph replays the work of the epochs before.
             self.step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
-        batches = self.schedule.batches(epoch, start_step=self.state.step_in_epoch)
-        on_device = isinstance(self.schedule.stream, DeviceTrainStream)
+        batches = self.steps.batches(epoch, start_step=self.state.step_in_epoch)
+        on_device = isinstance(self.steps.stream, DeviceTrainStream)
         moved = batches if on_device else to_device(batches, self.method.clip.device)
         for images, labels in self.meter.iterate("data", moved):
             self._take_step(epoch, images, labels)
@@ -248,13 +244,13 @@ class TrainLoop:
         """Take the next step on a batch, without waiting for its losses."""
         # The state lags behind by the steps whose losses a GPU has not delivered yet.
         number = self.state.step + len(self.losses)
-        stage = self.schedule.stage(number)
+        stage = self.steps.stage(number)
         if stage != self.state.stage:
             self._count_losses(wait=True)
             self.training.begin_stage(stage)
             # A CUDA graph replays the work of one stage.
             self.step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
-        rates = self.schedule.rates(number, epoch)
+        rates = self.steps.rates(number, epoch)
         self.training.engine.set_rates(rates)
         batch = Batch.make(self.method, self.config.seed, number, images, labels)
         if self.step.needs_capture:
@@ -269,7 +265,7 @@ class TrainLoop:
                     break
                 outcome = self.step(batch)
         self.losses.send(outcome)
-        self.meter.step(self.schedule.images(number))
+        self.meter.step(self.steps.images(number))
         loss = self._count_losses()
         if loss is not None:
             position = f"{epoch + 1}/{self.config.recipe.epochs}"
@@ -298,7 +294,7 @@ class TrainLoop:
             # Raised before the step is counted: no saved state holds weights after such a loss.
             if not math.isfinite(loss):
                 raise self._diverged(named_terms)
-            self.state.count(self.schedule.images(self.state.step), named_terms, bool(skipped))
+            self.state.count(self.steps.images(self.state.step), named_terms, bool(skipped))
         return loss
 
     def _diverged(self, terms: Mapping[str, float]) -> UserError:
@@ -313,7 +309,7 @@ class TrainLoop:
 
     def _close_epoch(self, epoch: int) -> None:
         """Add the epoch to the log, with gradient norms."""
-        last_rate = self.schedule.rates(self.schedule.first_step(epoch + 1) - 1, epoch)[0]
+        last_rate = self.steps.rates(self.steps.first_step(epoch + 1) - 1, epoch)[0]
         norms: dict[str, float] = {}
         is_last = epoch == self.config.recipe.epochs - 1
         if isinstance(self.method, DiagnosedMethod) and (is_last or (epoch + 1) % self._measure_every == 0):
@@ -324,10 +320,10 @@ class TrainLoop:
 
 def measure_terms(training: ResumableTraining) -> dict[str, float]:
     """Compute the norm of each weighted loss term's gradient, on the training's first batch with the weights of now."""
-    method, schedule = training.setup.method, training.setup.schedule
-    assert schedule is not None
+    method, steps = training.setup.method, training.setup.training_steps
+    assert steps is not None
     device = method.clip.device
-    images, labels = (tensor.to(device) for tensor in next(schedule.batches(0)))
+    images, labels = (tensor.to(device) for tensor in next(steps.batches(0)))
     # Always the same batch and noise, so that the norms of epochs can be compared.
     noise = method.draw(generator(training.config.seed, "noise", 0))
     objective = training.engine.objective

@@ -151,7 +151,7 @@ def _has_content(task: tuple[ImageRange, ImageList]) -> bool:
 
 
 @dataclass(frozen=True)
-class ShardTask:
+class PackTask:
     """Images start..stop - 1 of a split, to become the shard `file` of the data set in `folder`."""
 
     folder: Path
@@ -181,7 +181,7 @@ def _write(
         per_shard //= 2
     ranges = source.ranges(per_shard)
     tasks = (
-        ShardTask(folder, split, f"{split}/{start // per_shard}.tar", start, stop, source.part(split, start, stop))
+        PackTask(folder, split, f"{split}/{start // per_shard}.tar", start, stop, source.part(split, start, stop))
         for split, start, stop in ranges
     )
     # At most one process per `per_shard` images, because starting one takes as long as packing a few hundred images.
@@ -213,7 +213,7 @@ def _write(
     return manifest
 
 
-def pack_shard(task: ShardTask) -> tuple[PackedShard, list[str]]:
+def pack_shard(task: PackTask) -> tuple[PackedShard, list[str]]:
     """Write a shard, and return what is in it, and a problem for each image that does not decode.
 
     Raises UserError for a file that cannot be read or stored.

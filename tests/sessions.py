@@ -12,7 +12,7 @@ from runner.distributed.collectives import ProcessGroup
 from runner.results import EvalResult
 from runner.run_state import RunSpec, RunState, read_state
 from runner.session import Run, Session, TrainedRun
-from runner.train import TrainingRequest, train_run
+from runner.train import train_run
 
 
 def make_run(
@@ -22,8 +22,8 @@ def make_run(
 
 
 def train(config: RunConfig, runtime: RuntimeConfig, *, group: ProcessGroup | None = None, **request: Any) -> Any:
-    """Train a run. request: fields of `runner.train.TrainingRequest`."""
-    return train_run(make_run(config, runtime, group), TrainingRequest(**request))
+    """Train a run. request: of `runner.train.train_run`."""
+    return train_run(make_run(config, runtime, group), **request)
 
 
 def load_trained(

@@ -19,7 +19,7 @@ from procap.plan import INPUT, Plan, TokenOp
 from procap.towers import FrozenTower
 from runner.engine import Batch, Engine
 from runner.planning import plan_run
-from runner.schedule import Schedule
+from runner.training_steps import TrainingSteps
 from shards.catalogue import CATALOGUE
 
 
@@ -77,7 +77,7 @@ def test_gallop_trains_as_the_public_code():
     batches = [Batch(images(), LABELS, (torch.from_numpy(index),)) for index in figures["steps/global_index"]]
     assert len([*take_steps(engine, batches, 0.002, figures["steps/loss"])]) == 3
     near_all(method, figures, "steps/after_3", lambda parameter: parameter)
-    schedule = Schedule(config.recipe, SimpleNamespace(steps_per_epoch=1), method)
+    schedule = TrainingSteps(config.recipe, SimpleNamespace(steps_per_epoch=1), method)
     rates = [schedule.rates(epoch, epoch)[0] for epoch in range(200)]
     np.testing.assert_allclose(rates, figures["rule/lr_per_epoch_200"], rtol=1e-7, atol=1e-12)
 
@@ -154,7 +154,7 @@ def test_a_transport_ends_as_in_the_public_code_and_for_each_image_alone(drawn):
 
 def test_plotpp_has_the_sentences_and_the_start_of_the_public_code():
     figures, method = figures_of("plotpp"), public_code.build("plotpp", dataset="eurosat")
-    assert np.array_equal(method.class_ids, figures["token_ids"])
+    assert np.array_equal(method.prompts.ids, figures["token_ids"])
     near_condensed(method.context, figures["init/ctx"])
     sentences = {name.lower().replace("describabletextures", "dtd"): rest for name, rest in (
         (line.split()[0], line.partition("whole=")[2]) for line in figures["rule/what_stays_fixed"].tolist()

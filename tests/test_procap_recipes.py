@@ -333,9 +333,9 @@ def saved(name, clip, space, seed=1):
     """A method, and the state dict that its public trainer would save: fp16, with the buffers and the frozen towers."""
     method = built(name, clip, space, seed)
     layout = method.public_layout
-    words = clip.token_embedding(method.class_ids)
+    words = clip.token_embedding(method.prompts.ids)
     if layout.module == "adapter_learner":
-        extra = {"token_embedding": words, "tokenized_prompts": method.class_ids}
+        extra = {"token_embedding": words, "tokenized_prompts": method.prompts.ids}
     elif "prompt_learner.ctx" in public_names(method).values():
         n_ctx = public.public_parameters(method)["prompt_learner.ctx"].shape[-2]
         extra = {"token_prefix": words[:, :1], "token_suffix": words[:, 1 + n_ctx :]}

@@ -149,7 +149,7 @@ def test_boosting_of_caspl_equals_the_public_code():
     near(method.teacher_logits(images()), figures["boost/teacher_logits"])
     terms = train_as_public(method, "boost", 0.0025, torch.full_like(LABELS, -1))
     near(5 * terms["kl"], figures["boost/loss/kl_sum"])
-    assert torch.equal(method.class_ids, torch.from_numpy(figures["boost/token_ids"]))
+    assert torch.equal(method.prompts.ids, torch.from_numpy(figures["boost/token_ids"]))
     # The last two are no data sets of their own.
     for dataset, template in public_code.by_dataset(figures["rule/templates"][:-2]).items():
         assert CATALOGUE[dataset].template == template
@@ -166,5 +166,5 @@ def test_methods_beside_boosting_tokens_equal_the_public_code(host):
             near(terms[name], figures[f"promptsrc/loss/{name}_weighted"])
         near(terms["kl"], figures["promptsrc/loss/kl"])
     assert all(torch.equal(tensor, frozen[name]) for name, tensor in method.boosting.state_dict().items())
-    lengths = [ids.argmax(1) for ids in (method.class_ids, torch.from_numpy(figures[f"{host}/token_ids"]))]
+    lengths = [ids.argmax(1) for ids in (method.prompts.ids, torch.from_numpy(figures[f"{host}/token_ids"]))]
     assert torch.equal(*lengths), "the class names are in the rows of the public code"

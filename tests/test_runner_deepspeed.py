@@ -359,7 +359,8 @@ def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None
     first, second = ((result.steps, result.images, result.fewshot) for result in results)
     assert first == second
     for mine, theirs in zip(results[0].epochs, results[1].epochs, strict=True):
-        assert mine.lr == theirs.lr and mine.terms == pytest.approx(theirs.terms, rel=tolerance)
+        # Small divergences are differences of numbers near one, in float32.
+        assert mine.lr == theirs.lr and mine.terms == pytest.approx(theirs.terms, rel=tolerance, abs=1e-7)
     weights = [read_checkpoint(folder.checkpoint_file)[0] for folder in folders]
     for name, weight in weights[0].items():
         assert (weight - weights[1][name]).abs().max() <= 50 * tolerance * weight.abs().max(), name
@@ -372,7 +373,7 @@ def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None
 
 
 @pytest.mark.parametrize(("size", "methods"), [
-    (2, TRAINED), pytest.param(4, TRAINED, marks=pytest.mark.slow), pytest.param(2, OTHERS, marks=pytest.mark.slow),
+    (2, TRAINED), pytest.param(4, TRAINED, marks=pytest.mark.slow), pytest.param(4, OTHERS, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_several_processes_train_and_count_as_one(data, short_checkpoint, teacher, alone, tmp_path, size, methods):
     results, chosen = tmp_path / "results", (str(short_checkpoint), str(teacher), methods)

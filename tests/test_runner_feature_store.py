@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from small_runs import make_runtime
 from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.plan import NO_CHANGE
+from runner.api import features
 from runner.config import Target
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
@@ -80,6 +82,21 @@ def test_features_that_a_resumed_training_reads_again_count_once(few_digits, sho
     seconds = [train(config, runtime).stored_seconds for runtime in (straight, paused, encoded)]
     # What the first process has encoded is no stored work when it goes on.
     assert seconds[0] == pytest.approx(seconds[1]) and seconds[0] > 0 == seconds[2]
+
+
+def test_features_from_python_are_those_that_a_training_has_stored(
+    few_digits, short_checkpoint, folder, tmp_path, monkeypatch
+):
+    read = partial(features, "digits", classes="base", backbone=str(short_checkpoint), data=few_digits)
+    monkeypatch.setenv("PROCAP_FEATURES_GB", "0")
+    encoded = read("train"), read("test")
+    monkeypatch.setenv("PROCAP_FEATURES_GB", "1")
+    config = plan_run(method="ncm", dataset="digits", backbone=str(short_checkpoint), shots=0)
+    train(config, make_runtime(few_digits, tmp_path))
+    assert torch.equal(read("test").features, encoded[1].features)
+    monkeypatch.setattr(CLIP, "encode_image", encode_blank)
+    for split, computed in zip(("train", "test"), encoded, strict=True):
+        assert torch.equal(read(split).features, computed.features)
 
 
 def test_a_damaged_file_is_computed_again_and_the_oldest_make_room(folder, caplog):

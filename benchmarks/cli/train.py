@@ -23,7 +23,6 @@ from benchmarks.suites.preconditions import (
 )
 from procap.methods import method_class, method_options
 from runner.config import RunConfig
-from runner.distributed.ranks import ranks_from_environment
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, read_states
@@ -40,8 +39,7 @@ def train(
     file: ConfigFlags,
     selection: flags.SelectionFlags,
     recipe_flags: flags.RecipeFlags,
-    runtime_flags: flags.RuntimeFlags,
-    engine: flags.EngineFlags,
+    runtime_flags: flags.EngineFlags,
     mode: flags.ModeFlags,
     init: Annotated[
         str,
@@ -52,8 +50,8 @@ def train(
 
     Under torchrun all processes train each run together; the results equal those of one process.
     """
-    file.save(selection, recipe_flags, runtime_flags, engine, init=init)
-    runtime = runtime_config(runtime_flags, engine)
+    file.save(selection, recipe_flags, runtime_flags, init=init)
+    runtime = runtime_config(runtime_flags)
     if mode.dry_run:
         if not is_first_rank():
             return 0
@@ -66,14 +64,8 @@ def train(
             spec.path: list_needs(spec.config, runtime.data) for spec in specs if not states[spec.path].is_finished
         }
         return show_plan(specs, states, needs)
-    # One process checks its flags before it imports torch, which takes seconds. Several check them inside the group, so
-    # that an error of one host alone, such as missing data, reaches the others.
     plan = partial(_plan_runs, selection, recipe_flags, force=mode.force, init=init)
-    runs = plan(Session(runtime)) if ranks_from_environment().size == 1 else []
-    with process_group(runtime) as session:
-        if not runs:
-            # Only rank 0 needs access to the results folder, which has the run to start from.
-            runs = session.group.call_on_first(lambda: plan(session)) if init else plan(session)
+    with process_group(runtime, plan, on_first=bool(init)) as (session, runs):
         failures = Failures(len(runs), group=session.group)
         done = _train_all(runs, session, failures, force=mode.force)
         session.exporter.flush(create=False)
@@ -122,7 +114,7 @@ def _train_all(
 ) -> dict[RunConfig, TrainResult]:
     """Train `runs` in order and pack missing data first; failed runs are left out of the result."""
     from runner.earlier_runs import preliminary_run
-    from runner.train import TrainingRequest, train_run
+    from runner.train import train_run
 
     done: dict[RunConfig, TrainResult] = {}
     data = session.runtime.data
@@ -136,7 +128,7 @@ def _train_all(
                 stages = [each.path for each in (preliminary_run(config), config) if each]
                 note(f"{position} training {', then '.join(stages)}")
             pack_missing_with_progress([config.dataset], data)
-            result = train_run(run, TrainingRequest(force=force))
+            result = train_run(run, force=force)
             assert isinstance(result, TrainResult)
             done[config] = result
             if was_finished:

@@ -22,7 +22,7 @@ from runner.failures import describe_failure
 from runner.results import write_bytes
 
 PARTS: dict[str, tuple[Callable[[DeviceCase], dict[str, Any]], float]] = {
-    "facts": (machine.collect_facts, 60),
+    "facts": (machine.collect_facts, 120),
     "plain": (numbers.check_plain, 120),
     "attention": (numbers.check_attention, 120),
     "cudnn": (numbers.check_cudnn, 120),

@@ -36,10 +36,10 @@ class Direction(NamedTuple):
     value_bias: Tensor
     output: Tensor
     output_bias: Tensor
-    query_scale: Tensor | None = None
-    query_shift: Tensor | None = None
-    other_scale: Tensor | None = None
-    other_shift: Tensor | None = None
+    query_scale: Tensor
+    query_shift: Tensor
+    other_scale: Tensor
+    other_shift: Tensor
 
 
 def forward(
@@ -100,7 +100,7 @@ def backward(
     )
 
     new_projection = [torch.empty_like(p) for p in projection]
-    new_vision, new_text = (_empty_like(direction) for direction in (vision, text))
+    new_vision, new_text = (Direction(*map(torch.empty_like, direction)) for direction in (vision, text))
     # Gradients of the linear layers' inputs: a norm's output, or the rows themselves.
     r_qv = torch.empty_like(v, dtype=torch.float32)
     r_kv, r_vv, r_qt, r_kt, r_vt = z.new_empty((5, *z.shape)).unbind()
@@ -160,7 +160,3 @@ def _heads_shape(tokens: int, inner: int, heads: int) -> dict[str, Any]:
 def _fit(most: int, unit: int) -> int:
     """Return the largest power of two n, at most `most`, with n * `unit` <= TILE; both are powers of two."""
     return max(1, min(most, TILE // unit))
-
-
-def _empty_like(direction: Direction) -> Direction:
-    return Direction(*(torch.empty_like(x) if x is not None else None for x in direction))  # type: ignore[arg-type]

@@ -1,8 +1,9 @@
 """One level of ProCAP's cross-attention, both directions: eager, or in fused kernels on a GPU.
 
 The eager implementation is the reference; `tests/test_procap_triton.py` compares the kernels' values and gradients with
-it. `--accelerate fused` switches the kernels on for every supported shape; `train.json` records which was used. Under
-autocast the kernels stay in float32, while eager products are in its narrow type. No second derivative exists.
+it. `--accelerate fused` switches the kernels on for every supported shape and for LayerNorms of the inputs, ProCAP's
+default; `train.json` records which was used. Under autocast the kernels stay in float32, while eager products are in
+its narrow type. No second derivative exists.
 
 Shapes: P prompt tokens, Dv vision width, Dt text width, I inner width (H heads).
 """
@@ -42,18 +43,17 @@ def refine_level(
 
 
 def has_kernels(v: Tensor, t: Tensor, projection: nn.Linear, vision: nn.Module, text: nn.Module) -> bool:
-    """Whether the kernels support a level: on CUDA, few tokens, widths that fit a tile, float32 or bfloat16."""
-    if not v.is_cuda:
-        return False
+    """Whether the kernels support a level: CUDA, few tokens, widths that fit a tile, the default LayerNorms.
+
+    Tokens are float32 or bfloat16.
+    """
     to_v, to_t = cast(CrossAttention, vision), cast(CrossAttention, text)
-    if v.dtype not in (torch.float32, torch.bfloat16) or len(v) != len(t) or len(v) > MAX_TOKENS:
-        return False
-    if max(v.shape[1], t.shape[1], to_v.query.out_features) > MAX_WIDTH or to_v.heads != to_t.heads:
+    fits = len(v) <= MAX_TOKENS and max(v.shape[1], t.shape[1], to_v.query.out_features) <= MAX_WIDTH
+    if not (v.is_cuda and v.dtype in (torch.float32, torch.bfloat16) and to_v.norm == "pre" and fits):
         return False
     weights = [projection.weight, projection.bias, *parameters(to_v), *parameters(to_t)]
     # Sharded parameters are empty here: they are gathered when their module is called, but the kernels do not call it.
-    usable = (x.numel() and x.is_contiguous() and x.dtype == v.dtype and x.device == v.device for x in weights)
-    return t.dtype == v.dtype and all(usable)
+    return all(x.numel() and x.is_contiguous() and x.dtype == v.dtype for x in weights)
 
 
 def eager_level(
@@ -66,23 +66,17 @@ def eager_level(
 def fused_level(
     v: Tensor, t: Tensor, projection: nn.Linear, vision: CrossAttention, text: CrossAttention
 ) -> tuple[Tensor, Tensor]:
-    """Compute a level with the kernels; a LayerNorm after the residual runs in torch, one kernel per direction."""
-    # Without norms of the inputs the kernels do not read `eps`.
-    eps = vision.norm_query.eps if vision.norm == "pre" else 0.0
+    """Compute a level with the kernels."""
     weights = projection.weight, projection.bias, *parameters(vision), *parameters(text)
-    new_v, new_t = FusedLevel.apply(vision.heads, eps, v.contiguous(), t.contiguous(), *weights)
-    if vision.norm == "post":
-        return vision.norm_output(new_v), text.norm_output(new_t)
+    new_v, new_t = FusedLevel.apply(vision.heads, vision.norm_query.eps, v.contiguous(), t.contiguous(), *weights)
     return new_v, new_t
 
 
 def parameters(attention: CrossAttention) -> list[Tensor]:
     """List the parameters in the order of `procap.kernels.launch.Direction`."""
     a = attention
-    tensors = [a.query.weight, a.query.bias, a.key.weight, a.value.weight, a.value.bias, a.output.weight, a.output.bias]
-    if a.norm == "pre":
-        tensors += [a.norm_query.weight, a.norm_query.bias, a.norm_other.weight, a.norm_other.bias]
-    return tensors
+    layers = a.query, a.key, a.value, a.output, a.norm_query, a.norm_other
+    return [parameter for layer in layers for parameter in layer.parameters()]
 
 
 class FusedLevel(torch.autograd.Function):
@@ -105,8 +99,7 @@ class FusedLevel(torch.autograd.Function):
         v, t, z, rows, *weights = ctx.saved_tensors
         gradients = g_v.contiguous(), g_t.contiguous()
         dv, dt, projection, *directions = backward(gradients, v, t, z, rows, *_group(weights), ctx.heads, ctx.eps)
-        of_directions = [gradient for direction in directions for gradient in direction if gradient is not None]
-        return None, None, dv, dt, *projection, *of_directions
+        return None, None, dv, dt, *projection, *(gradient for direction in directions for gradient in direction)
 
 
 def _group(weights: Sequence[Tensor]) -> tuple[Sequence[Tensor], Direction, Direction]:

@@ -67,23 +67,19 @@ def _norm_backward(ga, gb, x, scale, i, c, P: tl.constexpr, K: tl.constexpr, K2:
     g = _load(ga, i, c, P, K)
     if gb is not None:
         g += _load(gb, i, c, P, K)
-    if scale is None:
-        # The last two are not read. What follows needs the `else`: Triton compiles on after an `if` that returns.
-        return g, g, g
-    else:
-        k = tl.arange(0, K2)
-        rows = _load(x, i, k, P, K)
-        mean, rstd = _moments(rows, k, K, EPS)
-        inner = _load(ga, i, k, P, K)
-        if gb is not None:
-            inner += _load(gb, i, k, P, K)
-        inner *= _load_vector(scale, k, K)[None, :]
-        # dx = (g s - mean(g s) - hat mean(g s hat)) / deviation, where s is the scale and hat the normalised row.
-        mean_g = tl.sum(inner, axis=1) / K
-        mean_gx = tl.sum(inner * (rows - mean[:, None]), axis=1) * rstd / K
-        hat = (_load(x, i, c, P, K) - mean[:, None]) * rstd[:, None]
-        dx = g * _load_vector(scale, c, K)[None, :] - mean_g[:, None] - hat * mean_gx[:, None]
-        return dx * rstd[:, None], g * hat, g
+    k = tl.arange(0, K2)
+    rows = _load(x, i, k, P, K)
+    mean, rstd = _moments(rows, k, K, EPS)
+    inner = _load(ga, i, k, P, K)
+    if gb is not None:
+        inner += _load(gb, i, k, P, K)
+    inner *= _load_vector(scale, k, K)[None, :]
+    # dx = (g s - mean(g s) - hat mean(g s hat)) / deviation, where s is the scale and hat the normalised row.
+    mean_g = tl.sum(inner, axis=1) / K
+    mean_gx = tl.sum(inner * (rows - mean[:, None]), axis=1) * rstd / K
+    hat = (_load(x, i, c, P, K) - mean[:, None]) * rstd[:, None]
+    dx = g * _load_vector(scale, c, K)[None, :] - mean_g[:, None] - hat * mean_gx[:, None]
+    return dx * rstd[:, None], g * hat, g
 
 
 @triton.jit
@@ -246,14 +242,12 @@ def inputs_backward(
             total = _load(gradient, i, c, P, V) + dq + tl.sum(dz[:, :, None] * w[None, :, :], axis=1)
             _store(dx, i, c, total, P, V)
         _store(dweight, n, c, dw, T, V)
-        if scale is not None:
-            _store_vector(dscale, c, ds, V)
-            _store_vector(dshift, c, dh, V)
+        _store_vector(dscale, c, ds, V)
+        _store_vector(dshift, c, dh, V)
         if tl.program_id(0) == 0:
             _store_vector(dbias, n, db, T)
-            if z_scale is not None:
-                _store_vector(dz_scale, n, dzs, T)
-                _store_vector(dz_shift, n, dzh, T)
+            _store_vector(dz_scale, n, dzs, T)
+            _store_vector(dz_shift, n, dzh, T)
     if (tl.program_id(1) == 1) & (tl.program_id(0) * BLOCK < T):
         gradient, x, g_query, scale, dscale, dshift, g_key, g_value, o_scale, do_scale, do_shift, dx = text
         ds, dh = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
@@ -265,8 +259,7 @@ def inputs_backward(
             ds, dh = ds + tl.sum(qs, axis=0), dh + tl.sum(qh, axis=0)
             dos, doh = dos + tl.sum(os, axis=0), doh + tl.sum(oh, axis=0)
             _store(dx, i, c, _load(gradient, i, c, P, T) + dq + do, P, T)
-        if scale is not None:
-            _store_vector(dscale, c, ds, T)
-            _store_vector(dshift, c, dh, T)
-            _store_vector(do_scale, c, dos, T)
-            _store_vector(do_shift, c, doh, T)
+        _store_vector(dscale, c, ds, T)
+        _store_vector(dshift, c, dh, T)
+        _store_vector(do_scale, c, dos, T)
+        _store_vector(do_shift, c, doh, T)

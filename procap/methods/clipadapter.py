@@ -3,7 +3,7 @@
 Source: Gao et al. 2021, "CLIP-Adapter: Better Vision-Language Models with Feature Adapters", section 3.2, and its
 public code. Learns 131,072 parameters on ViT-B/16.
 
-Shapes: B images, C classes, E joint embedding.
+Shapes: B images, C classes, N features, E joint embedding.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from functools import partial
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
-from procap.methods.adapters import FeatureAdapter
+from procap.initialisation import linear
 from procap.methods.features import FeatureMethod, Head
 from procap.methods.method import PublicLayout
 from procap.methods.options import ViewOptions
@@ -26,6 +26,22 @@ from procap.text import LabelSpace
 
 class ClipAdapterOptions(ViewOptions):
     share: float = Field(0.2, ge=0, le=1, description="share of the adapter's output in an image feature")
+
+
+class FeatureAdapter(nn.Sequential):
+    """A bottleneck of two linear layers, blended with its input."""
+
+    def __init__(self, width: int, share: float, generator: torch.Generator) -> None:
+        """width: E. share: of the bottleneck in the result."""
+        hidden = max(1, width // 4)
+        down, up = linear(width, hidden, generator, bias=False), linear(hidden, width, generator, bias=False)
+        # A ReLU behind the second layer as well, as in the public code, so the bottleneck subtracts nothing.
+        super().__init__(down, nn.ReLU(), up, nn.ReLU())
+        self.share = share
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features [N, E] that are not normalised."""
+        return self.share * super().forward(features) + (1 - self.share) * features
 
 
 def adapted_logits(features: Tensor, adapter: FeatureAdapter, text: Tensor, scale: Tensor) -> Tensor:

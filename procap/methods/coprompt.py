@@ -20,7 +20,7 @@ from torch import Tensor
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.errors import UserError, describe_invalid
-from procap.methods.adapters import FeatureAdapter
+from procap.methods.clipadapter import FeatureAdapter
 from procap.methods.data_use import DataUse
 from procap.methods.maple import MAPLE_NAMES, MaPLe, MaPLeOptions
 from procap.methods.method import Noise, PublicLayout, name_options

@@ -12,7 +12,7 @@ import copy
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import getattr_static
 from typing import ClassVar, Self
 
@@ -130,6 +130,7 @@ class Method(MethodFacts, TrainingHooks):
     part in a training beyond its steps; the protocols of `procap.methods.hooks` are for methods that define them.
 
     group: the ranks that share every training step; None for a single process.
+    prompts: the tokenized prompts of the classes trained on, laid out once for all steps.
     views: random views of each training image; with several, training images are [B, views, 3, H, W].
     image_adapter, text_adapter: modules [N, E] to [N, E] behind the towers, on features that are not normalised, in
         training and inference; the identity unless a method replaces them.
@@ -137,8 +138,6 @@ class Method(MethodFacts, TrainingHooks):
 
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     views: ClassVar[int] = 1
-    class_ids: Tensor
-    class_reference: Tensor | None
     options: BaseModel
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
@@ -154,11 +153,8 @@ class Method(MethodFacts, TrainingHooks):
         self.group: Communicator | None = None
         self.image_adapter: nn.Module = nn.Identity()
         self.text_adapter: nn.Module = nn.Identity()
-        self._prompts = self.class_prompts(space)
-        # Not saved: they follow from the names of the classes, which a checkpoint has.
-        self.register_buffer("class_ids", self._prompts.ids, persistent=False)
-        self.register_buffer("class_reference", self._prompts.reference, persistent=False)
-        # Not buffers: they follow from the frozen CLIP and the classes, and no checkpoint needs them.
+        # Not buffers: these follow from the frozen CLIP and the names of the classes, which a checkpoint has.
+        self.prompts = self.class_prompts(space)
         self._constants: dict[str, Tensor] = {}
 
     @property
@@ -170,14 +166,6 @@ class Method(MethodFacts, TrainingHooks):
         twin = copy.copy(self)
         twin._held, twin._constants = (clip,), {}
         return twin
-
-    @property
-    def prompts(self) -> ClassPrompts:
-        """The tokenized prompts of the classes trained on, laid out once for all steps."""
-        # `Module.to` replaces buffers: on another device the prompts are laid out again.
-        if self._prompts.ids is not self.class_ids:
-            self._prompts = replace(self._prompts, ids=self.class_ids, reference=self.class_reference)
-        return self._prompts
 
     def prompts_of(self, space: LabelSpace | None) -> ClassPrompts:
         """Return the tokenized prompts of `space` (default: the classes trained on)."""

@@ -121,9 +121,8 @@ class MMRL(Method):
 
     def _plan(self, projections: nn.Module) -> Plan:
         inserted, *later = projections(self.tokens)
-        first, operations = self.options.first_block, []
-        for block, tokens in enumerate(later, first + 1):
-            operations.append(TokenOp(block, "replace", tokens, start=1, share=self.fresh))
+        first = self.options.first_block
+        operations = [TokenOp(b, "replace", t, start=1, share=self.fresh) for b, t in enumerate(later, first + 1)]
         # Behind the start token they see no word of a prompt, so that all classes share their rows (`procap.packing`).
         return Plan((TokenOp(first, "insert", inserted, start=1), *operations))
 

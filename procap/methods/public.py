@@ -159,11 +159,11 @@ def _check_classes(method: Method, state: Mapping[str, Tensor]) -> None:
         return
     classnames = method.space.classnames
     # PLOT++ has several texts of each class, those of all classes behind each other.
-    texts = len(method.class_ids) // len(classnames)
-    if len(words) != len(method.class_ids):
+    texts = len(method.prompts.ids) // len(classnames)
+    if len(words) != len(method.prompts.ids):
         raise UserError(f"trained on {len(words) // texts} classes, while there are {len(classnames)} here")
     # A suffix has the columns from behind the learned tokens to the end of the context, a whole table all columns.
-    ours = method.clip.token_embedding(method.class_ids)[:, -words.shape[1] :]
+    ours = method.clip.token_embedding(method.prompts.ids)[:, -words.shape[1] :]
     pairs = zip(classnames * texts, words, ours, strict=True)
     others = list(dict.fromkeys(name for name, a, b in pairs if not _is_close(a, b)))
     if others:
