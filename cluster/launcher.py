@@ -86,7 +86,7 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
             resources = default_resources(cluster, launcher.processes, launcher.cpus, launcher.gpus)
             # With an autoscaler the number of nodes has no known limit; Tune needs some number.
             fits = limit or 1000 if launcher.autoscale else count_runs(cluster, resources)
-            yield Capacity(resources, min(fits, limit or fits), ray=True, autoscale=launcher.autoscale)
+            yield Capacity(resources, min(fits, limit or fits), ray=True)
         return
     # Report a missing device once, before any run starts.
     resolve_device(device)

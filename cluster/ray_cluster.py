@@ -72,7 +72,6 @@ class Capacity:
     resources: Resources
     max_concurrent: int
     ray: bool
-    autoscale: bool = False
 
     def device(self, name: str) -> str:
         """Return the --device of a run: `name`, or what it means for a process with `resources`."""

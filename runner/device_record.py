@@ -17,7 +17,7 @@ from pydantic import Field
 from procap.errors import UserError
 from runner.config import FrozenModel
 from runner.devices import gpu_driver
-from runner.provenance import describe_environment, program_version
+from runner.provenance import cpu_name, program_version
 from runner.results import read_document, write_json
 from shards.default_paths import cache_home
 
@@ -72,7 +72,7 @@ def identify(device: torch.device) -> DeviceIdentity:
 
     on_gpu = device.type == "cuda"
     return DeviceIdentity(
-        device=torch.cuda.get_device_name(device) if on_gpu else describe_environment()["cpu"]["name"],
+        device=torch.cuda.get_device_name(device) if on_gpu else cpu_name(),
         driver=gpu_driver() if on_gpu else "",
         torch=torch.__version__,
         program=program_version(),

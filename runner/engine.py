@@ -22,7 +22,7 @@ from procap.methods.method import Method, Noise
 from procap.recipe import Recipe
 from runner.config import Precision, RunConfig
 from runner.distributed.collectives import ProcessGroup
-from runner.schedule import distinct_peak_rates, peak_rates
+from runner.training_steps import distinct_peak_rates, peak_rates
 from shards.rng import generator
 from shards.transfer import upload
 
@@ -62,7 +62,7 @@ def learned_parameters(method: nn.Module) -> dict[str, nn.Parameter]:
 def group_parameters(method: Method, recipe: Recipe) -> list[dict[str, Any]]:
     """Group what the current stage of a training learns by learning rate, as an optimizer takes it.
 
-    rate_index: the index of the group's rate in `Schedule.rates`. relative_rate: its peak divided by the recipe's.
+    rate_index: the index of the group's rate in `TrainingSteps.rates`. relative_rate: its peak divided by the recipe's.
     """
     peaks, peak_of = distinct_peak_rates(method, recipe), peak_rates(method, recipe)
     groups: dict[int, list[nn.Parameter]] = {}
@@ -89,7 +89,7 @@ def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
         optimizer_class = without_compiler(optimizer_class)
     # `fused`: one kernel for all parameters. ProCAP has hundreds of small ones; a loop over them takes as long as a
     # forward pass.
-    # The rate is a start value: `set_rates` sets that of the schedule before every step.
+    # The rate is a start value: `set_rates` sets that of each step.
     shared: dict[str, Any] = {"lr": lr, "weight_decay": recipe.weight_decay, "fused": True}
     if recipe.optimizer != "sgd":
         shared |= {"betas": recipe.betas, "eps": recipe.eps}
@@ -183,15 +183,15 @@ class Engine:
                 **buffers,
             )
 
-    def set_recipe_rate(self, rate: float) -> None:
-        """Set the learning rate of the recipe for the next steps; those of other groups keep their ratio to it."""
-        groups = self.optimizer.param_groups
-        self.set_rates({group["rate_index"]: rate * group["relative_rate"] for group in groups})
-
     def set_rates(self, rates: Sequence[float] | Mapping[int, float]) -> None:
-        """Set the learning rates of the next steps to those of `Schedule.rates`, or to others by their index there."""
+        """Set the rates of the next steps to those of `TrainingSteps.rates`, or to others by their index there."""
         for param_group in self.optimizer.param_groups:
             param_group["lr"] = rates[param_group["rate_index"]]
+
+    def set_recipe_rate(self, rate: float) -> None:
+        """Set the recipe's rate for a measurement, which has no `TrainingSteps`; other rates keep their ratio to it."""
+        groups = self.optimizer.param_groups
+        self.set_rates({group["rate_index"]: rate * group["relative_rate"] for group in groups})
 
     def terms(self, batch: Batch) -> Tensor:
         """Compute the loss terms [T] of `batch`, with their autograd graph."""

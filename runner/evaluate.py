@@ -71,7 +71,7 @@ def obtain_result(
     with StopRequest() as stop:
         result = compute(stop)
         if session.is_first:
-            write_json(run.folder.path / result.FOLDER / result.file, result)
+            write_json(run.folder.result_file(target, run.settings, model), result)
             session.remote.push(run.path)
         result = session.group.broadcast_object(result)
         # Signals that arrived since the last batch are obeyed here, when the result is safe.
@@ -117,8 +117,8 @@ def _evaluate(run: Run, target: Target, stop: StopRequest, *, force: bool) -> Ev
     images = session.crops.wrap(selection.images.subset(first), transform)
     start_memory_peak(session.device)
     space = label_space(session.dataset(target.dataset).manifest, selection.classnames)
-    scoring = LogitSettings(_find_base_classes(run, target, selection), temperature or 1.0)
-    inference = prepare_inference(run, images, space, scoring)
+    logit_settings = LogitSettings(_find_base_classes(run, target, selection), temperature or 1.0)
+    inference = prepare_inference(run, images, space, logit_settings)
     predictions = predict_target(run, target, inference, transform, stop)
     per_class = count_by_class(predictions.labels, predictions.is_correct, selection.classnames)
     meter = inference.meter
@@ -208,12 +208,13 @@ def _score(run: Run, target: Target, stop: StopRequest) -> ScoreResult:
     relabel = dict.fromkeys(range(len(selection.classnames)), 0)
     first = range(len(selection.images))[: session.runtime.limit]
     images = session.crops.wrap(selection.images.subset(first, relabel), transform)
-    scoring = LogitSettings(temperature=float(method.scale()), score=MCM)
-    inference = prepare_inference(run, images, _known_names(run), scoring)
+    # At temperature 1, not at that of the classifier: see the source above.
+    logit_settings = LogitSettings(temperature=float(method.scale()), unknown_rule=MCM)
+    inference = prepare_inference(run, images, _known_names(run), logit_settings)
     predictions = predict_target(run, target, inference, transform, stop)
     return ScoreResult(
         **describe_inference(run, target, selection, inference),
-        score=inference.scoring.score,
+        score=inference.logit_settings.unknown_rule,
         # Of a thousand classes all scores lie near 0.001, so that decimals would not tell them apart.
         scores=[float(f"{score:.6g}") for score in predictions.confidence],
     )

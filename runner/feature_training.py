@@ -20,11 +20,11 @@ from runner.config import RunConfig
 from runner.engine import autocast, learned_parameters
 from runner.feature_store import EncodedImages
 from runner.meters import Meter
-from runner.schedule import Schedule
 from runner.session import Run
 from runner.setup import Setup, make_eval_transform, train_augment
 from runner.stop_signals import Interrupted, StopRequest
-from shards.image_selection import VAL_SHOTS, FewShot, draw_positions, select_target_images
+from runner.training_steps import TrainingSteps
+from shards.image_selection import VAL_SHOTS, TrainingSelection, draw_positions, select_target_images
 from shards.loader import DecodedImages, StreamOptions, TrainStream, prepare_batches
 from shards.reader import ImageList
 from shards.rng import generator
@@ -96,7 +96,7 @@ def learn_from_features(run: Run, setup: Setup, stop: StopRequest, meter: Meter)
     augment = train_augment(config.recipe, method.clip)
     stream = FeatureStream(method.bank, fewshot.train, config, augment, pooled=method.pools_views)
     method.begin_stage(0)
-    return replace(setup, engine=setup.make_engine(), schedule=Schedule(config.recipe, stream, method))
+    return replace(setup, engine=setup.make_engine(), training_steps=TrainingSteps(config.recipe, stream, method))
 
 
 def choosing_images(run: Run, method: FeatureMethod, val: ImageList) -> tuple[ImageList, ImageList]:
@@ -126,7 +126,7 @@ class SampleEncoder:
         self.run, self.session, self.config = run, run.session, run.config
         self.method, self.clip, self.stop, self.meter = method, method.clip, stop, meter
 
-    def encode(self, fewshot: FewShot) -> FeatureBank:
+    def encode(self, fewshot: TrainingSelection) -> FeatureBank:
         """Encode the views of the training images, and the images that the method chooses by."""
         method, config, train = self.method, self.config, fewshot.train
         # Raises its errors before minutes are spent on the views.

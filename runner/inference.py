@@ -41,22 +41,22 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class LogitSettings:
-    """How logits [B, C] are scored.
+    """What to compute from logits [B, C] beside the predicted class.
 
     base_classes: the classes [K] that the run was trained on, where there are others as well; their highest probability
         is recorded. temperature: divides the logits before their softmax.
-    score: the rule by which images of unknown classes are told from known ones, if that is the purpose. Then the
+    unknown_rule: by which images of unknown classes are told from known ones, if that is the purpose. Then the
         confidence is not rounded, and it is the classifier's own score under another rule than MCM.
     """
 
     base_classes: NDArray[np.int64] | None = None
     temperature: float = 1.0
-    score: str = ""
+    unknown_rule: str = ""
 
     @property
-    def is_own(self) -> bool:
+    def uses_own_score(self) -> bool:
         """Whether logits have the classifier's own score in a last column."""
-        return self.score not in ("", MCM)
+        return self.unknown_rule not in ("", MCM)
 
 
 class Inference:
@@ -74,13 +74,13 @@ class Inference:
         images: ImageList,
         precision: Precision,
         acceleration: Acceleration | None = None,
-        scoring: LogitSettings | None = None,
+        logit_settings: LogitSettings | None = None,
     ) -> None:
         """acceleration: `graphs` replays the forward pass, `images` resizes on the device, if that is a GPU."""
         self.clip, self.images, self.precision = clip, images, precision
-        self.scoring = scoring or LogitSettings()
-        if self.scoring.score and classifier.score_name:
-            self.scoring = replace(self.scoring, score=classifier.score_name)
+        self.logit_settings = logit_settings or LogitSettings()
+        if self.logit_settings.unknown_rule and classifier.score_name:
+            self.logit_settings = replace(self.logit_settings, unknown_rule=classifier.score_name)
         self.acceleration = on = acceleration or Acceleration()
         # A CPU is slower at that than Pillow.
         self._on_device = on.images and clip.device.type == "cuda"
@@ -90,8 +90,8 @@ class Inference:
         self._encode: Forward = GraphedFunction(encode) if on.graphs else encode
         # Methods that adapt to the views of an image compute gradients, which a graph of a function has not.
         self._forward: Forward = GraphedFunction(forward) if on.graphs and classifier.views == 1 else forward
-        if self.scoring.is_own:
-            self._forward = lambda images: self._score(self._encode(images))
+        if self.logit_settings.uses_own_score:
+            self._forward = lambda images: self._logits_of(self._encode(images))
         self.features: torch.Tensor | None = None
         self.kept: FeatureCollector | None = None
         self.meter = Meter(clip.device, warmup=0)
@@ -142,21 +142,25 @@ class Inference:
         """
         with autocast(self.precision, self.clip.device):
             if self.features is not None:
-                return self._score(images)
+                return self._logits_of(images)
             if self.kept is None or indices is None:
                 return self._forward(images)
             with self.kept.meter.phase("model"):
                 features = self._encode(images)
             self.kept.dtype = features.dtype
             self.kept.add(features, indices)
-            return self._score(features)
+            return self._logits_of(features)
 
     @torch.inference_mode()
-    def _score(self, features: torch.Tensor) -> torch.Tensor:
+    def _logits_of(self, features: torch.Tensor) -> torch.Tensor:
         if self.is_online:
             return features
         logits = self._classifier.logits(features)
-        return torch.cat([logits, self._classifier.score(features)[:, None]], dim=1) if self.scoring.is_own else logits
+        return (
+            torch.cat([logits, self._classifier.score(features)[:, None]], dim=1)
+            if self.logit_settings.uses_own_score
+            else logits
+        )
 
     @torch.inference_mode()
     def adapt(self, features: torch.Tensor, seed: int) -> torch.Tensor:
@@ -208,9 +212,9 @@ class FeatureCollector(RowCollector):
 class PredictionCollector:
     """Collects predictions of images, as `RowCollector` does."""
 
-    def __init__(self, labels: NDArray[np.int64], scoring: LogitSettings | None = None) -> None:
+    def __init__(self, labels: NDArray[np.int64], logit_settings: LogitSettings | None = None) -> None:
         """labels: the true classes [N] of the target."""
-        self._labels, self._scoring = labels, scoring or LogitSettings()
+        self._labels, self._logit_settings = labels, logit_settings or LogitSettings()
         self._rows = RowCollector(len(labels))
         self._finite: list[torch.Tensor] = []
 
@@ -219,7 +223,7 @@ class PredictionCollector:
         # Padding (-1) gets the label of the last image; `gather` drops its row.
         labels = upload(torch.from_numpy(self._labels[indices]), logits.device)
         self._finite.append(torch.isfinite(logits).all())
-        return self._rows.add(_score_images(logits, labels, self._scoring), indices)
+        return self._rows.add(_predict_rows(logits, labels, self._logit_settings), indices)
 
     def are_finite(self, group: ProcessGroup) -> bool:
         """Whether all logits of all ranks were finite."""
@@ -229,7 +233,7 @@ class PredictionCollector:
         """Return the predictions of all N images on every rank; exactly one rank must have added each image."""
         # [N, 4] or [N, 5] to columns [N], in the order of the target.
         predicted, confidence, nll, brier, *base = self._rows.gather(group).numpy().astype(np.float64).T
-        confidence = confidence if self._scoring.score else confidence.round(DECIMALS)
+        confidence = confidence if self._logit_settings.unknown_rule else confidence.round(DECIMALS)
         base = [probability.round(DECIMALS) for probability in base]
         return ImagePredictions(self._labels, predicted.astype(np.int64), confidence, nll, brier, *base)
 
@@ -240,24 +244,24 @@ def count_by_class(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], nam
     return PerClass(correct=correct.tolist(), total=total.tolist(), names=list(names))
 
 
-def _score_images(logits: torch.Tensor, labels: torch.Tensor, scoring: LogitSettings) -> torch.Tensor:
+def _predict_rows(logits: torch.Tensor, labels: torch.Tensor, logit_settings: LogitSettings) -> torch.Tensor:
     """Compute rows [B, 4] of logits [B, C] and labels [B]: predicted class, confidence, NLL and Brier score.
 
     With base classes, rows [B, 5]: the last column is their highest probability.
     """
     true, score = labels[:, None], None
-    if scoring.is_own:
+    if logit_settings.uses_own_score:
         logits, score = logits[:, :-1], logits[:, -1]
     # In float32: a softmax in bf16 would keep three digits.
-    log_probabilities = (logits.float() / scoring.temperature).log_softmax(dim=1)
+    log_probabilities = (logits.float() / logit_settings.temperature).log_softmax(dim=1)
     probabilities = log_probabilities.exp()
     # Subtracting from 0 gives no -0.0, where a target has a single class.
     nll = 0 - log_probabilities.gather(1, true)[:, 0]
     brier = probabilities.scatter_add(1, true, -torch.ones_like(nll)[:, None]).square().sum(dim=1)
     confidence = probabilities.amax(dim=1) if score is None else score
     columns = [logits.argmax(dim=1).float(), confidence, nll, brier]
-    if scoring.base_classes is not None:
-        base_classes = upload(torch.from_numpy(scoring.base_classes), logits.device)
+    if logit_settings.base_classes is not None:
+        base_classes = upload(torch.from_numpy(logit_settings.base_classes), logits.device)
         columns.append(probabilities.index_select(1, base_classes).amax(dim=1))
     # One tensor for one copy to the host; float32 holds class numbers up to 2^24 exactly.
     return torch.stack(columns, dim=1)

@@ -29,7 +29,7 @@ SCORED = 4096
 
 
 def prepare_inference(
-    run: Run, images: ImageList, space: LabelSpace, scoring: LogitSettings | None = None
+    run: Run, images: ImageList, space: LabelSpace, logit_settings: LogitSettings | None = None
 ) -> Inference:
     """Make the classifier of the classes of `space`, with draws of its Gaussian tokens if asked for, and warm up."""
     config, session, settings, trained = run.config, run.session, run.settings, load_trained(run)
@@ -43,7 +43,7 @@ def prepare_inference(
             classifier = method.sampled_classifier(noise, space)
         else:
             classifier = method.classifier(space)
-    inference = Inference(trained.clip, classifier, images, precision, session.acceleration, scoring)
+    inference = Inference(trained.clip, classifier, images, precision, session.acceleration, logit_settings)
     inference.meter = meter
     with meter.phase("warm-up", rated=False):
         # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
@@ -69,7 +69,7 @@ def predict_images(
     """
     config, session, group, meter = run.config, run.session, run.session.group, inference.meter
     images, batch_size = inference.images, config.recipe.test_batch_size
-    collector, features = PredictionCollector(images.labels, inference.scoring), RowCollector(len(images))
+    collector, features = PredictionCollector(images.labels, inference.logit_settings), RowCollector(len(images))
     added, remaining = features if inference.is_online else collector, len(images)
     with fitting_threads(inference.clip, min(batch_size, remaining), "eval"):
         key = _read_features(run, inference, transform) if inference.encodes_frozen else ""

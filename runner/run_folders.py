@@ -53,6 +53,9 @@ class RunFolder:
 
     path: Path
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
     config_file = _child("config.json")
     progress_file = _child("progress.json")
     train_file = _child("train.json")
@@ -60,8 +63,10 @@ class RunFolder:
     validation_file = _child("validation.json")
     state = _child("state")
 
-    def eval_file(self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS) -> Path:
-        return self.path / EvalResult.FOLDER / target.file(settings)
+    def result_file(
+        self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS, model: type[TargetResult] = EvalResult
+    ) -> Path:
+        return self.path / model.FOLDER / target.file(settings)
 
     def read_config(self) -> RunConfig | None:
         return read_document(self.config_file, RunConfig)
@@ -106,7 +111,7 @@ class RunFolder:
         return self.read_result(EvalResult, target, settings)
 
     def read_result(self, model: type[AnyResult], target: Target, settings: EvalSettings) -> AnyResult | None:
-        return self._read_result(self.path / model.FOLDER / target.file(settings), model)
+        return self._read_result_file(self.result_file(target, settings, model), model)
 
     def read_evaluations(self) -> list[EvalResult]:
         """Read every evaluation of the run under any settings, in the order of their file names."""
@@ -122,10 +127,10 @@ class RunFolder:
         return [folder / name for name in sorted(names) if name.endswith(".json")]
 
     def _read_results(self, model: type[AnyResult]) -> list[AnyResult]:
-        results = (self._read_result(file, model) for file in self.result_files(model))
+        results = (self._read_result_file(file, model) for file in self.result_files(model))
         return [result for result in results if result is not None]
 
-    def _read_result(self, path: Path, model: type[AnyResult]) -> AnyResult | None:
+    def _read_result_file(self, path: Path, model: type[AnyResult]) -> AnyResult | None:
         """Read a result. Raises UserError if its target is not in its name."""
         result = self._read(path, model)
         if result and result.file != path.name:

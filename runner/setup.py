@@ -27,13 +27,13 @@ from runner.checkpoint import CheckpointCard, InitialRun
 from runner.config import RunConfig
 from runner.distributed.ranks import Ranks
 from runner.engine import Engine
-from runner.schedule import Schedule
 from runner.session import Run
+from runner.training_steps import TrainingSteps
 from shards.device.crops import augments_on_device
 from shards.device.stream import DeviceTrainStream
 from shards.eval_views import AnyEvalTransform, EvalViews
 from shards.image_selection import (
-    FewShot,
+    TrainingSelection,
     load_few_shot,
     select_class_labels,
     select_unlabelled,
@@ -49,9 +49,9 @@ from shards.transforms import EvalTransform, TrainAugment
 
 @dataclass(frozen=True)
 class Setup:
-    """A method and everything that trains it; without epochs no engine, no schedule and no few-shot samples.
+    """A method and everything that trains it; without epochs no engine, no steps and no few-shot samples.
 
-    A `FeatureMethod` gets its engine and schedule from `runner.feature_training.learn_from_features`.
+    A `FeatureMethod` gets its engine and steps from `runner.feature_training.learn_from_features`.
 
     files: the SHA-256 of files that the method has read, by option. method_source: the code of the method.
     """
@@ -60,8 +60,8 @@ class Setup:
     card: CheckpointCard
     engine: Engine | None
     make_engine: Callable[[], Engine]
-    schedule: Schedule | None
-    fewshot: FewShot | None
+    training_steps: TrainingSteps | None
+    fewshot: TrainingSelection | None
     acceleration: Acceleration
     files: Mapping[str, str]
     method_source: MethodSource | None
@@ -69,7 +69,7 @@ class Setup:
     @property
     def steps(self) -> int:
         """Optimizer steps of the whole training."""
-        return self.schedule.steps if self.schedule else 0
+        return self.training_steps.total if self.training_steps else 0
 
 
 def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None = None) -> Setup:
@@ -85,7 +85,7 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         if device.type == "cuda":
             note_once("several GPUs train each run together; one run per GPU, as `procap bench` starts them, is faster")
     shards = session.dataset(config.dataset)
-    stream = engine = schedule = None
+    stream = engine = training_steps = None
     files: dict[str, str] = {}
     # Missing shards are reported before minutes are spent on a backbone.
     learns_from_features = issubclass(method_class(config.method), FeatureMethod)
@@ -111,7 +111,7 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
     make = partial(make_engine, method, run)
     if stream:
-        schedule = Schedule(config.recipe, stream, method)
+        training_steps = TrainingSteps(config.recipe, stream, method)
         method.training_images = stream
         if isinstance(method, TaughtMethod):
             method.set_teacher(teacher.classifier if teacher else lambda space: None)
@@ -128,10 +128,10 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         # Before the engine, whose optimizer takes the tensors that require a gradient by then.
         method.begin_stage(0)
         engine = make()
-    return Setup(method, card, engine, make, schedule, fewshot, acceleration, files, source)
+    return Setup(method, card, engine, make, training_steps, fewshot, acceleration, files, source)
 
 
-def load_training_images(config: RunConfig, shards: ShardSet, processes: int) -> FewShot | None:
+def load_training_images(config: RunConfig, shards: ShardSet, processes: int) -> TrainingSelection | None:
     """Select the images that a run trains on, None without training; raises the user errors of data and batches."""
     if not config.recipe.epochs:
         return None
@@ -219,7 +219,7 @@ def describe_names(clip: CLIP, space: LabelSpace) -> list[str]:
     return reasons
 
 
-def check_class_sizes(fewshot: FewShot, least: int, rule: str) -> None:
+def check_class_sizes(fewshot: TrainingSelection, least: int, rule: str) -> None:
     """Raise UsageError with the broken `rule` for a class with fewer training images than `least`."""
     for label, count in enumerate(np.bincount(fewshot.train.labels, minlength=len(fewshot.classnames)).tolist()):
         if count < least:

@@ -51,9 +51,9 @@ MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
 
 
-def train(config: RunConfig, runtime: RuntimeConfig, **wishes: Any) -> TrainResult | Progress:
-    """Train one configuration in a new session. wishes: of `train_run`."""
-    return train_run(Session(runtime).get_run(config), **wishes)
+def train(config: RunConfig, runtime: RuntimeConfig, **more: Any) -> TrainResult | Progress:
+    """Train one configuration in a new session. more: arguments of `train_run`."""
+    return train_run(Session(runtime).get_run(config), **more)
 
 
 def train_run(
@@ -204,11 +204,11 @@ class TrainLoop:
     """
 
     def __init__(self, training: ResumableTraining, stop: StopRequest, display: ProgressDisplay) -> None:
-        assert training.setup.schedule is not None
+        assert training.setup.training_steps is not None
         self.training, self.stop, self.display = training, stop, display
         self.runtime = training.run.session.runtime
         self.config, self.state, self.meter = training.config, training.state, training.meter
-        self.method, self.schedule = training.setup.method, training.setup.schedule
+        self.method, self.steps = training.setup.method, training.setup.training_steps
         self.group = training.group
         device = self.method.clip.device
         self.graphs = training.setup.acceleration.graphs and self.runtime.engine == "ddp"
@@ -216,16 +216,16 @@ class TrainLoop:
         self.losses = AsyncLosses(device)
         # A measurement takes about two steps: at most 5 % of the training, apart from that after the last epoch.
         epochs = self.config.recipe.epochs
-        self._measure_every = -(-MEASURE_STEPS * epochs // max(1, self.schedule.steps))
+        self._measure_every = -(-MEASURE_STEPS * epochs // max(1, self.steps.total))
 
     def train_epoch(self, epoch: int) -> None:
         """Take the steps that are left of an epoch, and add it to the log."""
-        rate = self.schedule.rates(self.schedule.first_step(epoch), epoch)[0]
+        rate = self.steps.rates(self.steps.first_step(epoch), epoch)[0]
         if self.method.begin_epoch(epoch, rate, self.config.recipe):
             # A CUDA graph replays the work of the epochs before.
             self.step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
-        batches = self.schedule.batches(epoch, start_step=self.state.step_in_epoch)
-        on_device = isinstance(self.schedule.stream, DeviceTrainStream)
+        batches = self.steps.batches(epoch, start_step=self.state.step_in_epoch)
+        on_device = isinstance(self.steps.stream, DeviceTrainStream)
         moved = batches if on_device else to_device(batches, self.method.clip.device)
         for images, labels in self.meter.iterate("data", moved):
             self._take_step(epoch, images, labels)
@@ -244,13 +244,13 @@ class TrainLoop:
         """Take the next step on a batch, without waiting for its losses."""
         # The state lags behind by the steps whose losses a GPU has not delivered yet.
         number = self.state.step + len(self.losses)
-        stage = self.schedule.stage(number)
+        stage = self.steps.stage(number)
         if stage != self.state.stage:
             self._count_losses(wait=True)
             self.training.begin_stage(stage)
             # A CUDA graph replays the work of one stage.
             self.step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
-        rates = self.schedule.rates(number, epoch)
+        rates = self.steps.rates(number, epoch)
         self.training.engine.set_rates(rates)
         batch = Batch.make(self.method, self.config.seed, number, images, labels)
         if self.step.needs_capture:
@@ -265,7 +265,7 @@ class TrainLoop:
                     break
                 outcome = self.step(batch)
         self.losses.send(outcome)
-        self.meter.step(self.schedule.images(number))
+        self.meter.step(self.steps.images(number))
         loss = self._count_losses()
         if loss is not None:
             position = f"{epoch + 1}/{self.config.recipe.epochs}"
@@ -294,7 +294,7 @@ class TrainLoop:
             # Raised before the step is counted: no saved state holds weights after such a loss.
             if not math.isfinite(loss):
                 raise self._diverged(named_terms)
-            self.state.count(self.schedule.images(self.state.step), named_terms, bool(skipped))
+            self.state.count(self.steps.images(self.state.step), named_terms, bool(skipped))
         return loss
 
     def _diverged(self, terms: Mapping[str, float]) -> UserError:
@@ -309,7 +309,7 @@ class TrainLoop:
 
     def _close_epoch(self, epoch: int) -> None:
         """Add the epoch to the log, with gradient norms."""
-        last_rate = self.schedule.rates(self.schedule.first_step(epoch + 1) - 1, epoch)[0]
+        last_rate = self.steps.rates(self.steps.first_step(epoch + 1) - 1, epoch)[0]
         norms: dict[str, float] = {}
         is_last = epoch == self.config.recipe.epochs - 1
         if isinstance(self.method, DiagnosedMethod) and (is_last or (epoch + 1) % self._measure_every == 0):
@@ -320,10 +320,10 @@ class TrainLoop:
 
 def measure_terms(training: ResumableTraining) -> dict[str, float]:
     """Compute the norm of each weighted loss term's gradient, on the training's first batch with the weights of now."""
-    method, schedule = training.setup.method, training.setup.schedule
-    assert schedule is not None
+    method, steps = training.setup.method, training.setup.training_steps
+    assert steps is not None
     device = method.clip.device
-    images, labels = (tensor.to(device) for tensor in next(schedule.batches(0)))
+    images, labels = (tensor.to(device) for tensor in next(steps.batches(0)))
     # Always the same batch and noise, so that the norms of epochs can be compared.
     noise = method.draw(generator(training.config.seed, "noise", 0))
     objective = training.engine.objective

@@ -96,7 +96,7 @@ class SplitReport:
     problems: list[str] = field(default_factory=list)
 
 
-ShardTask = tuple[Path, Shard, ImageList | None]
+CheckTask = tuple[Path, Shard, ImageList | None]
 """The folder of a data set, a shard to check, and its images: None if index or list of its split are unusable."""
 
 
@@ -109,7 +109,7 @@ def check_dataset(
     """
     shards = open_dataset(data_root, name)
     reports: list[SplitReport] = []
-    tasks: list[tuple[SplitReport, ShardTask]] = []
+    tasks: list[tuple[SplitReport, CheckTask]] = []
     for split, entry in shards.manifest.splits.items():
         present = [(shards.folder / shard.file).is_file() for shard in entry.shards]
         reports.append(report := SplitReport(split, entry.count, len(entry.shards), sum(present)))
@@ -144,7 +144,7 @@ def check_dataset(
     return reports
 
 
-def _check_shard(task: ShardTask) -> tuple[str, int, list[str]]:
+def _check_shard(task: CheckTask) -> tuple[str, int, list[str]]:
     """Return what is wrong with a shard as a whole, how many of its images decode, and why the others do not."""
     folder, shard, images = task
     problem, errors = shard_problem(folder, shard, hashed=True), []

@@ -45,7 +45,7 @@ class UnlabelledImages:
 
 
 @dataclass(frozen=True)
-class FewShot:
+class TrainingSelection:
     """The images a run trains on, relabelled 0..C-1 within its classes; `labels` are the data set's own.
 
     An uneven sample may have no image of a class. digest: that of the training paths in drawn order. unlabelled: what
@@ -134,7 +134,9 @@ def check_few_shot(shards: ShardSet, shots: int, classes: str = "all", sampling:
         raise UsageError(f"--sampling {sampling} with --shots {shots or 'full'}: {has}; give fewer shots")
 
 
-def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all", sampling: str = BALANCED) -> FewShot:
+def load_few_shot(
+    shards: ShardSet, shots: int, seed: int, classes: str = "all", sampling: str = BALANCED
+) -> TrainingSelection:
     """Select the images a run trains on, drawn by CoOp's rule; `shots` 0 takes all of train and val.
 
     A class with fewer images than `shots` gives all it has, as in CoOp. Few images lie anywhere in the shards, so only
@@ -151,7 +153,7 @@ def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all",
         in_train = draw_uneven(sampling, train.labels, in_train, labels, shots, seed)
         in_val = first_images(in_val, val.labels, Counter(train.labels[in_train].tolist()))
     chosen = select_images(train, in_train, labels)
-    return FewShot(
+    return TrainingSelection(
         train=chosen,
         val=select_images(val, in_val, labels),
         classnames=tuple(shards.classnames[label] for label in labels),
@@ -160,7 +162,9 @@ def load_few_shot(shards: ShardSet, shots: int, seed: int, classes: str = "all",
     )
 
 
-def select_unlabelled(shards: ShardSet, fewshot: FewShot, pool: Pool, classes: str = "all") -> UnlabelledImages:
+def select_unlabelled(
+    shards: ShardSet, fewshot: TrainingSelection, pool: Pool, classes: str = "all"
+) -> UnlabelledImages:
     """Select the images that a run on `classes` trains on without labels: `fewshot`, or all training images in order.
 
     pool: "few-shot"; "base": all of the chosen classes; "all": of every class, but for half of the base classes, with

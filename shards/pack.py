@@ -34,7 +34,7 @@ from shards.check import (
     raise_problems,
 )
 from shards.files import file_lock, file_sha256, write_file
-from shards.index import DIGESTS_FILE, INDEX, INDEX_FILE, PATHS_FILE, image_digest, list_digest
+from shards.index import DIGESTS_FILE, INDEX, INDEX_FILE, PATHS_FILE, image_digest, list_digest, shards_digest
 from shards.manifest import FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror, read_manifest
 from shards.mirror import refuse_packing
 from shards.names import first_few, unfit_texts
@@ -151,7 +151,7 @@ def _has_content(task: tuple[ImageRange, ImageList]) -> bool:
 
 
 @dataclass(frozen=True)
-class ShardTask:
+class PackTask:
     """Images start..stop - 1 of a split, to become the shard `file` of the data set in `folder`."""
 
     folder: Path
@@ -181,7 +181,7 @@ def _write(
         per_shard //= 2
     ranges = source.ranges(per_shard)
     tasks = (
-        ShardTask(folder, split, f"{split}/{start // per_shard}.tar", start, stop, source.part(split, start, stop))
+        PackTask(folder, split, f"{split}/{start // per_shard}.tar", start, stop, source.part(split, start, stop))
         for split, start, stop in ranges
     )
     # At most one process per `per_shard` images, because starting one takes as long as packing a few hundred images.
@@ -213,7 +213,7 @@ def _write(
     return manifest
 
 
-def pack_shard(task: ShardTask) -> tuple[PackedShard, list[str]]:
+def pack_shard(task: PackTask) -> tuple[PackedShard, list[str]]:
     """Write a shard, and return what is in it, and a problem for each image that does not decode.
 
     Raises UserError for a file that cannot be read or stored.
@@ -256,11 +256,12 @@ def _finish_split(source: Source, folder: Path, split: str, shards: Sequence[Pac
     np.save(buffer, rows, allow_pickle=False)
     write_file(folder / split / INDEX_FILE, index := buffer.getvalue())
     write_file(folder / split / PATHS_FILE, text)
-    write_file(folder / split / DIGESTS_FILE, b"".join(image.digest for _, image in images))
+    entries = tuple(shard for shard, _ in shards)
+    write_file(folder / split / DIGESTS_FILE, shards_digest(entries) + b"".join(image.digest for _, image in images))
     return SplitEntry(
         count=len(images),
         digest=list_digest(paths, rows["label"], source.classnames),
         index_sha256=hashlib.sha256(index).hexdigest(),
         paths_sha256=hashlib.sha256(text).hexdigest(),
-        shards=tuple(shard for shard, _ in shards),
+        shards=entries,
     )

@@ -45,7 +45,7 @@ def put_score(results, config, target, correct, total, *, of=None, rate=200.0, c
     """
     right, images = by_class or ([correct], [total])
     at = Target.parse_unchecked(target)
-    file = RunFolder(results / config.path).eval_file(at)
+    file = RunFolder(results / config.path).result_file(at)
     write_json(
         file,
         EvalResult(

@@ -24,8 +24,8 @@ def as_published(results, name, *, off=0.0, limited=False, **chosen):
     """Results that are the printed figures of Table 1 and of transfer, but for `off` points outside novel classes."""
     suite = load_suite(name)
     options = suite.options(PAPER, **chosen)
-    transfer = {row.key: row for row in published.cross_dataset()}
-    table1 = {(row.key, row.dataset): row for row in published.base_to_novel()}
+    transfer = {row.key: row for row in published.load_rows("cross_dataset")}
+    table1 = {(row.key, row.dataset): row for row in published.load_rows("base_to_novel")}
     for entry in suite.plan(options):
         method, config = entry.variant.method, put_config(results, entry.spec.config)
         known, source = table1.get((method, entry.dataset)), transfer.get(method)

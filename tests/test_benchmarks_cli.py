@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -76,6 +77,7 @@ def test_the_help_of_every_command_has_examples(capsys, command):
     assert code == 0 and not err
     assert "examples:" in out and f"procap {command}" in out.split("examples:")[1]
     assert {"--json", "--verbose"} <= set(out.replace(",", " ").split())
+    assert "None" not in out and not re.search(r"<\w+[\[>]", out), "a type of Python"
 
 
 WRONG: list[tuple[str, int, str]] = [

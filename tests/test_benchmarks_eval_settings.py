@@ -52,14 +52,14 @@ def test_other_settings_have_their_own_files_and_rows(config, runtime, monkeypat
     monkeypatch.setattr(progress_bar.ProgressDisplay, "PLAIN_SECONDS", 0.0)
     settings = EvalSettings(precision="bf16", resize="squash", samples=1)
     folder, default = run_folders.RunFolder(runtime.results / config.path), runtime
-    before = folder.eval_file(TARGET).read_bytes()
+    before = folder.result_file(TARGET).read_bytes()
     result = sessions.evaluate(config, TARGET, replace(default, evaluation=settings, quiet=False))
     # The name of the progress has the shots and the seed.
     assert capsys.readouterr().err.startswith(f"{config.path} on {TARGET}:\n  ")
     file = folder.path / "eval" / "digits-novel-test.bf16-squash-1-sample.json"
     assert results.EvalResult.model_validate_json(file.read_bytes()) == result
     assert (result.precision, result.settings) == ("bf16", settings)
-    assert folder.eval_file(TARGET).read_bytes() == before and list(load(default.results).evaluation) == [""]
+    assert folder.result_file(TARGET).read_bytes() == before and list(load(default.results).evaluation) == [""]
     assert sorted(load(default.results, evaluation=None).evaluation) == ["", "3 samples", "bf16, squash, 1 sample"]
     [row] = load(default.results, evaluation="bf16, squash, 1 sample").itertuples()
     assert row.correct == result.correct
@@ -69,9 +69,9 @@ def test_the_precision_of_the_training_is_the_default(config, runtime):
     assert EvalSettings(precision="fp32").for_run(config) == EvalSettings()
     settings = EvalSettings(precision="fp32").for_run(config.model_copy(update={"precision": "fp16"}))
     assert settings.label == "fp32"
-    written = run_folders.RunFolder(runtime.results / config.path).eval_file(TARGET).stat().st_mtime_ns
+    written = run_folders.RunFolder(runtime.results / config.path).result_file(TARGET).stat().st_mtime_ns
     sessions.evaluate(config, TARGET, replace(runtime, evaluation=EvalSettings(precision="fp32")))
-    assert run_folders.RunFolder(runtime.results / config.path).eval_file(TARGET).stat().st_mtime_ns == written
+    assert run_folders.RunFolder(runtime.results / config.path).result_file(TARGET).stat().st_mtime_ns == written
 
 
 def test_squashing_resizes_the_whole_image_and_cropping_its_centre():
@@ -173,7 +173,7 @@ def test_a_suite_reads_the_results_of_its_own_settings(tmp_path):
     folder = run_folders.RunFolder(tmp_path / run.path)
     default, settings = folder.read_evaluation(target), options.eval_settings
     results.write_json(
-        folder.eval_file(target, settings), default.model_copy(update={"settings": settings, "precision": "bf16"})
+        folder.result_file(target, settings), default.model_copy(update={"settings": settings, "precision": "bf16"})
     )
     done = SuiteResults.read(suite, options, tmp_path)
     assert list(done.frame.evaluation) == ["bf16, 2 samples"]

@@ -13,7 +13,7 @@ from small_runs import perturb, pictures, seeded
 
 from benchmarks.plots.style import draw_styled
 from benchmarks.results import load
-from benchmarks.results.open_world import MEASURES, detect, openworld_auc
+from benchmarks.results.detection import MEASURES, detect, openworld_auc
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite
 from procap.methods import build_method
@@ -85,13 +85,12 @@ def test_the_table_has_the_measures_of_six_images(done, tmp_path):
     assert line.get_xydata().tolist() == pytest.approx(np.array([[base, base], [base, novel]]))
 
 
-def test_a_result_without_probabilities_is_named_and_has_no_detection(done, tmp_path):
+def test_a_result_without_probabilities_has_no_detection(done, tmp_path):
     [file] = tmp_path.rglob("*-all-test.json")
     old = {"confidence": None, "base_confidence": None}
     file.write_text(json.dumps(json.loads(file.read_text()) | old))
     table = table_of(SuiteResults.read(done.suite, done.options, tmp_path), "open-world")
     assert [cell is None for cell in table.rows[0].cells] == [False] * 3 + [True] * 6
-    assert "WITHOUT PROBABILITIES: 1 evaluation; `procap eval --force`" in table.notes[0]
 
 
 def test_the_first_images_of_all_are_not_compared_with_those_of_a_half(done, tmp_path):

@@ -13,9 +13,8 @@ from benchmarks.experiment.published import (
     DATASETS,
     METHOD_KEYS,
     PUBLISHED,
-    base_to_novel,
-    cross_dataset,
     display_name,
+    load_rows,
 )
 from benchmarks.experiment.suite import Suite, Variant
 from benchmarks.plots import halves as halves_plots
@@ -55,9 +54,9 @@ def test_names_of_data_sets_are_the_catalogues_and_lead_back():
 
 def test_our_methods_have_their_published_rows_and_the_others_keep_their_names():
     methods: dict = {}
-    for line in base_to_novel():
+    for line in load_rows("base_to_novel"):
         methods.setdefault(line.method, []).append(line)
-    assert len(methods) == 18 and len(base_to_novel()) == 17 * 12 + 1
+    assert len(methods) == 18 and len(load_rows("base_to_novel")) == 17 * 12 + 1
     assert set(METHOD_KEYS.values()) == set(METHODS)
     ours = {method: METHOD_KEYS[method] for method in methods if method in METHOD_KEYS}
     assert ours == {
@@ -69,12 +68,12 @@ def test_our_methods_have_their_published_rows_and_the_others_keep_their_names()
         sets = {line.dataset for line in lines}
         assert sets == ({AVERAGE} if method == "DCPL" else {AVERAGE, *list(DATASETS)[:11]})
         assert {line.key for line in lines} == {ours.get(method)} and len({line.venue for line in lines}) == 1
-    venues = {line.method: line.venue for line in cross_dataset()}
+    venues = {line.method: line.venue for line in load_rows("cross_dataset")}
     assert (venues["MMRL"], venues["TCP"], venues["ProCAP"]) == ("CVPR'25", "CVPR'24", "Ours")
 
 
 def test_a_number_is_found_by_our_names():
-    lines = {(line.key, line.dataset): line for line in base_to_novel()}
+    lines = {(line.key, line.dataset): line for line in load_rows("base_to_novel")}
     line = lines["procap", "oxford-flowers"]
     assert (line.base, line.novel, line.hm) == (98.39, 75.60, 85.50)
     assert lines["maple", AVERAGE].hm == 78.55

@@ -49,7 +49,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_json(RunFolder(root / failed.path).progress_file, progress)
     (collection,) = read_collections(root)
     write_collection(root, collection.model_copy(update={"failed": {failed.path: "no room"}}))
-    RunFolder(root / broken.path).eval_file(Target.parse_unchecked(entries[5].spec.targets[1])).write_text("{broken")
+    RunFolder(root / broken.path).result_file(Target.parse_unchecked(entries[5].spec.targets[1])).write_text("{broken")
     _, parts = begin(root, "ablation", datasets=("tiles",))
     for number, entry in enumerate(parts):
         put_entry(root, entry, 0.8 - 0.01 * number)

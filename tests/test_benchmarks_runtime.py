@@ -44,7 +44,7 @@ def report(runtime, short_checkpoint):
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(METHOD_OPTIONS, "procap", {"depth": 3})
         report = measure(settings, runtime, CPU)
-    write(report, settings, runtime)
+    write(report, settings, Session(runtime))
     return report
 
 
@@ -112,7 +112,7 @@ def test_a_measurement_is_repeated_unless_the_same_exists_from_such_a_machine(su
     known = json.loads(whole)
     other_cpu = {**known["environment"], "cpu": {**known["environment"]["cpu"], "name": "another"}}
     others = [{"schema": 2}, {"environment": other_cpu},
-              {"device": {**known["device"], "name": "NVIDIA H200"}}, {"settings": {}}]  # fmt: skip
+              {"environment": {**known["environment"], "gpu": "NVIDIA H200"}}, {"settings": {}}]  # fmt: skip
     for text in (*(json.dumps({**known, **other}) for other in others), whole[:-9], "[]", '{"schema": 3}'):
         file.write_text(text)
         with pytest.raises(MeasuringBegan):

@@ -58,7 +58,7 @@ def test_holm_rejects_what_stepping_down_rejects(values, level):
 
 
 def test_accuracies_of_different_seeds_or_limits_have_no_harmonic_mean():
-    base, novel = make_metric([80.0, 60.0], (1, 2), False), make_metric([40.0, 60.0], (1, 2), False)
+    base, novel = make_metric([80.0, 60.0], (1, 2)), make_metric([40.0, 60.0], (1, 2))
     assert harmonic(base, novel).values == (harmonic_mean(80.0, 40.0), 60.0)
     assert harmonic(base, replace(novel, seeds=(1, 3))) is None
     assert harmonic(base, replace(novel, limited=True)) is None

@@ -151,9 +151,9 @@ def test_results_chosen_by_test_accuracy_are_marked_and_never_bold(tmp_path, cap
     assert text.count("‡ weights or settings chosen by test accuracy") == 1
     variants = {title: rows for title, rows in results.load(tmp_path).groupby("variant")}
     [chosen] = {*variants} - {"CoOp", "MaPLe"}
-    assert all(row.chosen_on_test for row in comparison_table(variants, chosen).rows)
+    assert all(row.cells[0].chosen_on_test for row in comparison_table(variants, chosen).rows)
     compared = comparison_table(variants, "CoOp")
-    assert [row.chosen_on_test for row in compared.rows] == [False, True] and "‡" in compared.notes[1]
+    assert [row.cells[1].chosen_on_test for row in compared.rows] == [False, True] and "‡" in compared.notes[1]
     assert main(["ls", "runs", "--results", str(tmp_path), "--methods", "adapters"]) == 0
     assert "99.00 ‡" in capsys.readouterr().out
     assert main(["table", "--results", str(tmp_path), "--methods", "adapters"]) == 0

@@ -16,7 +16,7 @@ from procap.methods.public import public_parameters
 from procap.text import LabelSpace
 from runner.engine import Batch, Engine
 from runner.planning import plan_run
-from runner.schedule import Schedule
+from runner.training_steps import TrainingSteps
 from shards.catalogue import CATALOGUE
 
 RUNS = {
@@ -86,7 +86,8 @@ def test_mocoop_trains_as_the_public_code(name_file):
 def test_layer_norms_of_mocoop_train_at_a_tenth_of_the_rate_after_the_warm_up():
     config, method = plan_run(method="mocoop", dataset="dtd"), built_mocoop()
     rates = [
-        Schedule(config.recipe, SimpleNamespace(steps_per_epoch=1), method).rates(epoch, epoch) for epoch in (0, 2, 3)
+        TrainingSteps(config.recipe, SimpleNamespace(steps_per_epoch=1), method).rates(epoch, epoch)
+        for epoch in (0, 2, 3)
     ]
     assert rates == [[1e-5, 1e-5], [1e-5, 1e-5], pytest.approx([0.032, 0.0032])]
 

@@ -287,7 +287,7 @@ def test_runs_are_found_and_cleared(tmp_path):
     folder = RunFolder(tmp_path / CONFIG.path)
     write_json(folder.config_file, CONFIG)
     write_json(folder.progress_file, PROGRESS)
-    write_bytes(folder.eval_file(Target("digits")), b"{}")
+    write_bytes(folder.result_file(Target("digits")), b"{}")
     write_json(tmp_path / "mlartifacts" / "1" / "0a1b" / "artifacts" / "config.json", CONFIG)
     assert find_runs(tmp_path) == [folder] and folder.read_config() == CONFIG
     folder.clear()

@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -286,28 +287,24 @@ def test_ranks_that_do_not_connect_name_the_address():
 
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
 
-def test_ranks_are_read_from_the_environment():
-    assert ranks_from_environment({}) == Ranks()
-    assert ranks_from_environment(TORCHRUN | MASTER) == Ranks(5, 8, 1, 4)
-    deepspeed = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
-    assert ranks_from_environment(deepspeed | MASTER) == Ranks(1, 2, 1, 2)
-    single = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    assert ranks_from_environment(single) == Ranks()
-
-
-def test_variables_that_a_scheduler_has_left_are_named_as_torchrun_names_them():
-    with pytest.raises(UsageError, match="LOCAL_RANK, LOCAL_WORLD_SIZE one is missing"):
-        ranks_from_environment({"RANK": "0", "WORLD_SIZE": "2"})
-
-
-@pytest.mark.parametrize(("change", "words"), [
-    ({"RANK": ""}, "one is missing or wrong"),
-    ({"WORLD_SIZE": "two"}, "one is missing or wrong .*'two'"),
+@pytest.mark.parametrize(("variables", "ranks"), [
+    ({}, Ranks()), (TORCHRUN, Ranks(5, 8, 1, 4)),
+    ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, Ranks(1, 2, 1, 2)),
+    ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, Ranks()),
 ])  # fmt: skip
-def test_contradictory_environment_variables_are_refused_in_one_line(change, words):
-    with pytest.raises(UsageError, match=words) as refused:
-        ranks_from_environment(TORCHRUN | MASTER | change)
+def test_ranks_are_read_from_the_environment(variables, ranks):
+    with patch.dict(os.environ, variables):
+        assert ranks_from_environment() == ranks
+
+
+@pytest.mark.parametrize(("variables", "words"), [
+    ({"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK, LOCAL_WORLD_SIZE one is missing"),
+    (TORCHRUN | {"RANK": ""}, "one is missing or wrong"),
+    (TORCHRUN | {"WORLD_SIZE": "two"}, "one is missing or wrong .*'two'"),
+])  # fmt: skip
+def test_contradictory_environment_variables_are_refused_in_one_line(variables, words):
+    with patch.dict(os.environ, variables), pytest.raises(UsageError, match=words) as refused:
+        ranks_from_environment()
     assert "\n" not in str(refused.value)

@@ -89,7 +89,7 @@ def test_a_run_that_is_evaluated_on_many_data_sets_has_at_most_15_metrics(store,
         counts = PerClass(correct=[correct], total=[80])
         changes = {"target": str(target), "correct": correct, "per_class": counts, "calibration": None}
         copy = result.model_copy(update=changes)
-        write_json(folder.eval_file(target, copy.settings), copy)
+        write_json(folder.result_file(target, copy.settings), copy)
     export()
     (run,) = runs_of(store, folder)
     metrics = {name: value for name, value in run.data.metrics.items() if not name.startswith("system/")}
@@ -175,7 +175,7 @@ def test_a_new_result_replaces_the_old_one_and_parts_and_other_settings_do_not_c
     tracked_runs.evaluate(folder, "novel", 9, total=10, written="2099-02-02T00:00:00Z")
     result = folder.read_evaluations()[0]
     result = result.model_copy(update={"settings": EvalSettings(precision="fp32", resize="squash", samples=8)})
-    write_json(folder.eval_file(Target("shapes", "base"), result.settings), result)
+    write_json(folder.result_file(Target("shapes", "base"), result.settings), result)
     assert not export() and runs_of(store, folder)[0].data.metrics["accuracy/novel"] == 75.0
 
 

@@ -269,7 +269,7 @@ def test_an_evaluation_is_read_and_not_repeated_and_a_limit_is_marked(finished, 
     assert full.total == full.dataset_size > 7 and full.per_class.total[0] > 0 and not full.limited
     assert full.images_per_second_model > full.images_per_second > 0
     assert (full.batch_size, full.workers) == (config.recipe.test_batch_size, 0)
-    file = run_folders.RunFolder(tmp_path / config.path).eval_file(target)
+    file = run_folders.RunFolder(tmp_path / config.path).result_file(target)
     written = file.stat().st_mtime_ns
     assert sessions.evaluate(config, target, dataclasses.replace(runtime, limit=7)) == full
     assert file.stat().st_mtime_ns == written

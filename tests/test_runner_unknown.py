@@ -15,7 +15,7 @@ from small_runs import make_runtime, only_run
 
 from benchmarks.plots.unknown_images import pool_scores
 from benchmarks.results import load
-from benchmarks.results.unknown_images import Detection
+from benchmarks.results.detection import Detection
 from procap.classifier import unit
 from procap.text import LabelSpace
 from runner.config import EvalSettings, RunConfig, Target

@@ -172,16 +172,13 @@ def one_line_warnings() -> Iterator[None]:
         warnings.formatwarning = plain
 
 
+@safe_output()
 def run(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     0 done, 1 failed, 2 wrong usage, 3 some runs failed, 4 not what was published or aimed at, 128 + signal.
     """
-    with safe_output():
-        return _run(list(sys.argv[1:] if argv is None else argv))
-
-
-def _run(arguments: list[str]) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
     VERBOSE.set("-v" in arguments or "--verbose" in arguments)
     if "--download" in arguments:
         # Before huggingface_hub is imported, and for the processes that this one starts.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from benchmarks.console.output import note, note_trace
 from runner.config import RuntimeConfig
@@ -18,6 +18,8 @@ from runner.stop_signals import Interrupted
 
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup
+
+Planned = TypeVar("Planned")
 
 
 class Failures:
@@ -46,11 +48,22 @@ class Failures:
 
 
 @contextmanager
-def process_group(runtime: RuntimeConfig) -> Iterator[Session]:
-    """Initialize the process group that torchrun announced; yields a session in it, with this process's device."""
+def process_group(
+    runtime: RuntimeConfig, plan: Callable[[Session], Planned], *, on_first: bool
+) -> Iterator[tuple[Session, Planned]]:
+    """Initialize the process group that torchrun announced; yields a session in it, with this process's device, and
+    what `plan` has returned.
+
+    One process plans before it imports torch, which takes seconds. Several do inside the group, so that an error of one
+    host alone, such as missing data, reaches the others; on_first: rank 0 alone, which has the results.
+    """
+    ranks = ranks_from_environment()
+    planned = plan(Session(runtime)) if ranks.size == 1 else None
     from runner.distributed.process_group import init_process_group
 
-    ranks = ranks_from_environment()
     device = own_device(resolve_device(runtime.device), ranks)
     with init_process_group(ranks, device, runtime.timeout) as group:
-        yield Session(replace(runtime, device=str(device)), group)
+        session = Session(replace(runtime, device=str(device)), group)
+        if planned is None:
+            planned = group.call_on_first(lambda: plan(session)) if on_first else plan(session)
+        yield session, planned

@@ -64,11 +64,10 @@ def suite_command(name: str) -> Any:
         file: ConfigFlags,
         suite: flags.SuiteFlags,
         launch: flags.LaunchFlags,
-        runtime: flags.RuntimeFlags,
-        engine: flags.EngineFlags,
+        runtime: flags.EngineFlags,
         mode: flags.ModeFlags,
     ) -> int:
-        file.save(suite, launch, runtime, engine)
-        return bench(name, suite, launch, runtime, engine, mode)
+        file.save(suite, launch, runtime)
+        return bench(name, suite, launch, runtime, mode)
 
     return typer.main.get_command(run.app)  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from benchmarks.console.packing_progress import pack_with_progress
 from procap.errors import UserError
 from runner.devices import available_cores
 from runner.progress_bar import ProgressDisplay
-from shards.catalogue import Archive, Dataset
+from shards.catalogue import Dataset
 from shards.fetch import FetchPlan, check_space, describe_source, fetch, list_hub, plan_fetch, work_folder
 from shards.files import file_lock
 from shards.manifest import Manifest, read_manifest
@@ -53,7 +53,8 @@ def fetch_datasets(
     missing = [dataset for name, dataset in datasets.items() if name not in packed]
     if mode.dry_run:
         return _show_plan(missing, packed, root, official)
-    hub_files = _hub_files(missing, official)
+    on_hub = any(dataset.raw and dataset.raw.hub for dataset in missing)
+    hub_files = list_hub() if on_hub and not official else {}
     failures, plans = Failures(len(missing)), list[FetchPlan]()
     for dataset in missing:
         with failures.collect(dataset.name):
@@ -64,10 +65,6 @@ def fetch_datasets(
         with failures.collect(plan.dataset.name):
             manifests[plan.dataset.name] = _fetch_and_pack(plan, root, mode.force, workers or available_cores())
     return report_packed(manifests, failures.reasons, root)
-
-
-def _hub_files(datasets: Sequence[Dataset], official: bool) -> dict[str, Archive]:
-    return list_hub() if not official and any(dataset.raw and dataset.raw.hub for dataset in datasets) else {}
 
 
 def _show_plan(missing: Sequence[Dataset], packed: Iterable[str], root: Path, official: bool) -> int:

@@ -12,7 +12,7 @@ from benchmarks.cli.data_sources import DatasetToPack, packing_root, report_note
 from benchmarks.cli.flags import ModeFlags, Workers, command, flag, switch
 from benchmarks.console.output import columns, note, show
 from benchmarks.console.packing_progress import format_classes, pack_with_progress
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError
 from runner.devices import available_cores
 from shards.files import write_file
 from shards.manifest import Manifest
@@ -91,9 +91,5 @@ def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int,
 
 
 def _write_guess(dataset: DatasetToPack) -> None:
-    try:
-        write_file(Path(dataset.yaml_file), dataset.guessed_yaml)
-    except OSError as error:
-        hint = "start the command in a folder that can be written"
-        raise UserError(f"{dataset.yaml_file} cannot be written ({error.strerror}): {hint}") from None
+    write_file(Path(dataset.yaml_file), dataset.guessed_yaml)
     note(f"wrote {dataset.yaml_file}")

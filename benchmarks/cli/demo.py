@@ -32,6 +32,6 @@ def demo(
     """
     methods, datasets = ",".join(METHODS), ",".join(QUICK_DATASETS if quick else DATASETS)
     suite = flags.SuiteFlags(profile="mini", methods=methods, datasets=datasets, seeds="1", quick=quick, limit=limit)
-    runtime = flags.RuntimeFlags(str(out / "data"), str(out / "results"), device=device, tracking=tracking)
+    runtime = flags.EngineFlags(str(out / "data"), str(out / "results"), device=device, tracking=tracking)
     mode = flags.ModeFlags(dry_run=dry_run)
-    return bench(SUITE, suite, flags.LaunchFlags(), runtime, flags.EngineFlags(), mode)
+    return bench(SUITE, suite, flags.LaunchFlags(), runtime, mode)

@@ -14,12 +14,11 @@ from benchmarks.cli.selection import default_targets, find_run, runtime_config, 
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, quote, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import split_names
+from benchmarks.results.detection import detect_unknown
 from benchmarks.results.frame import OF_IMAGES
-from benchmarks.results.unknown_images import detect_unknown
 from benchmarks.suites.preconditions import check_weights_of
 from procap.errors import UsageError
 from runner.config import RunConfig, Target
-from runner.distributed.ranks import ranks_from_environment
 from runner.planning import check_unknown, known_target
 from runner.results import EvalResult, ScoreResult
 from runner.run_state import RunSpec, RunState, read_states
@@ -83,11 +82,7 @@ def evaluate(
             trained = (run for run in runs if states[run.path].is_trained)
             states |= {run.path: RunState("repeat", run.targets) for run in trained}
         return show_plan(runs, states)
-    # One process checks its flags before it imports torch, which takes seconds.
-    selected = find_runs() if ranks_from_environment().size == 1 else None
-    with process_group(runtime) as session:
-        # Only rank 0 needs access to the results folder.
-        runs, results, url = selected or (session.group.call_on_first(find_runs) if folders else find_runs())
+    with process_group(runtime, lambda _: find_runs(), on_first=bool(folders)) as (session, (runs, results, url)):
         session = Session(replace(session.runtime, results=results, results_url=url), session.group)
         failures = Failures(len(runs), group=session.group)
         done = _evaluate_all(runs, session, failures, force=mode.force)

@@ -37,7 +37,7 @@ def export(
     OUT/RUN/MODEL/model.pth.tar-EPOCHS, with MODEL as the public code names it. Load it there with --model-dir OUT/RUN
     --load-epoch EPOCHS.
     """
-    runtime = runtime_config(flags.RuntimeFlags(results=results, device=device))
+    runtime = runtime_config(flags.StorageFlags(results=results, device=device))
     # Graphs are exported on the CPU, where their example is.
     is_graph = format == "onnx"
     session = Session(replace(runtime, device="cpu", accelerate="off") if is_graph else runtime)

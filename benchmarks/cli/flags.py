@@ -167,8 +167,8 @@ class RuntimeFlags(StorageFlags):
 
 
 @dataclass(frozen=True)
-class EngineFlags:
-    """Flags that choose the engine for several processes started by torchrun; none of them changes a result."""
+class EngineFlags(RuntimeFlags):
+    """Flags of a command that trains: also the engine for several processes; none of them changes a result."""
 
     heading: ClassVar[str] = "Execution"
     engine: Annotated[str, flag("ddp|deepspeed", "engine for data-parallel training")] = "ddp"
@@ -276,7 +276,8 @@ class HeadedCommand(TyperCommand):
             if record := parameter.get_help_record(ctx):
                 # The defaults are those of a training.
                 text = record[1].partition(" [default")[0] if heading == FilterFlags.heading else record[1]
-                sections.setdefault(heading, []).append((record[0], text))
+                # typer adds the Python type to the name of an argument.
+                sections.setdefault(heading, []).append((str(parameter.metavar) if is_argument else record[0], text))
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)

@@ -38,7 +38,7 @@ def import_checkpoint(
     unless flags change them; the file's shapes must fit them. Evaluate the runs with `procap eval`; results are marked
     as imported.
     """
-    runtime = runtime_config(flags.RuntimeFlags(**vars(runtime_flags)))
+    runtime = runtime_config(runtime_flags)
     runs = selected_runs(selection, recipe_flags, runtime.data, task or None)
     files = {
         config: Path(file.replace("{dataset}", config.dataset).replace("{seed}", str(config.seed))).expanduser()

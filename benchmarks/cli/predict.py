@@ -69,7 +69,7 @@ def predict(
     for file, what in ((out, "--out {}: name a CSV file"), (html, "--html {}: name an HTML file")):
         if file and (file.is_dir() or not file.parent.is_dir() or is_image_name(file.name)):
             raise UsageError(f"{what.format(file)} in a folder that exists")
-    session = Session(runtime_config(flags.RuntimeFlags(results=results, data=data, device=device)))
+    session = Session(runtime_config(flags.StorageFlags(results=results, data=data, device=device)))
     if best or flags.command_line(selection):
         paths = [run, *(paths or ())]
         selected = find_selected_run(selection, session, best=best)
@@ -78,7 +78,7 @@ def predict(
     else:
         raise UsageError("name a run and images, or select a run with --best or flags such as --methods")
     # These import torch, which a wrong flag need not wait for.
-    from benchmarks.qualitative.prediction_page import PredictionPage
+    from benchmarks.qualitative.prediction_page import write_page
     from runner.predict import ImageClassifier
     from runner.trained_runs import load_trained
     from shards.image_files import find_images
@@ -89,21 +89,19 @@ def predict(
         failed[name] = one_line(reason)
 
     paths, chosen = [path.expanduser() for path in paths], parse_class_names(names)
-    images, page = find_images(paths, on_error), PredictionPage()
+    images = find_images(paths, on_error)
     with _open_table(out) as table:
         classifier = ImageClassifier(load_trained(selected), chosen)
         config, classes = selected.config, classifier.classnames
         if config.classes != "all" and not names:
             known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
             note(f"an image gets one of the {known}; --names gives others, or train with --classes all")
-        predictions = classifier.predict(page.watch_images(images) if html else images, workers, on_error)
-        top = min(top, len(classes))
-        if html:
-            predictions = page.watch_predictions(predictions, classes, top)
+        predictions = classifier.predict(images, workers, on_error)
         labels = list(zip(classifier.space.classnames, classes, strict=True))
-        count = _write_predictions(predictions, labels, top, out, table)
+        count, answers = _write_predictions(predictions, labels, min(top, len(classes)), out, table)
     if html and count:
-        page.write(html, f"Predictions of {config.path}")
+        # Errors were reported before.
+        write_page(html, f"Predictions of {config.path}", find_images(paths, lambda *_: None), answers, count)
         note(f"pictures: {html}")
     files = [str(path / file) for path in paths if path.is_dir() for file, _ in walk_files(path)]
     if skipped := sum(not is_image_name(file) and file not in failed for file in files):
@@ -140,14 +138,17 @@ def _open_table(out: Path | None) -> Iterator[Any]:
 
 def _write_predictions(
     predictions: Iterator[tuple[str, Tensor]], labels: Sequence[tuple[str, str]], top: int, out: Path | None, file: Any
-) -> int:
-    """Write a row for each image, after the names of the columns, unless there is no image; returns their number.
+) -> tuple[int, dict[str, list[tuple[str, float]]]]:
+    """Write a row for each image, after the names of the columns, unless there is no image.
 
-    labels: the name of each class in the data set, and in prompts. Raises Interrupted for a signal.
+    labels: the name of each class in the data set, and in prompts. Returns the number of images, and for the first of
+    them, by name, the likeliest classes with their probabilities. Raises Interrupted for a signal.
     """
+    from benchmarks.qualitative.prediction_page import MAX_PICTURES
     from runner.progress_bar import ProgressDisplay
     from runner.stop_signals import StopRequest
 
+    answers: dict[str, list[tuple[str, float]]] = {}
     count, columns = 0, ("class", "label", "probability")
     numbers = ["", *(f"_{rank}" for rank in range(2, top + 1))]
     with ProgressDisplay("predict", 0, unit="images", quiet=out is None, timed=False) as display, StopRequest() as stop:
@@ -156,12 +157,14 @@ def _write_predictions(
                 if out and file.seekable():
                     file.truncate(0)
                 file.write(csv_text([["path", *(f"{column}{number}" for number in numbers for column in columns)]]))
-            best = zip(*(values.tolist() for values in probabilities.topk(top)), strict=True)
+            best = [*zip(*(values.tolist() for values in probabilities.topk(top)), strict=True)]
             cells = [cell for value, label in best for cell in (*labels[label], f"{value:.{DIGITS}f}")]
             file.write(csv_text([(name, *cells)]))
+            if count <= MAX_PICTURES:
+                answers[name] = [(labels[label][1], value) for value, label in best]
             display.total = count
             display.update(count)
             stop.check(f"stopped after {plural(count, 'image')}{f' in {out}' if out else ''}; repeated, it starts over")
     if count and out:
         note(f"{plural(count, 'image')} in {out}")
-    return count
+    return count, answers

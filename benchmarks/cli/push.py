@@ -26,7 +26,7 @@ def push(
 
     The token is that of `hf auth login` or $HF_TOKEN. `procap eval hf://NAMESPACE/NAME` evaluates the run elsewhere.
     """
-    selected = find_run(run, Session(runtime_config(flags.RuntimeFlags(results=results))))
+    selected = find_run(run, Session(runtime_config(flags.StorageFlags(results=results))))
     # This imports torch, which a wrong name need not wait for.
     from runner.hub import push_files, shared_files
 

@@ -34,13 +34,12 @@ def bench(
     name: str,
     suite_flags: flags.SuiteFlags,
     launch: flags.LaunchFlags,
-    runtime_flags: flags.RuntimeFlags,
-    engine: flags.EngineFlags,
+    runtime_flags: flags.EngineFlags,
     mode: flags.ModeFlags,
 ) -> int:
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
     launcher = launch.to_launcher()
-    runtime = runtime_config(runtime_flags, engine, suite_flags)
+    runtime = runtime_config(runtime_flags, suite_flags)
     plans = plan_suites(list(PAPER_SUITES) if name == ALL else [name], suite_flags, runtime)
     runs = merge_runs(plans)
     # Raises for runs that cannot be evaluated under these settings.

@@ -7,17 +7,16 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cli.flags import (
     ChoiceFlags,
-    EngineFlags,
     EvalFlags,
     RecipeFlags,
-    RuntimeFlags,
     SelectionFlags,
+    StorageFlags,
     given_options,
 )
 from benchmarks.console.output import note, plural, quote
@@ -174,11 +173,9 @@ def eval_settings(flags: EvalFlags) -> EvalSettings:
         raise explain_invalid(error, "evaluation", EvalSettings.model_fields) from error
 
 
-def runtime_config(
-    flags: RuntimeFlags, engine: EngineFlags | None = None, evaluation: EvalFlags | None = None
-) -> RuntimeConfig:
+def runtime_config(flags: StorageFlags, evaluation: EvalFlags | None = None) -> RuntimeConfig:
     results, url = results_root(flags.results, cache_home())
-    same = ("device", "workers", "accelerate", "timeout", "no_cache", "deterministic")
+    others = ("data", "results", "tracking", "download")
     return RuntimeConfig(
         data=data_root(flags.data),
         results=results,
@@ -186,8 +183,7 @@ def runtime_config(
         evaluation=eval_settings(evaluation) if evaluation else EvalSettings(),
         tracking_uri=flags.tracking or None,
         results_url=url,
-        **{name: getattr(flags, name) for name in same},
-        **asdict(engine or EngineFlags()),
+        **{name: value for name, value in vars(flags).items() if name not in others},
     )
 
 

@@ -38,8 +38,7 @@ def sweep(
     selection: flags.SelectionFlags,
     recipe_flags: flags.RecipeFlags,
     launch: flags.LaunchFlags,
-    runtime_flags: flags.RuntimeFlags,
-    engine: flags.EngineFlags,
+    runtime_flags: flags.EngineFlags,
     mode: flags.ModeFlags,
 ) -> int:
     """Search fields of a run for the best score on validation images, averaged over seeds and data sets.
@@ -48,7 +47,7 @@ def sweep(
     has tried. Repeat the command to resume a sweep.
     """
     launcher = launch.to_launcher()
-    session = Session(runtime_config(runtime_flags, engine))
+    session = Session(runtime_config(runtime_flags))
     runtime = session.runtime
     settings = make_settings(search_flags, selection, recipe_flags, runtime.data)
     folder = SweepFolder(runtime.results / SWEEPS / settings.name)
@@ -79,15 +78,10 @@ def sweep(
             folder.save(settings)
         from cluster.sweep import Sweep
 
-        return _execute(Sweep(settings, session, folder), launcher, runtime_flags, engine)
+        return _execute(Sweep(settings, session, folder), launcher, runtime_flags)
 
 
-def _execute(
-    sweep: Sweep,
-    launcher: Launcher,
-    runtime_flags: flags.RuntimeFlags,
-    engine: flags.EngineFlags,
-) -> int:
+def _execute(sweep: Sweep, launcher: Launcher, runtime_flags: flags.EngineFlags) -> int:
     """Execute the sweep; returns exit code 3 if some configurations failed and 1 if all did."""
     from benchmarks.suites.execute import note_capacity
     from benchmarks.sweeps.progress import SweepProgress
@@ -115,13 +109,13 @@ def _execute(
     session.remote.pull()
     progress.close("failed" if sweep.count("failed") else "interrupted" if sweep.count("unfinished") else "finished")
     session.exporter.flush()
-    return _show_outcome(sweep, runtime_flags, engine)
+    return _show_outcome(sweep, runtime_flags)
 
 
-def _show_outcome(sweep: Sweep, runtime: flags.RuntimeFlags, engine: flags.EngineFlags) -> int:
+def _show_outcome(sweep: Sweep, runtime: flags.EngineFlags) -> int:
     settings, configurations = sweep.settings, list(sweep.configurations.values())
     best = outcome.find_best(configurations)
-    commands = make_commands(settings, best.values, runtime, engine) if best else []
+    commands = make_commands(settings, best.values, runtime) if best else []
     # Includes the records of what was exported to MLflow.
     sweep.session.remote.push()
     if configurations:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe_flags: Re
     return settings
 
 
-def make_commands(settings: SweepSettings, values: Values, runtime: RuntimeFlags, engine: EngineFlags) -> list[str]:
+def make_commands(settings: SweepSettings, values: Values, runtime: EngineFlags) -> list[str]:
     """Make the commands that train a configuration with all seeds and test it.
 
     A sweep with --metric held-out trains on half of the base classes; these commands train on all of them.
@@ -100,5 +100,6 @@ def make_commands(settings: SweepSettings, values: Values, runtime: RuntimeFlags
     training = RecipeFlags(
         recipe=chosen["recipe"], option=assignments(options), recipe_field=assignments(overrides), **flags
     )
-    chosen_flags = command_line(selection, training, runtime)
-    return [f"procap train {chosen_flags} {command_line(engine)}".rstrip(), f"procap eval {chosen_flags}"]
+    evaluating = RuntimeFlags(**{field.name: getattr(runtime, field.name) for field in fields(RuntimeFlags)})
+    groups = {"train": runtime, "eval": evaluating}
+    return [f"procap {name} {command_line(selection, training, group)}" for name, group in groups.items()]

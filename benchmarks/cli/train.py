@@ -21,7 +21,6 @@ from benchmarks.suites.preconditions import (
     note_warmup,
 )
 from runner.config import RunConfig
-from runner.distributed.ranks import ranks_from_environment
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, read_states
@@ -38,8 +37,7 @@ def train(
     file: ConfigFlags,
     selection: flags.SelectionFlags,
     recipe_flags: flags.RecipeFlags,
-    runtime_flags: flags.RuntimeFlags,
-    engine: flags.EngineFlags,
+    runtime_flags: flags.EngineFlags,
     mode: flags.ModeFlags,
     init: Annotated[
         str,
@@ -50,8 +48,8 @@ def train(
 
     Under torchrun all processes train each run together; the results equal those of one process.
     """
-    file.save(selection, recipe_flags, runtime_flags, engine, init=init)
-    runtime = runtime_config(runtime_flags, engine)
+    file.save(selection, recipe_flags, runtime_flags, init=init)
+    runtime = runtime_config(runtime_flags)
     if mode.dry_run:
         if not is_first_rank():
             return 0
@@ -64,14 +62,8 @@ def train(
             spec.path: list_needs(spec.config, runtime.data) for spec in specs if not states[spec.path].is_finished
         }
         return show_plan(specs, states, needs)
-    # One process checks its flags before it imports torch, which takes seconds. Several check them inside the group, so
-    # that an error of one host alone, such as missing data, reaches the others.
     plan = partial(_plan_runs, selection, recipe_flags, force=mode.force, init=init)
-    runs = plan(Session(runtime)) if ranks_from_environment().size == 1 else []
-    with process_group(runtime) as session:
-        if not runs:
-            # Only rank 0 needs access to the results folder, which has the run to start from.
-            runs = session.group.call_on_first(lambda: plan(session)) if init else plan(session)
+    with process_group(runtime, plan, on_first=bool(init)) as (session, runs):
         failures = Failures(len(runs), group=session.group)
         done = _train_all(runs, session, failures, force=mode.force)
         session.exporter.flush(create=False)

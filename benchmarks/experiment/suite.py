@@ -236,16 +236,6 @@ def unchanged(options: SuiteOptions, method: str) -> list[Variant]:
     return [Variant(method)]
 
 
-def halves(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
-    """Return base and novel test images of the data set that was trained on."""
-    return Target(dataset, "base"), Target(dataset, "novel")
-
-
-def all_classes(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
-    """Return all test images of the data set that was trained on."""
-    return (Target(dataset, "all"),)
-
-
 @dataclass(frozen=True)
 class Suite:
     """An experiment: its runs for given options, and the tables and plots of their results.
@@ -255,10 +245,11 @@ class Suite:
     classes: the classes trained on. task: whose published recipes count, see `plan_run`.
     held_out: also train on half of the base classes and validate on both halves, as `procap sweep --metric held-out`.
     variants: the variants of a method. trains: whether they are runs; else `finish` measures them by itself.
-    targets: the evaluation targets of a run on a data set.
+    tested: the classes, or classes:split, of the data set trained on that are evaluated.
+    other_sets: further data sets, of which all classes are evaluated.
     tables, plots: make its tables and plots from a `SuiteResults`.
     finish: makes further results from a `SuiteResults` when all runs are done; its flag: make them again.
-    quick_datasets, quick_seeds: shorter lists under `--quick`, unless they are empty.
+    quick_datasets, quick_seeds: shorter lists under `--quick`; data sets by profile, as above.
     published: the file of `published/` with published numbers; `prompt_picture` is a caption.
     source: name and digest of the user's file that defines it, as `load_suite` sets it; empty for one of ours.
     """
@@ -274,11 +265,12 @@ class Suite:
     task: str | None = None
     variants: Callable[[SuiteOptions, str], Sequence[Variant]] = unchanged
     trains: bool = True
-    targets: Callable[[SuiteOptions, str], tuple[Target, ...]] = halves
+    tested: tuple[str, ...] = ("base", "novel")
+    other_sets: Callable[[SuiteOptions], Sequence[str]] = lambda options: ()
     plots: Callable[[Any], Mapping[str, Any]] | None = None
     finish: Callable[[Any, Session, bool], None] | None = None
     quick_datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    quick_seeds: tuple[int, ...] = ()
+    quick_seeds: tuple[int, ...] = (1,)
     published: str = ""
     source: str = ""
 
@@ -293,10 +285,15 @@ class Suite:
         defaults: dict[str, Any] = {
             "datasets": datasets or self.datasets.get(profile.name, profile.datasets),
             "methods": self.methods,
-            "seeds": (self.quick_seeds if quick else ()) or self.seeds,
+            "seeds": self.quick_seeds if quick else self.seeds,
         }
         chosen = {name: value for name, value in more.items() if value is not None}
         return SuiteOptions(profile, **defaults | chosen, quick=quick)
+
+    def targets(self, options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
+        """Return the evaluation targets of a run on a data set."""
+        own = [Target.parse_unchecked(f"{dataset}:{part}") for part in self.tested]
+        return tuple(dict.fromkeys([*own, *map(Target, self.other_sets(options))]))
 
     def plan(self, options: SuiteOptions) -> list[SuiteRun]:
         """List every run, data set by data set; a run that two variants share is listed for both."""

@@ -57,8 +57,7 @@ def describe_best(means: pd.DataFrame) -> str:
 
 
 def _looks(means: pd.DataFrame) -> dict[str, Look]:
-    looks = style.assign_looks(means.method.to_dict())
-    return style.highlight(looks, means.accuracy.to_dict(), "")
+    return style.highlight(style.assign_looks(means.method.to_dict()), means.accuracy.to_dict())
 
 
 def accuracy_bars(means: pd.DataFrame) -> Figure | None:

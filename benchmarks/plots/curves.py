@@ -42,10 +42,9 @@ def few_shot_curves(suite: SuiteResults) -> Figure | None:
     }
     if not any(cell for (_, _, shots), cell in cells.items() if shots):
         return None
-    looks = style.assign_looks({title: next(iter(variants.values())).method for title, variants in lines.items()})
     drawn = {title: [cell.mean for key, cell in cells.items() if key[1] == title and cell] for title in lines}
     heights = {title: fmean(means) for title, means in drawn.items() if means}
-    looks = style.highlight(looks, heights, suite.reference("shots"))
+    looks = style.look_at_suite(suite, heights, "shots")
     figure, axes = style.panels(len(names), 1.6 if len(names) > 1 else 2.1, "shots per class", "accuracy, %")
     for panel, name in zip(axes, names, strict=True):
         for title, variants in lines.items():

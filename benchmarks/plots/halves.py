@@ -40,9 +40,7 @@ def halves_plots(suite: SuiteResults) -> Plots:
 
 def _assign_looks(suite: SuiteResults, hms: pd.DataFrame) -> dict[str, Look]:
     """Assign looks to the titles; of many, those of the highest mean have colours. hms: see `_list_hms`."""
-    heights = hms.map(lambda cell: cell.mean if cell else math.nan).mean().to_dict()
-    looks = style.assign_looks({title: variant.method for title, variant in suite.by_title.items()})
-    return style.highlight(looks, heights, suite.reference())
+    return style.look_at_suite(suite, hms.map(lambda cell: cell.mean if cell else math.nan).mean().to_dict())
 
 
 def _list_hms(suite: SuiteResults, datasets: Sequence[str]) -> pd.DataFrame:
@@ -208,8 +206,7 @@ def draw_shifts(suite: SuiteResults) -> Figure | None:
     if not shown:
         return None
     heights = {title: row[5].mean if row[5] else math.nan for (name, title), row in cells.items() if name == names[0]}
-    looks = style.assign_looks({title: variant.method for title, variant in suite.by_title.items()})
-    looks = style.highlight(looks, heights, suite.reference())
+    looks = style.look_at_suite(suite, heights)
     figure, axes = style.panels(len(names), 1.9, "base accuracy, %", "novel accuracy, %", across=3)
     for panel, name in zip(axes, names, strict=True):
         for title, look in looks.items():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.results.metrics import Metric
+from benchmarks.results.suite_results import SuiteResults
 from procap.methods import METHODS, title_and_colour
 from runner.results import write_bytes
 
@@ -103,7 +104,13 @@ def assign_looks(methods: Mapping[str, str]) -> dict[str, Look]:
     return looks
 
 
-def highlight(looks: Mapping[str, Look], heights: Mapping[str, float], reference: str) -> dict[str, Look]:
+def look_at_suite(suite: SuiteResults, heights: Mapping[str, float], column: str = "") -> dict[str, Look]:
+    """Assign looks to the titles of `group_by_title(column)`; of many, those of the highest have colours."""
+    methods = {title: variants[0].method for title, variants in suite.group_by_title(column).items()}
+    return highlight(assign_looks(methods), heights, suite.reference(column))
+
+
+def highlight(looks: Mapping[str, Look], heights: Mapping[str, float], reference: str = "") -> dict[str, Look]:
     """Make the reference's line thick, and all looks grey but the COLOURED highest, the last title's and ENDS."""
     best = sorted(looks, key=lambda title: heights.get(title, 0.0), reverse=True)[:COLOURED]
     kept = {*best, [*looks][-1], *(title for title, look in looks.items() if look in ENDS.values())}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from benchmarks.experiment.published import title_target
 from benchmarks.plots import style
 from benchmarks.plots.style import Plots
-from benchmarks.results.unknown_images import Detection, score_rule
+from benchmarks.results.detection import Detection, score_rule
 
 if TYPE_CHECKING:
     import pandas as pd

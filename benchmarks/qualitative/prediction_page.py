@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-
-from torch import Tensor
 
 from runner.results import write_bytes
 from shards.files import read_regular
@@ -19,6 +17,8 @@ MAX_PICTURES = 500
 """Pictures of a page; the CSV file has all images."""
 SIDE = 160
 """Pixels of the longer side of a picture."""
+Answer = tuple[str, float]
+"""A class and its probability."""
 
 TEMPLATE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{{ title }}</title>
@@ -42,44 +42,26 @@ figcaption { overflow-wrap: anywhere } small { color: #6b7280 } meter { width: 4
 """  # noqa: E501
 
 
-class PredictionPage:
-    """Collects small JPEGs of images and what they were taken for, by the images' names, while both pass through."""
+def write_page(
+    file: Path, title: str, images: Iterable[EncodedImage], answers: Mapping[str, Sequence[Answer]], count: int
+) -> None:
+    """Write a page of those of `images` that have answers, by name. count: of all images that were classified."""
+    from jinja2 import Environment
 
-    def __init__(self) -> None:
-        self._jpegs: dict[str, bytes] = {}
-        self._answers: dict[str, list[tuple[str, float]]] = {}
-
-    def watch_images(self, images: Iterator[EncodedImage]) -> Iterator[EncodedImage]:
-        """Yield `images` as they are; those that cannot be decoded have no picture."""
-        for name, content in images:
-            # What cannot be read is reported by what decodes the whole image.
-            with suppress(ImageError, OSError):
-                if len(self._jpegs) < MAX_PICTURES:
-                    data = read_regular(content) if isinstance(content, Path) else content
-                    picture = decode(data, upright=True, reduced_to=SIDE)
-                    picture.thumbnail((SIDE, SIDE))
-                    picture.save(stream := io.BytesIO(), "JPEG", quality=85)
-                    self._jpegs[name] = stream.getvalue()
-            yield name, content
-
-    def watch_predictions(
-        self, predictions: Iterator[tuple[str, Tensor]], classnames: Sequence[str], top: int
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yield `predictions` (name, probabilities [C]) as they are, and keep the `top` likeliest classes."""
-        for name, probabilities in predictions:
-            values, labels = (each.tolist() for each in probabilities.topk(top))
-            self._answers[name] = [(classnames[label], value) for value, label in zip(values, labels, strict=True)]
-            yield name, probabilities
-
-    def write(self, file: Path, title: str) -> None:
-        from jinja2 import Environment
-
-        pictures = [
-            (name, f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}", self._answers[name])
-            for name, jpeg in self._jpegs.items()
-            if name in self._answers
-        ]
-        count, shown = len(self._answers), len(pictures)
-        note = f"{count:,} images{f', the first {shown} are shown' if shown < count else ''}"
-        template = Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE)
-        write_bytes(file, template.render(title=title, note=note, pictures=pictures).encode())
+    pictures = []
+    for name, content in images:
+        # What cannot be read has no answer, or lies in a file that has changed since.
+        with suppress(ImageError, OSError):
+            if name in answers:
+                data = read_regular(content) if isinstance(content, Path) else content
+                picture = decode(data, upright=True, reduced_to=SIDE)
+                picture.thumbnail((SIDE, SIDE))
+                picture.save(stream := io.BytesIO(), "JPEG", quality=85)
+                source = f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
+                pictures.append((name, source, answers[name]))
+        if len(pictures) == len(answers):
+            break
+    shown = len(pictures)
+    note = f"{count:,} images{f', the first {shown} are shown' if shown < count else ''}"
+    template = Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE)
+    write_bytes(file, template.render(title=title, note=note, pictures=pictures).encode())

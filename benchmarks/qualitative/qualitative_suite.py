@@ -17,7 +17,6 @@ from __future__ import annotations
 from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.qualitative import qualitative_tables
-from runner.config import Target
 from runner.session import Session
 
 
@@ -26,11 +25,6 @@ def baseline_and_procap(options: SuiteOptions, method: str) -> list[Variant]:
     if method == "maple":
         return [Variant(method, "MaPLe-style", recipe="procap")]
     return [Variant(method)]
-
-
-def base_classes(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
-    """Return the test images of the base classes, which were trained on."""
-    return (Target(dataset, "base"),)
 
 
 def draw_pictures(results: SuiteResults, session: Session, force: bool) -> None:
@@ -47,7 +41,7 @@ SUITE = Suite(
     seeds=(1,),
     datasets={"paper": ("oxford-flowers", "eurosat"), "mini": ("petals", "tiles")},
     variants=baseline_and_procap,
-    targets=base_classes,
+    tested=("base",),
     tables=qualitative_tables,
     finish=draw_pictures,
     published="prompt_picture",

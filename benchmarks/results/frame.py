@@ -7,19 +7,17 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in, title_method
+from benchmarks.results.detection import MEASURES, detect_unknown, measure_open_world
 from benchmarks.results.metrics import Metric, make_metric
-from benchmarks.results.open_world import MEASURES, measure_open_world
-from benchmarks.results.unknown_images import detect_unknown
 from procap.errors import UserError
 from procap.methods import METHODS, data_use
 from procap.recipe import format_value
@@ -89,8 +87,8 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         base_among_all, novel_among_all
                               of a run trained on base classes and evaluated on all: accuracy of base and novel images,
         auroc, fpr95          of base against novel images, and
-        openworld_auc         as `benchmarks.results.open_world` defines them, in percent; NaN for other rows
-        unknown               of the classes trained on: a `benchmarks.results.unknown_images.Detection`, with `auroc`
+        openworld_auc         as `benchmarks.results.detection` defines them, in percent; NaN for other rows
+        unknown               of the classes trained on: a `benchmarks.results.detection.Detection`, with `auroc`
                               and `fpr95`, by each target of `eval --unknown`; {} for none, and for other rows
 
     Raises UserError if there is no such folder or suite, if a file is broken, if an evaluation used other weights than
@@ -226,13 +224,9 @@ def make_records(
             "written": result.written,
             "correct_images": result.correct_images(),
             "wrong_images": result.wrong_images(),
-            **{name: _to_array(getattr(result, name)) for name in OF_IMAGES},
+            **{name: None if (values := getattr(result, name)) is None else np.array(values) for name in OF_IMAGES},
             "unknown": unknown,
         }
-
-
-def _to_array(values: Sequence[float] | None) -> NDArray[Any] | None:
-    return None if values is None else np.array(values)
 
 
 OF_IMAGES = ("labels", "predicted", "confidence", "base_confidence")
@@ -416,5 +410,12 @@ def metric_over_seeds(rows: pd.DataFrame, column: str = "accuracy") -> Metric | 
     if rows.empty or rows[column].isna().any():
         return None
     values, seeds = list(map(float, rows[column])), tuple(map(int, rows.seed))
-    on_test, unlabelled = bool(rows.chosen_on_test.any()), bool((rows.unlabelled != "none").any())
-    return make_metric(values, seeds, limited, chosen_on_test=on_test, sees_unlabelled=unlabelled)
+    return make_metric(values, seeds, limited=limited, **marks_of(rows))
+
+
+def marks_of(rows: pd.DataFrame) -> dict[str, bool]:
+    """Return the marks of a metric made from these rows, without `limited`."""
+    return {
+        "chosen_on_test": bool(rows.chosen_on_test.any()),
+        "sees_unlabelled": bool((rows.unlabelled != "none").any()),
+    }

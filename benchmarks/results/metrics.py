@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 from runner.results import harmonic_mean
 
-MARKS = ("chosen_on_test", "sees_unlabelled")
+MARKS = ("limited", "chosen_on_test", "sees_unlabelled")
 """Fields of a metric that hold for every metric made from it."""
 
 
@@ -37,18 +37,10 @@ class Metric:
         return None if self.published is None else self.mean - self.published
 
 
-def make_metric(
-    values: Sequence[float],
-    seeds: tuple[int, ...],
-    limited: bool,
-    mean: float | None = None,
-    chosen_on_test: bool = False,
-    sees_unlabelled: bool = False,
-) -> Metric:
-    """Make a metric of one value per seed. mean: if it is not that of the values."""
+def make_metric(values: Sequence[float], seeds: tuple[int, ...], mean: float | None = None, **marks: bool) -> Metric:
+    """Make a metric of one value per seed. mean: if it is not that of the values. marks: of MARKS."""
     std = stdev(values) if len(values) > 1 else None
-    mean = fmean(values) if mean is None else mean
-    return Metric(mean, std, seeds, None, limited, tuple(values), chosen_on_test, sees_unlabelled)
+    return Metric(fmean(values) if mean is None else mean, std, seeds, values=tuple(values), **marks)
 
 
 def harmonic(base: Metric | None, novel: Metric | None) -> Metric | None:
@@ -70,6 +62,5 @@ def _combine(metrics: Sequence[Metric | None], combine: Callable[[Sequence[float
     if len(present) < len(metrics) or len({(metric.seeds, metric.limited) for metric in present}) != 1:
         return None
     values = [combine(column) for column in zip(*(metric.values for metric in present), strict=True)]
-    on_test, unlabelled = (any(getattr(metric, mark) for metric in present) for mark in MARKS)
-    mean = combine([metric.mean for metric in present])
-    return make_metric(values, present[0].seeds, present[0].limited, mean, on_test, unlabelled)
+    marks = {mark: any(getattr(metric, mark) for metric in present) for mark in MARKS}
+    return make_metric(values, present[0].seeds, combine([metric.mean for metric in present]), **marks)

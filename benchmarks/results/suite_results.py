@@ -16,9 +16,9 @@ from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun, Variant
 from benchmarks.experiment.titles import choose_reference
+from benchmarks.results.detection import MEASURES
 from benchmarks.results.frame import check_contents, find_differences, make_frame, make_records, metric_over_seeds
 from benchmarks.results.metrics import Metric, average, harmonic
-from benchmarks.results.open_world import MEASURES
 from procap.errors import UserError
 from runner.config import Target
 from runner.results import write_json
@@ -69,14 +69,13 @@ class SuiteResults:
             folder, config = RunFolder(results / run.path), run.spec.config
             # The one run of a method that draws nothing counts for all seeds.
             seeds = [config.seed] if config.depends_on_seed else options.seeds
+            place = {"dataset": run.dataset, "number": variants.index(run.variant)}
             for target in map(Target.parse_unchecked, run.spec.targets):
                 try:
                     training = folder.read_training()
                     result = folder.read_evaluation(target, options.eval_settings.for_run(config))
                     made = make_records(folder, config, training, [result]) if training and result else ()
-                    for record, seed in product(made, seeds):
-                        number = variants.index(run.variant)
-                        records.append(record | {"dataset": run.dataset, "number": number, "seed": seed})
+                    records += [record | place | {"seed": seed} for record, seed in product(made, seeds)]
                 except UserError as error:
                     unreadable[run.path] = str(error)
         frame = make_frame(records).assign(number=[record["number"] for record in records])

@@ -40,7 +40,7 @@ def measure_suite(results: SuiteResults, session: Session, force: bool) -> None:
     if not force and (folder := _find_measured(settings, runtime.results, device)):
         note(f"runtime: measured already, see {folder}; --force measures again")
         return
-    write(measure(settings, runtime, device), settings, runtime)
+    write(measure(settings, runtime, device), settings, session)
 
 
 def suite_settings(results: SuiteResults, runtime: RuntimeConfig, device: torch.device) -> Settings:
@@ -69,10 +69,10 @@ def suite_settings(results: SuiteResults, runtime: RuntimeConfig, device: torch.
 def _find_measured(settings: Settings, results: Path, device: torch.device) -> Path | None:
     # Through JSON, in which tuples are lists, as in the report that was read.
     asked = json.loads(json.dumps(asdict(settings)))
-    machine = _describe_device(device), describe_environment(device)["cpu"]
+    machine = describe_environment(device)
     for file, report in load_runtime_reports(results):
-        measured_on = report.get("device"), report.get("environment", {}).get("cpu")
-        if report.get("settings") == asked and measured_on == machine:
+        is_same = all(report.get("environment", {}).get(part) == machine[part] for part in ("gpu", "cpu"))
+        if report.get("settings") == asked and is_same:
             return file.parent
     return None
 
@@ -95,7 +95,6 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) ->
         "command": f"procap {' '.join(sys.argv[1:])}",
         "settings": asdict(settings),
         "backbone": {"name": clip.name, "weights": clip.pretrained},
-        "device": _describe_device(device),
         "environment": describe_environment(device),
         "rows": rows,
         "seconds": time.perf_counter() - began,
@@ -103,22 +102,13 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) ->
     }
 
 
-def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) -> None:
+def write(report: dict[str, Any], settings: Settings, session: Session) -> None:
     """Write the measurements below the results."""
-    from runner.remote_results import RemoteResults
-
     # Only the same measurement replaces another in its folder.
     digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode()).hexdigest()[:8]
     weights = [] if settings.pretrained is None else [Path(settings.pretrained).stem]
-    words = settings.backbone, *weights, *settings.precisions, report["device"]["name"], digest
-    folder = runtime.results / "runtime" / re.sub(r"\W+", "-", "-".join(words).lower(), flags=re.ASCII)
+    words = settings.backbone, *weights, *settings.precisions, report["environment"]["gpu"] or "CPU", digest
+    folder = session.runtime.results / "runtime" / re.sub(r"\W+", "-", "-".join(words).lower(), flags=re.ASCII)
     report["folder"] = str(folder)
     write_json(folder / "runtime.json", report)
-    RemoteResults(runtime.results_url, runtime.results).push("runtime")
-
-
-def _describe_device(device: torch.device) -> dict[str, str]:
-    import torch
-
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return {"type": device.type, "name": name}
+    session.remote.push("runtime")

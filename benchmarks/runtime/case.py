@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,11 @@ from benchmarks.runtime.workload import MODES, Evaluation, Models, ModeName, Tra
 from procap.text import LabelSpace
 from runner.config import RunConfig
 from runner.meters import Meter
-from runner.schedule import Schedule
 from runner.setup import build_initial_method, label_space, make_eval_transform, train_augment, train_stream
 from runner.step import AsyncLosses
+from runner.training_steps import TrainingSteps
 from shards.device.stream import DeviceTrainStream
-from shards.image_selection import FewShot, TargetImages, load_few_shot, select_target_images
+from shards.image_selection import TargetImages, TrainingSelection, load_few_shot, select_target_images
 from shards.loader import StreamOptions, TrainStream, evaluation_batches
 from shards.reader import open_dataset
 from shards.resolve import resolve_dataset
@@ -37,12 +37,11 @@ MODEL = ("forward", "backward", "optimizer")
 
 @dataclass(frozen=True)
 class CaseData:
-    """One data set of all cases. classes: trained and tested on."""
+    """One data set of all cases, in the folder `root`."""
 
     name: str
     root: Path
-    classes: str
-    fewshot: FewShot
+    fewshot: TrainingSelection
     test: TargetImages
     space: LabelSpace
 
@@ -54,7 +53,7 @@ def load_case_data(name: str, root: Path, classes: str = "base", shots: int = SH
     shards = open_dataset(root, name)
     fewshot = load_few_shot(shards, shots, SEED, classes)
     space = label_space(shards.manifest, fewshot.classnames)
-    return CaseData(name, root, classes, fewshot, select_target_images(shards, classes), space)
+    return CaseData(name, root, fewshot, select_target_images(shards, classes), space)
 
 
 class Case:
@@ -76,8 +75,8 @@ class Case:
             self.training = Training(self.method, config, mode, settings.accelerations, self.meter)
             self.stream = self._stream()
             self.method.training_images = self.stream
-            self.schedule = Schedule(config.recipe, self.stream, self.method)
-            self.steps = self.schedule.steps
+            self.training_steps = TrainingSteps(config.recipe, self.stream, self.method)
+            self.steps = self.training_steps.total
             self._losses = AsyncLosses(self.device)
             self._batches = self._epochs(self.training)
 
@@ -128,7 +127,7 @@ class Case:
         # An accuracy that would mislead is left out.
         if self.settings.pretrained == "random":
             why = "the weights are random"
-        elif self.trains and len(self.schedule.stage_starts) > 1:
+        elif self.trains and len(self.training_steps.stage_starts) > 1:
             why = "only the first stage is trained"
         return {
             "dataset": self.data.name,
@@ -163,8 +162,8 @@ class Case:
 
     def _epochs(self, training: Training) -> Generator[tuple[Tensor, ...], None, None]:
         for epoch in range(self.config.recipe.epochs):
-            training.engine.set_rates(self.schedule.rates(self.schedule.first_step(epoch), epoch))
-            batches = self.schedule.batches(epoch)
+            training.engine.set_rates(self.training_steps.rates(self.training_steps.first_step(epoch), epoch))
+            batches = self.training_steps.batches(epoch)
             yield from batches if isinstance(self.stream, DeviceTrainStream) else self._moved(batches)
 
     def _moved(self, batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
@@ -178,18 +177,10 @@ class Case:
 
 def run_cases(data: CaseData, settings: Settings, models: Models) -> list[dict[str, Any]]:
     """Train and evaluate every method of a data set in both modes at every precision; returns rows."""
-    cases = [
-        Case(
-            run_config(method, precision, settings, dataset=data.name, data=data.root, classes=data.classes),
-            data,
-            models,
-            mode,
-            settings,
-        )
-        for precision in settings.precisions
-        for method in settings.methods
-        for mode in MODES
-    ]
+    cases = []
+    for precision, method, mode in product(settings.precisions, settings.methods, MODES):
+        config = run_config(method, precision, settings, dataset=data.name, data=data.root)
+        cases.append(Case(config, data, models, mode, settings))
     # All cases are in memory at once: training and then evaluation alternate between them.
     _train([case for case in cases if case.trains])
     encoder = _evaluate(cases, settings)
@@ -199,24 +190,19 @@ def run_cases(data: CaseData, settings: Settings, models: Models) -> list[dict[s
 def _train(cases: Sequence[Case]) -> None:
     if not cases:
         return
-    images, labels = (tensor.to(cases[0].device) for tensor in _first_batch(cases[0]))
+    first, recipe = cases[0], cases[0].config.recipe
+    # A separate stream, so that no case has decoded images before it is timed.
+    augment = train_augment(recipe, first.method.clip, first.method.views)
+    stream = TrainStream(first.data.fewshot.train, recipe.batch_size, augment, first.config.seed)
+    with closing(stream.epoch(0)) as batches:
+        images, labels = (tensor.to(first.device) for tensor in next(batches))
     for case in cases:
         assert case.training is not None
         case.training.prepare(images, labels)
-    name, epochs = cases[0].data.name, cases[0].config.recipe.epochs
-    for number, case in enumerate(rotate(cases, epochs), 1):
-        case.train_round(cases[0].stream.steps_per_epoch)
+    for number, case in enumerate(rotate(cases, recipe.epochs), 1):
+        case.train_round(first.stream.steps_per_epoch)
         if number % len(cases) == 0:
-            note(f"  {name}: epoch {number // len(cases)} of {len(cases)} trainings")
-
-
-def _first_batch(case: Case) -> tuple[Tensor, Tensor]:
-    recipe = case.config.recipe
-    # Use a separate stream, so that no case has decoded images before it is timed.
-    augment = train_augment(recipe, case.method.clip, case.method.views)
-    stream = TrainStream(case.data.fewshot.train, recipe.batch_size, augment, case.config.seed)
-    with closing(stream.epoch(0)) as batches:
-        return next(batches)
+            note(f"  {first.data.name}: epoch {number // len(cases)} of {len(cases)} trainings")
 
 
 def _evaluate(cases: Sequence[Case], settings: Settings) -> list[list[float]]:

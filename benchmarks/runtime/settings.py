@@ -66,16 +66,15 @@ def make_settings(
 
 
 def run_config(
-    method: str, precision: str, settings: Settings, *, dataset: str = "shapes", data: Path | None = None,
-    classes: str = "all",
-) -> RunConfig:  # fmt: skip
+    method: str, precision: str, settings: Settings, *, dataset: str = "shapes", data: Path | None = None
+) -> RunConfig:
     """Configure a run with ProCAP's recipe, so that only the methods differ. data: of sets not in the catalogue."""
     from runner.planning import plan_run
 
     return plan_run(
         method=method,
         dataset=dataset,
-        classes=classes,
+        classes=settings.classes,
         shots=settings.shots,
         seed=SEED,
         backbone=settings.backbone,

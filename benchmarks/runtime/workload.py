@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -101,10 +101,8 @@ class _Workload:
         # On a CPU without compiling, measuring the peak memory is enough warm-up.
         self._warm_ups = 2 if self.device.type == "cuda" or on.compile else 0
 
-    @contextmanager
-    def _in_mode(self, images: int, work: Work) -> Iterator[None]:
-        with nullcontext() if self.mode == "reference" else fitting_threads(self.method.clip, images, work):
-            yield
+    def _in_mode(self, images: int, work: Work) -> AbstractContextManager[None]:
+        return nullcontext() if self.mode == "reference" else fitting_threads(self.method.clip, images, work)
 
 
 class Training(_Workload):

@@ -23,5 +23,4 @@ SUITE = Suite(
     plots=halves_plots,
     published="base_to_novel",
     quick_datasets={"mini": ("tiles", "petals", "digits")},
-    quick_seeds=(1,),
 )

@@ -15,17 +15,15 @@ from __future__ import annotations
 from benchmarks.experiment.profiles import PROFILES
 from benchmarks.experiment.suite import Suite, SuiteOptions
 from benchmarks.tables.transfer import transfer_tables
-from runner.config import Target
 
 QUICK_TARGETS = {"mini": ("tiles", "petals", "digits")}
 """Data sets tested on under `--quick`, by profile: those that other suites pack."""
 
 
-def other_data_sets(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
-    """Return all classes of the source itself and of every other data set of the profile, or of a few under --quick."""
+def of_profile(options: SuiteOptions) -> tuple[str, ...]:
+    """Return every data set of the profile, or a few under --quick."""
     profile = options.profile
-    others = QUICK_TARGETS.get(profile.name, profile.datasets) if options.quick else profile.datasets
-    return tuple(Target(name) for name in dict.fromkeys([dataset, *others]))
+    return QUICK_TARGETS.get(profile.name, profile.datasets) if options.quick else profile.datasets
 
 
 SUITE = Suite(
@@ -35,8 +33,8 @@ SUITE = Suite(
     datasets={profile.name: (profile.general,) for profile in PROFILES.values()},
     classes="all",
     task="cross-dataset",
-    targets=other_data_sets,
+    tested=("all",),
+    other_sets=of_profile,
     tables=transfer_tables,
-    quick_seeds=(1,),
     published="cross_dataset",
 )

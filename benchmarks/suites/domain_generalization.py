@@ -11,15 +11,8 @@ Sketch, A and R; MaPLe 70.72 and 60.28.
 from __future__ import annotations
 
 from benchmarks.experiment.profiles import PROFILES
-from benchmarks.experiment.suite import Suite, SuiteOptions
+from benchmarks.experiment.suite import Suite
 from benchmarks.tables.transfer import transfer_tables
-from runner.config import Target
-
-
-def shifts(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
-    """The source itself and its shifted test sets."""
-    return tuple(Target(name) for name in (dataset, *options.profile.shifts))
-
 
 SUITE = Suite(
     name="domain-generalization",
@@ -28,8 +21,8 @@ SUITE = Suite(
     datasets={profile.name: (profile.general,) for profile in PROFILES.values()},
     classes="all",
     task="cross-dataset",
-    targets=shifts,
+    tested=("all",),
+    other_sets=lambda options: options.profile.shifts,
     tables=transfer_tables,
-    quick_seeds=(1,),
     published="domain_generalization",
 )

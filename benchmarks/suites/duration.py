@@ -39,6 +39,5 @@ SUITE = Suite(
     variants=by_duration,
     tables=duration_tables,
     quick_datasets={"mini": ("tiles", "petals")},
-    quick_seeds=(1,),
     published="training_duration",
 )

@@ -11,7 +11,7 @@ Published: curves only, no figures.
 
 from __future__ import annotations
 
-from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, Variant, all_classes, is_trained
+from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, Variant, is_trained
 from benchmarks.plots.curves import shots_plots
 from benchmarks.tables.grid import few_shot_tables
 from procap.errors import UsageError
@@ -36,9 +36,8 @@ SUITE = Suite(
     methods=("zeroshot", "tipadapterf", "coop", "maple", "cliplora", "procap"),
     classes="all",
     variants=by_shots,
-    targets=all_classes,
+    tested=("all",),
     tables=few_shot_tables,
     plots=shots_plots,
     quick_datasets={"mini": ("tiles",)},
-    quick_seeds=(1,),
 )

@@ -32,5 +32,4 @@ SUITE = Suite(
     variants=by_sampling,
     tables=imbalance_tables,
     quick_datasets={"mini": ("tiles",)},
-    quick_seeds=(1,),
 )

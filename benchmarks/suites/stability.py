@@ -21,4 +21,5 @@ SUITE = Suite(
     tables=stability_tables,
     published="seed_stability",
     quick_datasets={"mini": ("tiles",)},
+    quick_seeds=(1, 2, 3),
 )

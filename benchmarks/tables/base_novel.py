@@ -6,12 +6,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import median
 
-from benchmarks.console.output import plural
-from benchmarks.experiment import published
-from benchmarks.experiment.published import AVERAGE, display_name
+from benchmarks.experiment.published import AVERAGE, display_name, load_rows
 from benchmarks.experiment.suite import Variant
+from benchmarks.results.detection import MEASURES
 from benchmarks.results.metrics import Metric, average, harmonic
-from benchmarks.results.open_world import MEASURES
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.calibration_means import calibration_tables
 from benchmarks.tables.comparison import comparison_tables
@@ -97,7 +95,7 @@ def ablation_tables(results: SuiteResults) -> list[Table]:
     sets = results.datasets_and_average
 
     def printed(_: str) -> Iterator[PrintedRow]:
-        for row in published.ablation():
+        for row in load_rows("ablation"):
             # The printed average is over all data sets of the paper's table.
             averages = {AVERAGE: row.average} if set(results.options.datasets) == set(row.hm) else {}
             numbers = [(row.hm | averages).get(name) for name in sets]
@@ -189,7 +187,7 @@ def _hm_rule(results: SuiteResults, *, means: bool = False) -> str:
 
 def _printed_rows(results: SuiteResults, dataset: str, table: str) -> Iterator[PrintedRow]:
     """List the rows of the paper's `table` on a data set, or on average over the same ones."""
-    for row in published.halves_rows(table) if dataset != AVERAGE or results.covers_paper else ():
+    for row in load_rows(table) if dataset != AVERAGE or results.covers_paper else ():
         if row.dataset == dataset:
             deviations = (getattr(row, f"{half}_std", None) for half in ("base", "novel", "hm"))
             numbers = map(Metric, (row.base, row.novel, row.hm), deviations)
@@ -200,10 +198,8 @@ def _printed_rows(results: SuiteResults, dataset: str, table: str) -> Iterator[P
 
 def open_world_tables(results: SuiteResults) -> list[Table]:
     """Make OPEN_WORLD of every variant on each data set and on average."""
-    cells, old = partial(open_world_cells, results), _count_old(results)
-    repeat = f"WITHOUT PROBABILITIES: {plural(old, 'evaluation')}; `procap eval --force` repeats them." if old else ""
-    about = (results.name, results.suite.heading, ["Data set", "Method"], OPEN_WORLD, [OPEN_WORLD_RULE, repeat])
-    return [suite_table(results, Heading(*about), cells, datasets=results.datasets_and_average)]
+    heading = Heading(results.name, results.suite.heading, ["Data set", "Method"], OPEN_WORLD, [OPEN_WORLD_RULE])
+    return [suite_table(results, heading, partial(open_world_cells, results), datasets=results.datasets_and_average)]
 
 
 def open_world_cells(results: SuiteResults, variant: Variant, dataset: str) -> list[Metric | None]:
@@ -219,9 +215,3 @@ def open_world_cells(results: SuiteResults, variant: Variant, dataset: str) -> l
 
 def _measure(results: SuiteResults, variant: Variant, dataset: str) -> list[Metric | None]:
     return [results.metric(variant, dataset, Target(dataset), column) for column in MEASURES]
-
-
-def _count_old(results: SuiteResults) -> int:
-    """Count evaluations of all classes that have no probabilities of base classes, as they were made before."""
-    joint = results.frame[results.frame.target_classes == "all"]
-    return joint[joint.base_confidence.isna()].path.nunique()

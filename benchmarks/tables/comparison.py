@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.suite import Variant
-from benchmarks.results.metrics import Metric
+from benchmarks.results.frame import marks_of
+from benchmarks.results.metrics import Metric, make_metric
 from benchmarks.results.statistics import DRAWS, compare, holm, measure_of
 from benchmarks.results.suite_results import SuiteResults, reference_title
 from benchmarks.tables.notes import CHOSEN_ON_TEST, SEES_UNLABELLED
@@ -54,8 +55,8 @@ def comparison_table(
     rows = []
     for title, comparison in comparisons.items():
         means, seeds = comparison.tasks[["a", "b"]].mean(), comparison.seeds
-        ours = _mean_of(variants[reference], float(means.a), seeds)
-        theirs = _mean_of(variants[title], float(means.b), seeds)
+        ours = make_metric((), seeds, float(means.a), **marks_of(variants[reference]))
+        theirs = make_metric((), seeds, float(means.b), **marks_of(variants[title]))
         difference = Metric(comparison.difference, comparison.std, comparison.seeds)
         interval = "{:.2f} to {:.2f}".format(*comparison.interval) if comparison.interval else None
         p = (f"{comparison.p:.2g}", f"{corrected[title]:.2g}") if title in corrected else (None, None)
@@ -71,15 +72,7 @@ def comparison_table(
     titles = (f"{measure} of {reference}", measure, "Difference", "95 % interval", "p", "p (Holm)")
     columns = [Column(title, "") for title in titles]
     heading = f"{reference} compared with every other row, {measure}"
-    marks = {
-        CHOSEN_ON_TEST: any(row.chosen_on_test for row in rows),
-        SEES_UNLABELLED: any(row.block[1] for row in rows),
-    }
-    notes = [note, *(mark for mark, is_used in marks.items() if is_used)]
+    marks = [marks_of(variants[title]) for title in (reference, *comparisons)]
+    signs = {"chosen_on_test": CHOSEN_ON_TEST, "sees_unlabelled": SEES_UNLABELLED}
+    notes = [note, *(text for name, text in signs.items() if any(mark[name] for mark in marks))]
     return Table(name, heading, ("Against", tasks.capitalize()), columns, rows, notes)
-
-
-def _mean_of(frame: pd.DataFrame, mean: float, seeds: tuple[int, ...]) -> Metric:
-    """Make a metric of a mean over rows of `frame`, with their marks."""
-    on_test, unlabelled = bool(frame.chosen_on_test.any()), bool((frame.unlabelled != "none").any())
-    return Metric(mean, seeds=seeds, chosen_on_test=on_test, sees_unlabelled=unlabelled)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.experiment.published import AVERAGE, title_target
 from benchmarks.experiment.titles import choose_reference, sort_methods, title_method
+from benchmarks.results.detection import score_rule
 from benchmarks.results.frame import (
     check_contents,
     dataset_order,
@@ -20,7 +21,6 @@ from benchmarks.results.frame import (
     variant_order,
 )
 from benchmarks.results.metrics import Metric, average, harmonic
-from benchmarks.results.unknown_images import score_rule
 from benchmarks.tables.calibration_means import calibration_tables
 from benchmarks.tables.notes import Notes, run_notes
 from benchmarks.tables.rows import HALVES, NOTE_ON_SPEED, PARAMETERS, SPEEDS, average_speeds, count_parameters

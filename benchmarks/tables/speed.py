@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.console.output import plural
-from benchmarks.experiment import published
-from benchmarks.experiment.published import display_name
+from benchmarks.experiment.published import display_name, load_rows
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import BACKBONE, SuiteResults
 from benchmarks.tables.rows import published_title
@@ -58,7 +57,7 @@ def runtime_tables(results: SuiteResults) -> list[Table]:
             notes.append(f"Not comparable with published numbers: {reason}.")
     rows: list[Row] = []
     for dataset in results.options.datasets:
-        printed = [row for row in published.runtime() if row.dataset == dataset and results.in_paper]
+        printed = [row for row in load_rows("runtime") if row.dataset == dataset and results.in_paper]
         for row in printed:
             # It comes from another machine: none of its cells is marked the best.
             cells = (row.train_seconds, None, row.images_per_second, row.accuracy, None, None)

@@ -43,11 +43,6 @@ class Row:
     average: bool = False
 
     @property
-    def chosen_on_test(self) -> bool:
-        """Whether a number of the row was reached by weights or settings that test accuracy chose."""
-        return any(isinstance(cell, Metric) and cell.chosen_on_test for cell in self.cells)
-
-    @property
     def block(self) -> tuple[str, bool]:
         """The group, and whether the row's method looks at unlabelled images: rows of a block are ranked together."""
         return self.group, any(isinstance(cell, Metric) and cell.sees_unlabelled for cell in self.cells)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.experiment import published
-from benchmarks.experiment.published import display_name
+from benchmarks.experiment.published import display_name, load_rows
 from benchmarks.experiment.suite import Variant
 from benchmarks.results.metrics import Metric, average
 from benchmarks.results.suite_results import SuiteResults
@@ -37,7 +36,7 @@ def _transfer_table(results: SuiteResults, source: str) -> Table:
     file = results.suite.published
     # The paper trains on ImageNet.
     is_published = source == "imagenet" and file in ("cross_dataset", "domain_generalization")
-    rows = getattr(published, file)() if is_published else []
+    rows = load_rows(file) if is_published else []
 
     def printed(_: str) -> Iterator[PrintedRow]:
         for row in rows:

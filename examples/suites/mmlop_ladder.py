@@ -51,5 +51,4 @@ SUITE = Suite(
     datasets={"mini": ("textures", "tiles", "petals", "shapes")},
     variants=ladder,
     tables=base_to_novel_tables,
-    quick_seeds=(1,),
 )

@@ -26,7 +26,7 @@ from scipy.stats import ttest_1samp
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.profiles import PAPER
-from benchmarks.experiment.suite import Suite, SuiteOptions, Variant, halves
+from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
 from benchmarks.results.metrics import Metric, average, harmonic
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.notes import suite_notes
@@ -112,11 +112,6 @@ def further_values(listed: Mapping[str, tuple[Any, ...]], default: BaseModel) ->
                 yield f"{name}={format_value(value)}", {name: value}
 
 
-def validated(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
-    """Return the validation images of the base classes, then base and novel test images."""
-    return Target(dataset, "base", "val"), *halves(options, dataset)
-
-
 def readings_tables(results: SuiteResults) -> list[Table]:
     """Make the differences to the default with their intervals, then the numbers themselves."""
     default = results.by_title.get(DEFAULT, results.variants[0])
@@ -182,7 +177,7 @@ SUITE = Suite(
     datasets={"paper": ("ucf101", "eurosat", "dtd"), "mini": ("digits", "tiles")},
     held_out=True,
     variants=readings,
-    targets=validated,
+    tested=("base:val", "base", "novel"),
     tables=readings_tables,
     seeds=(1, 2),
     quick_seeds=(1,),

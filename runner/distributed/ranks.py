@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from procap.errors import UsageError
@@ -35,9 +34,9 @@ def is_launched() -> bool:
     return "LOCAL_RANK" in os.environ
 
 
-def ranks_from_environment(environ: Mapping[str, str] | None = None) -> Ranks:
+def ranks_from_environment() -> Ranks:
     """Read what torchrun or the deepspeed launcher has set; one process if nothing is set."""
-    environ = os.environ if environ is None else environ
+    environ = os.environ
     # The second is the name that DeepSpeed's launcher uses.
     local_size = "LOCAL_SIZE" if "LOCAL_SIZE" in environ and "LOCAL_WORLD_SIZE" not in environ else "LOCAL_WORLD_SIZE"
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", local_size)

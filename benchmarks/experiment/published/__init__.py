@@ -1,8 +1,8 @@
 """Load the tables of the ProCAP paper from the CSV files in this folder, with our names for data sets and methods.
 
-Every function returns one object per row, whose attributes are listed below it. Numbers are percentages with two
-decimals as printed unless noted. `method` is the printed name and `key` our name of the method, None for those that are
-not implemented here. `dataset` is our name of a data set, or AVERAGE.
+`load_rows` returns one object per row. Numbers are percentages with two decimals as printed unless noted. `method` is
+the printed name and `key` our name of the method, None for those that are not implemented here. `dataset` is our name
+of a data set, or AVERAGE.
 """
 
 from __future__ import annotations
@@ -40,6 +40,22 @@ PROMPT_PICTURE: Mapping[str, Mapping[str, float]] = {"eurosat": {"maple": 96.86,
 The first belongs to "the trained baseline", which the figure does not name; the figures next to it have MaPLe.
 """
 
+TO_SOURCE = {"by_dataset": "targets", "ImageNet": "source"}
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "seed_stability": {"base_mean": "base", "novel_mean": "novel", "hm_mean": "hm"},
+    "cross_dataset": TO_SOURCE,
+    "domain_generalization": TO_SOURCE,
+    "ablation": {"by_dataset": "hm"},
+    "runtime": {"time_s": "train_seconds", "fps": "images_per_second"},
+}
+"""Our names of columns, by table. by_dataset: the attribute for the columns of data sets."""
+UNPRINTED: Mapping[str, Mapping[str, Any]] = {
+    "base_to_novel": {"epochs": 0},
+    "seed_stability": {"epochs": 0, "method": "ProCAP", "venue": "Ours"},
+    "training_duration": {"dataset": AVERAGE, "venue": "Ours"},
+}
+"""Columns that a table does not need to print, with their only value."""
+
 COMPONENTS = ("cross_attention", "gaussian", "kl", "l2", "infonce")
 
 
@@ -54,59 +70,30 @@ def title_target(name: str) -> str:
     return display_name(target.dataset) + f" {target.classes}" * (target.classes != "all")
 
 
-def base_to_novel(folder: Path = PUBLISHED) -> list[Any]:
-    """Load method, key, venue ("Ours" for ProCAP), dataset, base, novel, hm; of DCPL only the average is printed."""
-    return _read(folder / "base_to_novel.csv")
+def load_rows(table: str, folder: Path = PUBLISHED) -> list[Any]:
+    """Load a table of the paper; none for an empty name.
+
+    base_to_novel: method, key, venue ("Ours" for ProCAP), dataset, base, novel, hm; of DCPL only the average is printed
+    seed_stability: these of ProCAP, and base_std, novel_std, hm_std; the average's hm is the mean of hms
+    training_duration: these of the average, and epochs (0 in the two others)
+    cross_dataset: method, key, venue, source (accuracy on ImageNet), targets (by data set), target_mean
+    domain_generalization: the same for ImageNet's four shifts; "DCPL*" is printed with its star
+    ablation: variant, each of COMPONENTS (0 or 1), hm (by data set), average
+    runtime: dataset, method, key, train_seconds, images_per_second, accuracy: one GPU, mixed precision, seed 1
+    """
+    rows = _read(folder / f"{table}.csv", **RENAMED.get(table, {})) if table else []
+    if table == "cross_dataset":
+        # Venues are printed in the other tables only.
+        others = (row for name in ("base_to_novel", "domain_generalization") for row in load_rows(name, folder))
+        venues = {row.method: row.venue for row in others}
+        for row in rows:
+            row.venue = venues[row.method]
+    return rows
 
 
 def table1_methods() -> list[str]:
     """List the methods of the main table that this program has, in its order, and the three that the text compares."""
-    return list(dict.fromkeys([*(row.key for row in base_to_novel() if row.key), "mocoop", "caspl", "ipo"]))
-
-
-def cross_dataset(folder: Path = PUBLISHED) -> list[Any]:
-    """Load method, key, venue, source (accuracy on ImageNet), targets (by data set), target_mean."""
-    rows = _read(folder / "cross_dataset.csv", by_dataset="targets", ImageNet="source")
-    # Venues are printed in the other tables only.
-    venues = {row.method: row.venue for row in (*domain_generalization(folder), *base_to_novel(folder))}
-    for row in rows:
-        row.venue = venues[row.method]
-    return rows
-
-
-def domain_generalization(folder: Path = PUBLISHED) -> list[Any]:
-    """Load the columns of `cross_dataset` for ImageNet's four shifts. "DCPL*" is printed with its star."""
-    return _read(folder / "domain_generalization.csv", by_dataset="targets", ImageNet="source")
-
-
-def stability(folder: Path = PUBLISHED) -> list[Any]:
-    """Load dataset, base, base_std, novel, novel_std, hm, hm_std of ProCAP; the average's hm is the mean of hms."""
-    means = {f"{name}_mean": name for name in ("base", "novel", "hm")}
-    return _read(folder / "seed_stability.csv", **means)
-
-
-def ablation(folder: Path = PUBLISHED) -> list[Any]:
-    """Load variant, each of COMPONENTS (0 or 1), hm (by data set), average."""
-    return _read(folder / "ablation.csv", by_dataset="hm")
-
-
-def duration(folder: Path = PUBLISHED) -> list[Any]:
-    """Load method, key, epochs, base, novel, hm, averaged over the eleven data sets."""
-    return _read(folder / "training_duration.csv")
-
-
-def runtime(folder: Path = PUBLISHED) -> list[Any]:
-    """Load dataset, method, key, train_seconds, images_per_second, accuracy: one GPU, mixed precision, seed 1."""
-    return _read(folder / "runtime.csv", time_s="train_seconds", fps="images_per_second")
-
-
-@functools.cache
-def halves_rows(table: str) -> list[Any]:
-    """Load method, key, venue, dataset, epochs (else 0), base, novel, hm of one of three tables; empty for another."""
-    tables = {"base_to_novel": base_to_novel, "seed_stability": stability, "training_duration": duration}
-    # Not all three tables have these columns: `stability` is of ProCAP alone, `duration` of averages alone.
-    usual = {"epochs": 0, "venue": "Ours", "dataset": AVERAGE, "method": "ProCAP", "key": "procap"}
-    return [SimpleNamespace(**{**usual, **vars(row)}) for row in (tables[table]() if table in tables else ())]
+    return list(dict.fromkeys([*(row.key for row in load_rows("base_to_novel") if row.key), "mocoop", "caspl", "ipo"]))
 
 
 @functools.cache
@@ -117,6 +104,7 @@ def _read(file: Path, by_dataset: str = "", **names: str) -> list[Any]:
     # Not by pandas, whose import takes as long as the rest of planning a run.
     for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
         values: dict[str, Any] = {by_dataset: {}} if by_dataset else {}
+        values |= UNPRINTED.get(file.stem, {})
         for column, text in row.items():
             value = _parse_cell(text)
             if column in ours and column not in names:

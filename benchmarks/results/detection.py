@@ -1,17 +1,22 @@
-"""Measure runs trained on base classes where base and novel images meet the names of all classes.
+"""Measure how well scores tell base from novel images, and images of known classes from unknown ones.
 
-An image is detected as one of base classes by the highest probability of a base class among all (`base_confidence`).
-Shapes: N images of a test set, of which P show base classes, and Q = N - P novel ones.
+Base against novel: of runs trained on base classes, evaluated among the names of all classes, by the highest
+probability of a base class (`base_confidence`). Known against unknown: by the stored scores of both.
+Shapes: N images of a test set, of which P show base or known classes, and Q = N - P others.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runner.config import Target
+from runner.results import MCM, ScoreResult
 from shards.image_selection import select_labels
 
 if TYPE_CHECKING:
@@ -72,3 +77,48 @@ def openworld_auc(
     # Scores are probabilities: a wrong base image comes below, and a wrong novel image above all others.
     scores = np.concatenate([np.where(base_right, base, -1.0), np.where(novel_right, novel, 2.0)])
     return detect(np.arange(len(scores)) < len(base), scores)[0]
+
+
+@dataclass(frozen=True)
+class Detection:
+    """Known against unknown images by `runner.evaluate`; `auroc` and `fpr95` in percent, see `detect`.
+
+    known [P], unknown [Q]: their scores. manifest: digest of the unknown images. limited: the first images alone.
+    score: the rule of the scores.
+    """
+
+    auroc: float
+    fpr95: float
+    known: NDArray[np.float64]
+    unknown: NDArray[np.float64]
+    manifest: str
+    limited: bool
+    score: str = MCM
+
+
+def score_rule(frame: pd.DataFrame) -> str:
+    """Return the rule of the scores in the rows of a method."""
+    return next(detection.score for unknown in frame.unknown for detection in unknown.values())
+
+
+def detect_unknown(known: Target, results: Iterable[ScoreResult]) -> Mapping[str, Mapping[str, Detection]]:
+    """Compare the scores of `known`, the images of a run's classes, with those of each other target.
+
+    Returns the detections by settings of the evaluation, as `EvalSettings.label` names them, and target.
+    """
+    by_settings: dict[str, dict[str, ScoreResult]] = {}
+    for result in results:
+        by_settings.setdefault(result.settings.label, {})[result.target] = result
+    detections: dict[str, dict[str, Detection]] = {}
+    for label, by_target in by_settings.items():
+        if positive := by_target.pop(str(known), None):
+            detections[label] = {target: _compare(positive, result) for target, result in by_target.items()}
+    return detections
+
+
+def _compare(known: ScoreResult, unknown: ScoreResult) -> Detection:
+    scores = np.array([*known.scores, *unknown.scores])
+    is_known = np.arange(len(scores)) < known.total
+    limited = known.limited or unknown.limited
+    parts, digest = (scores[is_known], scores[~is_known]), unknown.manifest_digest
+    return Detection(*detect(is_known, scores), *parts, digest, limited, unknown.score)

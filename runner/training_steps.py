@@ -25,20 +25,20 @@ def distinct_peak_rates(method: Method, recipe: Recipe) -> list[float]:
     return [recipe.lr, *sorted({*peak_rates(method, recipe).values()} - {recipe.lr})]
 
 
-class Schedule:
-    """The steps of a training, counted from 0; `stage_starts` are the first steps of the method's stages."""
+class TrainingSteps:
+    """The `total` steps of a training, counted from 0: batches, rates, and stages, from their `stage_starts` on."""
 
     def __init__(self, recipe: Recipe, stream: TrainStream, method: Method) -> None:
         self.recipe = recipe
         self.stream = stream
         # One recipe for each peak rate, from which the rate of a step or epoch is computed.
         self._recipe_per_peak = [recipe.model_copy(update={"lr": peak}) for peak in distinct_peak_rates(method, recipe)]
-        self.steps = recipe.iterations or recipe.epochs * stream.steps_per_epoch
-        self.stage_starts, self.cycles = method.stage_starts(self.steps), method.cycles
+        self.total = recipe.iterations or recipe.epochs * stream.steps_per_epoch
+        self.stage_starts, self.cycles = method.stage_starts(self.total), method.cycles
 
     def first_step(self, epoch: int) -> int:
         """Return the first step of `epoch`."""
-        return self.steps * epoch // self.recipe.epochs
+        return self.total * epoch // self.recipe.epochs
 
     def stage(self, step: int) -> int:
         """Return the stage that trains `step`."""
@@ -51,7 +51,7 @@ class Schedule:
         """
         if self.recipe.schedule == "epoch":
             return [epoch_rate(recipe, epoch, self.cycles) for recipe in self._recipe_per_peak]
-        stages = list(pairwise((*self.stage_starts, self.steps)))
+        stages = list(pairwise((*self.stage_starts, self.total)))
         start, end = stages[self.stage(step)]
         warms_up = start == 0 and self.recipe.warmup != "none"
         warm = self.first_step(min(self.recipe.warmup_epochs, self.recipe.epochs)) if warms_up else 0
@@ -64,7 +64,7 @@ class Schedule:
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of `TrainStream.epoch` for the steps of `epoch` from its step `start_step` on."""
-        # With a budget of iterations an epoch of the schedule is no pass over the images: it can begin inside one.
+        # With a budget of iterations an epoch is no pass over the images: it can begin inside one.
         step, end = self.first_step(epoch) + start_step, self.first_step(epoch + 1)
         while step < end:
             number, position = divmod(step, self.stream.steps_per_epoch)
