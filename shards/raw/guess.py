@@ -126,8 +126,7 @@ def _describe_files(folder: Path) -> str:
 def _check_class_folders(root: Path) -> None:
     """Raise UserError for folders called like splits or `CONTENTS`, or with the same folders inside (color/, grey/)."""
     names = list_class_folders(root)
-    words = {word for words in SPLIT_WORDS.values() for word in words}
-    usual = words | CONTENTS if len(names) > 1 else words
+    usual = SPLIT_WORDS.keys() | (CONTENTS if len(names) > 1 else set())
     if all({*re.split("[ _-]", name.lower())} <= usual for name in names):
         what = f"{first_few(names)}, which are names of splits or kinds of files" if names else "no folders"
         what += _describe_files(root)
