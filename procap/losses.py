@@ -40,16 +40,14 @@ def kl_to_standard_normal(mu: Tensor, logvar: Tensor) -> Tensor:
 
     ProCAP's equation 3. Pass the log-variance that is sampled from, that is, after clamping.
     """
-    with torch.autocast(mu.device.type, enabled=False):
-        mu, logvar = mu.float(), logvar.float()
-        # Half the squared mean is part of it: at the paper's weights this outweighs `l2` five to one.
-        return 0.5 * (logvar.exp() + mu.square() - 1 - logvar).sum()
+    mu, logvar = mu.float(), logvar.float()
+    # Half the squared mean is part of it: at the paper's weights this outweighs `l2` five to one.
+    return 0.5 * (logvar.exp() + mu.square() - 1 - logvar).sum()
 
 
 def l2(mu: Tensor) -> Tensor:
     """Sum the squared norm of `mu` [..., P, D] over all tokens, ProCAP's equation 4; a scalar."""
-    with torch.autocast(mu.device.type, enabled=False):
-        return mu.float().square().sum()
+    return mu.float().square().sum()
 
 
 def mmd(now: Tensor, past: Tensor) -> Tensor:

@@ -9,9 +9,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-MOST_DEVIATIONS = 30
-"""Most deviations between the mean of a Gaussian average and the nearest epoch: from 39 on weights are 0 in float64."""
-
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 READ_UNDER: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -61,7 +58,7 @@ class Recipe(BaseModel):
     warmup: Literal["none", "constant", "linear"] = "constant"
     warmup_epochs: int = Field(default=1, ge=0)
     warmup_lr: float = Field(default=1e-5, ge=0, description="constant warm-up's rate, linear warm-up's first one")
-    average: tuple[float, float] | None = Field(
+    average: tuple[float, Annotated[float, Field(gt=0)]] | None = Field(
         default=None, description="mean and deviation, in epochs, of a Gaussian average of the weights over epochs"
     )
     grad_clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient, or no limit")
@@ -93,18 +90,6 @@ class Recipe(BaseModel):
     def passes(self, images: int) -> float:
         """Compute how many passes over `images` images the training takes."""
         return self.iterations * min(self.batch_size, images) / images if self.iterations else self.epochs
-
-    @model_validator(mode="after")
-    def _weights_of_the_average(self) -> Self:
-        if self.average is not None and self.epochs:
-            mean, deviation = self.average
-            nearest = min(max(mean, 1), self.epochs)
-            if deviation <= 0 or abs(mean - nearest) / deviation > MOST_DEVIATIONS:
-                raise ValueError(
-                    f"average = {list(self.average)} gives no weight to any of {self.epochs} epochs: give a mean near "
-                    "them, and a deviation above 0"
-                )
-        return self
 
     @field_validator("crop_scale")
     @classmethod

@@ -20,10 +20,9 @@ from procap.errors import UserError
 
 @lru_cache(maxsize=1)
 def simple_tokenizer() -> Any:
-    """Return open_clip's `SimpleTokenizer`; UserError if open_clip is not installed."""
+    """Return open_clip's `SimpleTokenizer`."""
     package = importlib.util.find_spec("open_clip")
-    if package is None or package.origin is None:
-        raise UserError("CLIP's tokenizer comes with open_clip, which is not installed: pip install open_clip_torch")
+    assert package is not None and package.origin is not None
     # Importing open_clip itself also imports timm and every architecture, which takes seconds; its tokenizer does not.
     file = Path(package.origin).parent / "tokenizer.py"
     spec = importlib.util.spec_from_file_location("procap_open_clip_tokenizer", file)

@@ -148,8 +148,6 @@ class TextTower(nn.Module):
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
-        # Not the constant: tests encode in small chunks.
-        self.chunk_rows = CHUNK_ROWS
         g, width = geometry, geometry.text_width
         # nn.Embedding's constructor would draw random weights, which takes seconds on the meta device.
         self.token_embedding = nn.Embedding.from_pretrained(torch.empty(g.vocab_size, width))
@@ -197,8 +195,8 @@ class TextTower(nn.Module):
         return prompts.layout(plan, len(self.transformer.resblocks), self.positional_embedding.shape[0])
 
     def _encode_chunks(self, prompts: PromptSet, plan: Plan) -> Tensor:
-        """Encode in chunks of at most `chunk_rows` rows: [C, E], or [S, C, E] if the plan holds token sets."""
-        sets, layout, limit = plan.num_sets, self._layout(prompts, plan), self.chunk_rows
+        """Encode in chunks of at most `CHUNK_ROWS` rows: [C, E], or [S, C, E] if the plan holds token sets."""
+        sets, layout, limit = plan.num_sets, self._layout(prompts, plan), CHUNK_ROWS
         rows = layout.num_rows if layout else len(prompts) * prompts.columns
         if rows * max(sets, 1) <= limit:
             return self._encode(prompts, plan, optimized=True)

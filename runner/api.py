@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import fields
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from procap.weights.loading import load_clip
 from runner import session
 from runner.acceleration import Acceleration
-from runner.config import Precision, RuntimeConfig, Target
+from runner.config import Precision, RunConfig, RuntimeConfig, Target
 from runner.engine import autocast
 from runner.evaluate import evaluate_run
 from runner.feature_store import EncodedImages
@@ -69,7 +70,7 @@ def train(*, method: str, dataset: str, data: str | Path = "", results: str | Pa
 
 
 def evaluate(
-    run: Run | str | Path, target: str | Target, *, data: str | Path = "", force: bool = False, **settings: Any
+    run: Run | str | PathLike[str], target: str | Target, *, data: str | Path = "", force: bool = False, **settings: Any
 ) -> EvalResult:
     """Count the correct images of `target`, `dataset[:classes[:split]]`; an existing result is read.
 
@@ -124,26 +125,26 @@ def features(
     Raises UserError for data or weights that are not here.
     """
     opened = Session(**settings)
-    selection, inner = select_target_images(opened.dataset(dataset), classes, split), opened._session
-    images, clip = selection.images, load_clip(backbone, pretrained).to(inner.device)
+    selection, device = select_target_images(opened.dataset(dataset), classes, split), opened.device
+    images, clip = selection.images, load_clip(backbone, pretrained).to(device)
     plain, transform = Acceleration(), make_eval_transform(clip)
     plain.prepare(clip)
     # As a training on features describes its plain views.
     how = {"transform": f"{transform}, mirrored False", "precision": precision, "batch": BATCH}
-    with fitting_threads(clip, BATCH, "eval"), autocast(precision, inner.device):
-        key, encoded = inner.read_features(clip, images, acceleration=plain, **how)
+    with fitting_threads(clip, BATCH, "eval"), autocast(precision, device):
+        key, encoded = opened.read_features(clip, images, acceleration=plain, **how)
         if encoded is None:
-            start, batches = time.perf_counter(), evaluation_batches(images, transform, BATCH, inner.decoders)
+            start, batches = time.perf_counter(), evaluation_batches(images, transform, BATCH, opened.decoders)
             # Each batch goes to the host, because the features of a large split may not fit next to the backbone.
-            moved = to_device(batches, inner.device, moved=(0,))
+            moved = to_device(batches, device, moved=(0,))
             parts = [clip.encode_image(pixels).float().cpu() for pixels, _, _ in moved]
             encoded = EncodedImages(torch.cat(parts), {"features": time.perf_counter() - start})
             if key:
-                inner.features.write(key, encoded)
+                opened.features.write(key, encoded)
     return ImageFeatures(encoded.features, torch.from_numpy(images.labels), selection.classnames, images.paths)
 
 
-class Session:
+class Session(session.Session):
     """Where runs lie and how they are executed; the backbone, data sets and tracking store are opened once."""
 
     def __init__(self, *, data: str | Path = "", results: str | Path = "results", **settings: Any) -> None:
@@ -152,58 +153,58 @@ class Session:
         refresh.cache_clear()
         folder, url = results_root(str(results), cache_home())
         places: dict[str, Any] = {"data": data_root(str(data)), "results": folder, "results_url": url}
-        self._session = session.Session(RuntimeConfig(**places, **settings))
+        super().__init__(RuntimeConfig(**places, **settings))
 
-    def get_run(self, *, method: str, dataset: str, **choices: Any) -> Run:
-        """Describe a run, which exists already or not; choices: of `runner.planning.RunChoices`, such as shots=4."""
-        data = self._session.runtime.data
-        return Run(self._session.get_run(plan_run(method=method, dataset=dataset, data=data, **choices)))
+    def get_run(self, config: RunConfig | None = None, **choices: Any) -> Run:
+        """Describe a run, which exists already or not.
 
-    def find(self, folder: str | Path) -> Run:
+        choices: of `runner.planning.RunChoices`, such as method="coop", dataset="digits", shots=4; or config.
+        """
+        return Run(self, config or plan_run(data=self.runtime.data, **choices))
+
+    def find(self, folder: str | PathLike[str]) -> Run:
         """Return the run in `folder`."""
-        return Run(self._session.locate(Path(folder)))
+        found = self.locate(Path(folder))
+        return Run(found.session, found.config)
 
     def dataset(self, name: str) -> ShardSet:
         """Open a packed data set; generated and bundled ones are packed first."""
-        pack_missing([name], self._session.runtime.data)
-        return self._session.dataset(name)
+        pack_missing([name], self.runtime.data)
+        return super().dataset(name)
 
     def close(self) -> None:
         """Send what is left to MLflow; the end of the program does so too."""
-        self._session.exporter.flush()
+        self.exporter.flush()
 
 
-class Run:
-    """A run of a session. config: everything that decides its learned tensors."""
-
-    def __init__(self, run: session.Run) -> None:
-        self._run, self.config, self.folder = run, run.config, run.folder.path
+class Run(session.Run):
+    """A run of a session. config: everything that decides its learned tensors. folder: its files."""
 
     def state(self, *targets: str) -> RunState:
         """Read what exists of the run and of its evaluations on `targets`, `dataset:classes:split`."""
-        return read_state(self._run, targets)
+        return read_state(self, targets)
 
     def train(
         self, *, force: bool = False, until: int | None = None, callbacks: Callbacks | None = None
     ) -> TrainResult | Progress:
         """Train, resume or read the run; see `runner.train.train_run`. Returns the content of `train.json`."""
-        pack_missing([self.config.dataset], self._run.session.runtime.data)
-        return train_run(self._run, force=force, until=until, callbacks=callbacks)
+        pack_missing([self.config.dataset], self.session.runtime.data)
+        return train_run(self, force=force, until=until, callbacks=callbacks)
 
     def evaluate(self, target: str | Target, *, force: bool = False) -> EvalResult:
         """Count the correct images of a target, `dataset[:classes[:split]]`; returns the content of its result file."""
-        data = self._run.session.runtime.data
+        data = self.session.runtime.data
         parsed = Target.parse(target, data) if isinstance(target, str) else target
         pack_missing([parsed.dataset], data)
-        return evaluate_run(self._run, parsed, force=force)
+        return evaluate_run(self, parsed, force=force)
 
     @property
     def method(self) -> Method:
         """The trained method, loaded once."""
-        return load_trained(self._run).method
+        return load_trained(self).method
 
     def classifier(self, classnames: Sequence[str] = ()) -> ImageClassifier:
         """Make a function of images to probabilities; classnames: others than those that the run learned."""
         from runner.predict import ImageClassifier
 
-        return ImageClassifier(load_trained(self._run), classnames)
+        return ImageClassifier(load_trained(self), classnames)

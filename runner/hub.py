@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import partial
+from os import PathLike, fspath
 from pathlib import Path
 
 from procap.errors import UsageError, UserError
 from procap.hub import hub_file
-from procap.methods import describe_method, title_and_colour
+from procap.methods import data_use, describe_method, title_and_colour
 from runner.config import FrozenModel, RunConfig, RuntimeConfig, Target
 from runner.results import EvalResult, TrainResult, read_document, write_bytes, write_json
 from runner.session import Run, Session, TrainedRun
@@ -89,14 +90,16 @@ def model_card(shared: SharedRun, results: list[EvalResult], repository: str) ->
         model_name=title,
         eval_results=measured or None,
     )
-    described = describe_method(config.method)
     shots = f"{config.shots} images per class ({config.sampling})" if config.shots else "all images"
+    seen = f"{shots} of the {config.classes} classes of {config.dataset}"
+    if pool := shared.training.unlabelled:
+        seen = f"{pool.images} images of {config.dataset} without labels ({pool.pool})"
+    summary, looked_at = describe_method(config.method)["summary"], str(data_use(config.method, config.options))
     lines = [
         f"---\n{data.to_yaml()}\n---\n# {title}\n",
-        f"{described['summary']}. Trained on {shots} of the {config.classes} classes of "
-        f"{config.dataset}, seed {config.seed}, on the frozen CLIP {config.backbone_name} (digest of its weights: "
-        f"{shared.training.backbone_digest}), by procap-bench {shared.procap_version}.\n",
-        f"Beside the frozen CLIP it has looked at: {described['uses'] or 'nothing'}.\n",
+        f"{summary}. Trained on {seen}, seed {config.seed}, on the frozen CLIP {config.backbone_name} "
+        f"(digest of its weights: {shared.training.backbone_digest}), by procap-bench {shared.procap_version}.\n",
+        f"Beside the frozen CLIP it has looked at: {looked_at or 'nothing'}.\n",
         f"```sh\nprocap eval {HUB}{repository}\n```\n",
         f"`{WEIGHTS_FILE}` has the learned tensors, `{RUN_FILE}` everything that trained them.",
     ]
@@ -153,13 +156,12 @@ def fetch_run(location: str, session: Session) -> Run:
     return run
 
 
-def load_run(source: str | Path, runtime: RuntimeConfig | None = None) -> TrainedRun:
+def load_run(source: str | PathLike[str], runtime: RuntimeConfig | None = None) -> TrainedRun:
     """Load a finished run from its folder, or from `hf://NAMESPACE/NAME` through the results of `runtime`.
 
     Raises UserError as `load_trained`, also if the weights of the backbone here are not those of the training.
     """
     from runner.trained_runs import load_trained
 
-    session = Session(runtime)
-    is_shared = str(source).startswith(HUB)
-    return load_trained(fetch_run(str(source), session) if is_shared else session.locate(Path(source)))
+    session, name = Session(runtime), fspath(source)
+    return load_trained(fetch_run(name, session) if name.startswith(HUB) else session.locate(Path(name)))

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -49,7 +48,7 @@ class ImageClassifier:
         self.batch_size = max(1, run.config.recipe.test_batch_size // self._classifier.views)
 
     @classmethod
-    def load(cls, folder: str | Path, classnames: Sequence[str] = (), device: str = "auto") -> ImageClassifier:
+    def load(cls, folder: str | PathLike[str], classnames: Sequence[str] = (), device: str = "auto") -> ImageClassifier:
         """Load the run in `folder`, or at `hf://NAMESPACE/NAME`. Raises UserError if it is not a finished run."""
         return cls(load_run(folder, RuntimeConfig(device=device)), classnames)
 

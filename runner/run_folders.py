@@ -53,6 +53,9 @@ class RunFolder:
 
     path: Path
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
     config_file = _child("config.json")
     progress_file = _child("progress.json")
     train_file = _child("train.json")

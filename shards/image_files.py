@@ -79,10 +79,8 @@ def load_batches(
         name, data = image
         try:
             transform(decode(data if isinstance(data, bytes) else read_regular(data), upright=True), out)
-        except ImageError as error:
-            broken[name] = f"cannot be read: {error}"
-        except OSError as error:
-            broken[name] = f"cannot be read: {error.strerror or error}"
+        except (ImageError, OSError) as error:
+            broken[name] = f"cannot be read: {getattr(error, 'strerror', None) or error}"
 
     remaining = iter(images)
     # Python 3.12 has `itertools.batched` for this.

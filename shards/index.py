@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from procap.errors import UserError
 from shards.files import read_regular
-from shards.manifest import Manifest, lines_digest, repack_hint
+from shards.manifest import Manifest, Shard, lines_digest, repack_hint
 
 INDEX_FILE = "index.npy"
 PATHS_FILE = "paths.txt"
@@ -77,6 +77,11 @@ def _name_damage(folder: Path, split: str, file: Path) -> Iterator[None]:
 def image_digest(data: bytes) -> bytes:
     """Compute the DIGEST_BYTES bytes that identify the bytes of an image."""
     return hashlib.sha256(data).digest()[:DIGEST_BYTES]
+
+
+def shards_digest(shards: Iterable[Shard]) -> bytes:
+    """Compute the DIGEST_BYTES bytes with which `digests.bin` begins: it belongs to these shards and to no others."""
+    return image_digest("".join(shard.sha256 for shard in shards).encode())
 
 
 def list_digest(paths: Iterable[str], labels: NDArray[np.int64], classnames: Sequence[str]) -> str:

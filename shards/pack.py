@@ -34,7 +34,7 @@ from shards.check import (
     raise_problems,
 )
 from shards.files import file_lock, file_sha256, write_file
-from shards.index import DIGESTS_FILE, INDEX, INDEX_FILE, PATHS_FILE, image_digest, list_digest
+from shards.index import DIGESTS_FILE, INDEX, INDEX_FILE, PATHS_FILE, image_digest, list_digest, shards_digest
 from shards.manifest import FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror, read_manifest
 from shards.mirror import refuse_packing
 from shards.names import first_few, unfit_texts
@@ -256,11 +256,12 @@ def _finish_split(source: Source, folder: Path, split: str, shards: Sequence[Pac
     np.save(buffer, rows, allow_pickle=False)
     write_file(folder / split / INDEX_FILE, index := buffer.getvalue())
     write_file(folder / split / PATHS_FILE, text)
-    write_file(folder / split / DIGESTS_FILE, b"".join(image.digest for _, image in images))
+    entries = tuple(shard for shard, _ in shards)
+    write_file(folder / split / DIGESTS_FILE, shards_digest(entries) + b"".join(image.digest for _, image in images))
     return SplitEntry(
         count=len(images),
         digest=list_digest(paths, rows["label"], source.classnames),
         index_sha256=hashlib.sha256(index).hexdigest(),
         paths_sha256=hashlib.sha256(text).hexdigest(),
-        shards=tuple(shard for shard, _ in shards),
+        shards=entries,
     )

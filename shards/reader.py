@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from procap.errors import UsageError, UserError
 from shards.files import file_sha256, read_regular, require_regular
-from shards.index import DIGEST_BYTES, DIGESTS_FILE, image_digest, read_index, read_paths
+from shards.index import DIGEST_BYTES, DIGESTS_FILE, image_digest, read_index, read_paths, shards_digest
 from shards.manifest import Manifest, Shard, SplitEntry, is_mirror, read_manifest, repack_hint
 from shards.mirror import fetch_lists, fetch_shards, mirrored_url, refresh
 from shards.records import sample_key
@@ -48,12 +48,13 @@ class SplitFiles:
 
     @cached_property
     def digests(self) -> bytes:
-        """DIGEST_BYTES bytes of each image, read when the first is needed; empty if they were packed without."""
-        try:
-            digests = read_regular(self.folder / self.split / DIGESTS_FILE)
-        except OSError:
-            return b""
-        return digests if len(digests) == DIGEST_BYTES * self.manifest.splits[self.split].count else b""
+        """DIGEST_BYTES bytes of each image, read when the first is needed; empty without those of the shards."""
+        with suppress(OSError):
+            content = read_regular(self.folder / self.split / DIGESTS_FILE)
+            of_shards, digests = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+            is_whole = len(digests) == DIGEST_BYTES * self.manifest.splits[self.split].count
+            return digests if is_whole and of_shards == shards_digest(self.shards) else b""
+        return b""
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -70,7 +71,7 @@ class SplitFiles:
         """Read the image at `position`, `size` bytes at `offset` of a shard. Raises UserError if they are altered."""
         shard = self.shards[number]
         file = self.folder / shard.file
-        # A set that was packed without digests: whole shards are compared, each once per process.
+        # Mirrors have no digests: whole shards are compared, each once per process.
         if not self.digests:
             _verify_shard(self.folder, shard)
         try:

@@ -33,7 +33,11 @@ DOCUMENT_BYTES, DOCUMENTS_AT_ONCE = 2**28, 32
 """Most bytes of a document of results, as servers can send without end, and how many are read at a time."""
 
 
-def filesystem(location: str) -> tuple[Any, str]:
+ResolvedPath = tuple[Any, str]
+"""A file system of fsspec, and a path in it."""
+
+
+def filesystem(location: str) -> ResolvedPath:
     """Return the fsspec file system of a location, without listings of earlier calls, and the path in it."""
     import fsspec
 
@@ -74,22 +78,28 @@ def repeat_cut(read: Callable[[], T]) -> T:
     return read()
 
 
-def read_file(location: str, limit: int | None = None) -> bytes:
-    """Read a whole file of at most `limit` bytes; errors as `read_blocks`."""
-    return repeat_cut(lambda: b"".join(read_blocks(location, limit)))
+def read_file(location: str, limit: int | None = None, resolved: ResolvedPath | None = None) -> bytes:
+    """Read a whole file of at most `limit` bytes; the rest as in `read_blocks`."""
+    return repeat_cut(lambda: b"".join(read_blocks(location, limit, resolved=resolved)))
 
 
 def read_blocks(
-    location: str, limit: int | None = None, *, start: int = 0, headers: Mapping[str, str] = {}
+    location: str,
+    limit: int | None = None,
+    *,
+    start: int = 0,
+    headers: Mapping[str, str] = {},
+    resolved: ResolvedPath | None = None,
 ) -> Iterator[bytes]:
     """Yield the content of a file in blocks; errors as `translate_errors`.
 
     limit: raises UserError for a longer file, as a server can send without end.
     start, headers: for a web server, the first byte to yield and what to send with the request; aiohttp drops
         Authorization where it is redirected to a different host.
+    resolved: what `filesystem` returns, given by threads: fsspec makes a file system for each.
     """
     ranges = {"Range": f"bytes={start}-"} if start else {}
-    with translate_errors(location), _open(location, {**headers, **ranges}) as (read, response):
+    with translate_errors(location), _open(location, {**headers, **ranges}, resolved) as (read, response):
         # Some servers send every file from its beginning.
         end = start if start and response.status == 206 else 0
         while block := read():
@@ -107,11 +117,13 @@ def file_size(url: str) -> int | None:
 
 
 @contextmanager
-def _open(location: str, headers: Mapping[str, str] = {}) -> Iterator[tuple[Callable[[], bytes], Any]]:
+def _open(
+    location: str, headers: Mapping[str, str] = {}, resolved: ResolvedPath | None = None
+) -> Iterator[tuple[Callable[[], bytes], Any]]:
     """Open a file to read it once, from start to end; yields what reads a block, and the answer of a web server."""
     from fsspec.asyn import sync
 
-    files, name = filesystem(location)
+    files, name = resolved or filesystem(location)
     if scheme(location) in WEB:
         # One streaming GET. Passing any size avoids a request for the size.
         with files.open(name, "rb", block_size=0, size=1, headers=headers) as stream:
@@ -188,10 +200,12 @@ def list_files(root: str) -> list[str]:
 
 def read_files(root: str, names: Iterable[str]) -> dict[str, bytes]:
     """Read many documents below a folder at once; those that do not exist are left out."""
+    with translate_errors(root):
+        files, folder = filesystem(root)
 
     def read(name: str) -> bytes | None:
         try:
-            return read_file(join(root, name), DOCUMENT_BYTES)
+            return read_file(join(root, name), DOCUMENT_BYTES, (files, f"{folder}/{name}"))
         except NotFound as error:
             # A permission that is missing is an error.
             if isinstance(error.__cause__, FileNotFoundError):

@@ -20,7 +20,6 @@ from shards.raw.published import (
     find_location,
     imagenet_wnids,
     published_classnames,
-    published_source,
     read_published,
 )
 from shards.records import Source
@@ -92,7 +91,9 @@ def build(name: str, root: Path, per_class: int = 6, classes: int | None = None,
 
 def available(name: str, root: Path) -> Source:
     """The images of a miniature that are there, without the problems that it is not the published set."""
-    return published_source(find(name), read_published(find_location(find(name), root)))
+    dataset = find(name)
+    listing = read_published(find_location(dataset, root))
+    return listing.make_source(name, dataset.template, dataset.templates)
 
 
 def build_all(root: Path, per_class: int = 6, classes: int | None = None) -> Path:

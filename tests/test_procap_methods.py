@@ -286,7 +286,7 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
         "stops": "cannot be loaded from stops:Theirs: KeyboardInterrupt",
         "odd": "is not a subclass",
         "headless": r"has no head\(\)$",
-        "bare": r"has no recipe\(\), no plans\(\)$",
+        "bare": r"has no plans\(\), no recipe\(\)$",
     }
     for name, message in reasons.items():
         with pytest.raises(UsageError, match=message):

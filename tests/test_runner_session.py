@@ -72,12 +72,12 @@ def test_a_run_elsewhere_is_found_with_its_results(few_digits, short_checkpoint,
     front = procap.Session(data=few_digits, results=tmp_path / "there", device="cpu", tracking_uri="off", quiet=True)
     started = front.get_run(backbone=str(short_checkpoint), **FIELDS)
     started.train()
-    located = here.locate(started.folder)
+    located = here.locate(started.folder.path)
     assert (
         located.session.runtime.results == (tmp_path / "there").resolve()
         and located.session.backbones is here.backbones
     )
-    assert there.locate(started.folder).session is there
+    assert there.locate(started.folder.path).session is there
     shutil.rmtree(tmp_path / "there")
     with pytest.raises(UserError, match="not the folder of a run"):
-        here.locate(started.folder)
+        here.locate(started.folder.path)

@@ -5,7 +5,9 @@ import json
 import os
 import shutil
 import tarfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from shards.image_selection import load_few_shot
 from shards.loader import evaluation_batches
 from shards.pack import pack_source
 from shards.reader import ImageList, open_dataset
+from shards.records import ImageRecord, png
 from shards.transforms import EvalTransform
 
 TRANSFORM = EvalTransform(8, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
@@ -258,12 +261,29 @@ def test_an_image_that_was_exchanged_is_refused_when_it_is_read_alone(root):
         images = load_few_shot(open_dataset(root, "toy"), 0, 1).train
         for i in range(len(images)):
             images.read(i)
-    # Without digests, as in sets that were packed before there were any, the whole shard is compared.
+    # Without digests, as in a mirror, the whole shard is compared.
     (file.parent / "digests.bin").unlink()
     images = open_dataset(root, "toy").open_images("train")
     assert images.read(0)
     with pytest.raises(UserError, match=r"train/1\.tar is altered .SHA-256 differs"):
         images.read(5)
+
+
+def test_shards_and_digests_of_an_earlier_packing_are_refused(tmp_path):
+    """As a copy over an older set leaves them that is interrupted, where all sizes are equal."""
+
+    def flat(shade: int, split: str) -> Iterator[ImageRecord]:
+        for i in range(COUNTS[split]):
+            yield ImageRecord(f"{i}.png", i % 5, png(np.full((9, 7, 3), shade, np.uint8)).ljust(200, b"\0"))
+
+    for name, shade in (("old", 1), ("new", 2)):
+        pack_source(toy_source(partial(flat, shade)), tmp_path / name)
+    for file in (tmp_path / "old/toy/train").glob("*.tar"):
+        shutil.copy(file, tmp_path / "new/toy/train")
+    shutil.copy(tmp_path / "old/toy/train/digests.bin", tmp_path / "new/toy/train")
+    images = open_dataset(tmp_path / "new", "toy").open_images("train")
+    with pytest.raises(UserError, match=r"train/0\.tar is altered .SHA-256 differs"):
+        images.read(0)
 
 
 @pytest.mark.parametrize(("place", "value"), [

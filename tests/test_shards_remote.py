@@ -58,6 +58,10 @@ def test_paths_and_file_urls_need_no_server(tmp_path, target):
     odd.write_bytes(BYTES)
     for url in (str(odd), "file://" + str(odd).replace("%", "%25").replace(" ", "%20").replace("#", "%23")):
         assert read_file(url) == BYTES
+    (tmp_path / "a b%20#1").mkdir()
+    (tmp_path / "a b%20#1" / "x.json").write_bytes(b"x")
+    for folder in (tmp_path / "a b%20#1", (tmp_path / "a b%20#1").as_uri()):
+        assert read_files(str(folder), ["x.json", "absent.json"]) == {"x.json": b"x"}
     download(str(odd), target, sha256=SHA256)
     assert target.read_bytes() == BYTES
     with pytest.raises(NotFound, match=r"nothing\.tar is not there"):

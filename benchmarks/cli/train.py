@@ -19,9 +19,7 @@ from benchmarks.suites.preconditions import (
     check_weights_of,
     list_needs,
     note_warmup,
-    note_warning,
 )
-from procap.methods import method_class, method_options
 from runner.config import RunConfig
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
@@ -76,7 +74,6 @@ def train(
         rows.append((config.path, loss, result.steps, f"{result.seconds:.1f}", rate))
     if rows:
         show(columns(("run", "loss (all terms)", "steps", "seconds", "images/s"), rows))
-        note_warning((config.path, _training_warning(config, result)) for config, result in done.items())
     if rows and not failures.reasons:
         named = " ".join(str(runtime.results / config.path) for config in done) if init else ""
         note(f"next: procap eval {named or flags.command_line(selection, recipe_flags, runtime_flags)}")
@@ -98,15 +95,6 @@ def _plan_runs(
     find_unpacked((name for name, folder in folders if force or not folder.train_file.exists()), runtime.data)
     note_warmup(runs)
     return runs
-
-
-def _training_warning(config: RunConfig, result: TrainResult) -> str:
-    from procap.methods.hooks import DiagnosedMethod
-
-    cls = method_class(config.method)
-    if not (result.statistics and issubclass(cls, DiagnosedMethod)):
-        return ""
-    return cls.training_warning(method_options(config.method, config.options), result.statistics)
 
 
 def _train_all(

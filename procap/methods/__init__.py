@@ -115,8 +115,8 @@ def method_class(name: str) -> type[Method]:
         raise UsageError(f"method '{name}' is a plug-in that cannot be loaded from {paths[name]}: {why}") from error
     if not (isinstance(cls, type) and issubclass(cls, Method)):
         raise UsageError(f"method '{name}': {paths[name]} is not a subclass of procap.methods.method.Method")
-    if name not in METHODS and (missing := cls.missing_members()):
-        raise UsageError(f"method '{name}' is a plug-in whose class {paths[name]} has no {', no '.join(missing)}")
+    if missing := sorted(cls.__abstractmethods__):
+        raise UsageError(f"method '{name}' is a plug-in whose class {paths[name]} has no {'(), no '.join(missing)}()")
     return cls
 
 

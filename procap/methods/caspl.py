@@ -162,7 +162,7 @@ class Boosted(Method):
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         """Add the boosting tokens: between words and class name, and between patches and the method's own tokens."""
-        image, text = super().plans(prompts, noise)
+        image, text = super().plans(prompts, noise)  # type: ignore[safe-super]
         texts, visions = (
             [*self.boosting[tower].buffers()][:layers]
             for tower, layers in zip(("text", "vision"), self.boosted_layers(), strict=True)

@@ -6,6 +6,7 @@ prompts of a class, E joint embedding.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,10 +72,6 @@ class FeatureMethod(Method):
     bank: FeatureBank
 
     @classmethod
-    def missing_members(cls) -> list[str]:
-        return ["head()"] if cls.head is FeatureMethod.head else []
-
-    @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return one pass over the images, without steps."""
         recipe = Recipe(lr=1e-3, epochs=1, batch_size=256, warmup="none", drop_last=False)
@@ -106,13 +103,13 @@ class FeatureMethod(Method):
     def finish(self, bank: FeatureBank) -> None:
         """Set what is chosen after the last step."""
 
+    @abstractmethod
     def head(self, space: LabelSpace) -> Head:
         """Return the map of image features [B, E], not normalised, to logits [B, C] of the classes of `space`.
 
         A module, or a partial function whose tensors are keyword arguments, so that a classifier can copy them. Other
         spaces than that of the training have new classes only if `knows_new_classes`.
         """
-        raise NotImplementedError
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return NO_CHANGE, NO_CHANGE

@@ -183,12 +183,8 @@ class DiagnosedMethod(Protocol):
 
     kernels: which of several implementations it uses on its device; empty for one.
     statistics: numbers that describe the learned parameters, by name.
-    training_warning: one line on a part that a training left without effect; empty if `statistics` show none.
     """
 
     def kernels(self) -> str: ...
 
     def statistics(self) -> dict[str, dict[str, float]]: ...
-
-    @classmethod
-    def training_warning(cls, options: BaseModel, statistics: Mapping[str, Mapping[str, float]]) -> str: ...

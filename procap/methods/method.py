@@ -8,12 +8,12 @@ Shapes: B images, C classes, E joint embedding.
 
 from __future__ import annotations
 
+import abc
 import copy
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import getattr_static
 from typing import ClassVar, Self
 
 import torch
@@ -65,7 +65,7 @@ class PublicLayout:
     dassl: bool = True
 
 
-class MethodFacts:
+class MethodFacts(abc.ABC):
     """What a method says of itself, as class attributes: how it is shown, its published recipe and its public code.
 
     The first line of its docstring is what `procap ls methods` says.
@@ -99,9 +99,9 @@ class MethodFacts:
     needs_every_class: ClassVar[bool] = False
 
     @classmethod
+    @abc.abstractmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
         """Return the method's own published recipe for one of `TASKS`; shots 0 stands for all images."""
-        raise NotImplementedError
 
     @classmethod
     def first_recipe(cls, recipe: Recipe, options: BaseModel, dataset: str) -> Recipe:
@@ -114,13 +114,6 @@ class MethodFacts:
         name = "transfer" if task in TRANSFER_TASKS else task
         keys = [key for key in (name, dataset, "other") if key in cls.published]
         return dict(cls.published[keys[0]]) if keys else {}
-
-    @classmethod
-    def missing_members(cls) -> list[str]:
-        """List what a subclass does not define and cannot do without."""
-        needed = ("recipe", "plans")
-        # A static look-up returns the function itself, where `getattr` would bind a class method anew each time.
-        return [f"{name}()" for name in needed if getattr_static(cls, name) is getattr_static(Method, name)]
 
 
 class Method(MethodFacts, TrainingHooks):
@@ -214,9 +207,9 @@ class Method(MethodFacts, TrainingHooks):
         """
         return ()
 
+    @abc.abstractmethod
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         """Build image plan and text plan from the current weights; `noise` is None in inference."""
-        raise NotImplementedError
 
     def scale(self) -> Tensor:
         """Return the factor of the cosines: CLIP's own frozen temperature, inverted."""

@@ -48,9 +48,6 @@ EUROSAT_JITTER, EUROSAT_ROTATION = 0.2, 10.0
 """Our values for the paper's "mild colour jitter and small rotations" (strength, degrees)."""
 
 
-LEAST_MOVE = 0.05
-"""Warn if the median of sigma changed by a smaller share than this."""
-
 LETTER = {
     "class_prompt": "template",
     "norm": "post",
@@ -317,20 +314,6 @@ class ProCAP(Method):
                     "moved_max": float(moved.max()),
                 }
         return statistics
-
-    @classmethod
-    def training_warning(cls, options: BaseModel, statistics: Mapping[str, Mapping[str, float]]) -> str:
-        """Name the sigmas whose median moved by less than `LEAST_MOVE`, unless they are meant not to move."""
-        assert isinstance(options, ProCAP.Options)
-        moved = {name: values["moved_median"] for name, values in statistics.items() if name.startswith("sigma")}
-        still = {name: share for name, share in moved.items() if share < LEAST_MOVE}
-        if not still or not options.logvar_lr_scale:
-            return ""
-        return (
-            f"the variances of the prompts stay about as they began: the median {' and '.join(still)} moved by "
-            f"{100 * max(still.values()):.2g} % at most; --option logvar_lr_scale above "
-            f"{options.logvar_lr_scale:g} trains them faster"
-        )
 
     def _logvars(self) -> dict[str, nn.Parameter]:
         return {"vision_logvar": self.vision_logvar, "text_logvar": self.text_logvar} if self.options.gaussian else {}

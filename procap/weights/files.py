@@ -25,13 +25,6 @@ DERIVED_KEYS = ("attn_mask", "text.attn_mask", *OPENAI_KEYS)
 
 ZIP, LEGACY = b"PK\x03\x04", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """Starts of files of `torch.save`: since version 1.6, and before."""
-OTHER_FORMATS = {
-    b"version https://git-lfs": "a pointer of Git LFS to the file: fetch that with `git lfs pull`",
-    b"<": "a web page: download the file itself",
-    b"\x1f\x8b": "compressed by gzip: unpack it",
-}
-CUT_SHORT = ("not a zip", "incomplete", "eof", "ran out of input", "exhausted", "unexpected end")
-"""Parts of what readers say of a file that ends too early."""
 SIZE_LIMIT = 24 * 10**9
 """Bytes; the largest weights of open_clip have 20 GB."""
 
@@ -65,11 +58,15 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     """
     from safetensors import safe_open
 
-    start = _read_start(path)
-    if named := next((name for sign, name in OTHER_FORMATS.items() if start.lstrip().startswith(sign)), ""):
-        raise UserError(f"{path} is refused: it is {named}")
+    if not path.is_file():
+        # A pipe would be waited for.
+        raise UserError(f"{path} is refused: it is {'no regular file' if path.exists() else 'not there'}")
+    if (size := path.stat().st_size) > SIZE_LIMIT:
+        raise UserError(f"{path} is refused: it has {size / 1e9:,.0f} GB; the limit is {SIZE_LIMIT / 1e9:,.0f} GB")
     content: Any
     try:
+        with path.open("rb") as opened:
+            start = opened.read(40)
         # The length of a JSON header.
         if start[8:9] == b"{":
             with safe_open(path, framework="pt") as file:
@@ -78,20 +75,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
             content = _read_zip(path) if start.startswith(ZIP) else _read_legacy(path)
             metadata = content if isinstance(content, dict) else {}
         else:
-            reason = (
-                "a pickle, which can run code" if start.startswith(b"\x80") else "in no format of weights known here"
-            )
-            raise UserError(f"{path} is refused: it is {reason}; safetensors and files of torch.save are read")
-    except UserError:
-        raise
+            raise ValueError(f"it begins with {start!r}: safetensors and files of torch.save are read")
     # Readers of untrusted bytes raise errors of nearly any class.
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
         # Without torch's advice to run the code in a file.
         reason = text.partition("trusted source. ")[2].partition(" Check the documentation")[0] or text
-        is_short = any(words in reason.lower() for words in CUT_SHORT)
-        problem = "is cut short" if is_short else "is damaged" if reason == text else "holds code"
-        raise UserError(f"{path} is refused: it {problem} ({reason[:160]})") from error
+        raise UserError(f"{path} is refused: {reason[:160]}") from error
     state = content.tensors if isinstance(content, Inert) else metadata.get("state_dict", content)
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         entries = f" but {', '.join(map(ascii, [*state][:5]))}" if isinstance(state, dict) and state else ""
@@ -100,22 +90,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
     return dict(state), metadata
-
-
-def _read_start(path: Path) -> bytes:
-    """Read the first bytes of a file. Raises UserError for one that is no regular file, empty or too large."""
-    try:
-        if not path.is_file():
-            raise UserError(f"{path} is refused: it is {'no regular file' if path.exists() else 'not there'}")
-        if (size := path.stat().st_size) > SIZE_LIMIT:
-            raise UserError(f"{path} is refused: it has {size / 1e9:,.0f} GB; the limit is {SIZE_LIMIT / 1e9:,.0f} GB")
-        with path.open("rb") as file:
-            start = file.read(512)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    if not start:
-        raise UserError(f"{path} is refused: it is empty")
-    return start
 
 
 def _read_zip(path: Path) -> Any:
@@ -128,8 +102,6 @@ def _read_zip(path: Path) -> Any:
 
     plain = io.BytesIO()
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(plain, "w") as copy:
-        if not any(name.endswith("data.pkl") for name in archive.namelist()):
-            raise UserError(f"{path} is refused: it is a ZIP archive without a file of torch.save: unpack it")
         for name in archive.namelist():
             # By this file torch takes an archive for TorchScript, which it would run.
             if not name.endswith("/constants.pkl"):

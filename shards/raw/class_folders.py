@@ -101,23 +101,19 @@ def scan_folders(root: Path) -> tuple[list[ListedImage], list[str], list[str]]:
     if "" not in splits and (class_folders := [name for name in folders if name not in splits.values()]):
         both = f"{', '.join(splits.values())} with classes inside and also {first_few(class_folders)}"
         raise UserError(f"folder: {root} holds {both}: only folders of splits may lie there")
-    images: list[ListedImage] = []
-    problems: list[str] = []
-    left_out: list[str] = []
-    leavings: list[str] = []
+    images, problems = list[ListedImage](), list[str]()
+    # What is not packed, and what `list_folder` says of it.
+    unpacked: dict[str, str] = {}
     for split, prefix in splits.items():
         for name in list_class_folders(root / prefix):
             entries = dict(sorted(walk_files(root, posixpath.join(prefix, name))))
             # What is no file is listed too, and then reported or left out as an unreadable image.
-            is_listed = {path: entry in ("image", "other") and not unsafe_path(path) for path, entry in entries.items()}
-            paths = [path for path in entries if is_listed[path]]
+            paths = [path for path, entry in entries.items() if entry in ("image", "other") and not unsafe_path(path)]
             images += [ListedImage(path=path, label=name, split=split) for path in paths]
-            leavings += [path for path, entry in entries.items() if entry == "leavings"]
-            unread = [path for path, entry in entries.items() if not is_listed[path] and entry != "leavings"]
-            left_out += unread
+            unpacked |= {path: entries[path] for path in entries.keys() - {*paths}}
             if not paths:
                 hint = "remove the folder, or add its images"
-                problems.append(f"folder: {root / prefix / name} holds no image{describe_unread(unread)}: {hint}")
+                problems.append(f"folder: {root / prefix / name} holds no image{describe_unread([*entries])}: {hint}")
     # Files next to the folders are left out as well, and named.
     for folder in dict.fromkeys(("", *splits.values())):
         for name, entry in list_folder(root / folder).items():
@@ -126,7 +122,9 @@ def scan_folders(root: Path) -> tuple[list[ListedImage], list[str], list[str]]:
                 what = "is a link without a target, or no regular file"
                 problems.append(f"folder: {root / folder / name} {what}: remove it, or mend it")
             elif entry != "folder":
-                (leavings if entry == "leavings" else left_out).append(posixpath.join(folder, name))
+                unpacked[posixpath.join(folder, name)] = entry
+    leavings = sorted(path for path, entry in unpacked.items() if entry == "leavings")
+    left_out = sorted(unpacked.keys() - {*leavings})
     notes = [describe_left_out(left_out, len(images))] if left_out else []
     notes += [f"not packed, because systems leave such folders: {first_few(leavings)}"] if leavings else []
     return images, problems, notes

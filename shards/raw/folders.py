@@ -12,14 +12,14 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 
 from procap.errors import UserError
 from shards.files import read_regular
 from shards.names import first_few, has_control, unsafe_path
-from shards.records import IMAGES, JPEG_ENDINGS, ImageRange, ImageRecord
+from shards.records import IMAGES, JPEG_ENDINGS, ImageRange, ImageRecord, Source
 
 Images = list[tuple[str, int]]
 """Images of one split in list order: a path relative to the folder of the images, and a label."""
@@ -54,6 +54,7 @@ class Listing:
     def counts(self) -> dict[str, int]:
         return {split: len(images) for split, images in self.splits.items()}
 
+    @cached_property
     def sizes(self) -> list[int]:
         """List the bytes of each file; 0 for a file that cannot be read, which `read_images` reports."""
         files = [self.root / path for images in self.splits.values() for path, _ in images]
@@ -73,6 +74,19 @@ class Listing:
 
     def part(self, split: str, start: int, stop: int) -> ImageRange:
         return partial(read_images, self.root, self.splits[split][start:stop], self.max_side)
+
+    def make_source(self, name: str, template: str, templates: tuple[str, ...], details: str = "") -> Source:
+        """Make a source of these images. details: what else changes the packed images, added to the origin."""
+        return Source(
+            name,
+            self.classnames,
+            template,
+            templates,
+            f"{self.origin}, lists {self.digest()}{details}",
+            self.counts,
+            self.part,
+            sum(self.sizes),
+        )
 
 
 def read_images(root: Path, images: Images, max_side: int | None = None) -> Iterator[ImageRecord]:

@@ -195,21 +195,7 @@ def raw_source(dataset: Dataset, raw_root: Path) -> Source:
         check_published(dataset, listing)
     except UserError as error:
         raise UserError(f"'{dataset.name}': {error}") from error
-    return published_source(dataset, listing)
-
-
-def published_source(dataset: Dataset, listing: Listing) -> Source:
-    """Make a source of a data set of the catalogue from lists of its images, which are not compared with anything."""
-    return Source(
-        name=dataset.name,
-        classnames=listing.classnames,
-        template=dataset.template,
-        templates=dataset.templates,
-        origin=f"{listing.origin}, lists {listing.digest()}",
-        counts=listing.counts,
-        part=listing.part,
-        size=sum(listing.sizes()),
-    )
+    return listing.make_source(dataset.name, dataset.template, dataset.templates)
 
 
 def check_published(dataset: Dataset, listing: Listing) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -81,22 +82,12 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
         elif rows and absent:
             notes.append(f"val has no image of {first_few(absent)}: settings chosen on it ignore such classes")
     listing = Listing(root, names, splits, origin, scanned=True, max_side=description.max_side)
-    sizes = listing.sizes()
-    shrunk = f"at most {description.max_side} pixels on the short side, " if description.max_side else ""
     # A user's data has no version.
-    sizes_digest = hashlib.sha256(" ".join(map(str, sizes)).encode()).hexdigest()[:16]
-    return Source(
-        name=description.name,
-        classnames=names,
-        template=description.template,
-        templates=description.prompts,
-        origin=f"{origin}, lists {listing.digest()}, sizes {sizes_digest}, {shrunk}{UPRIGHT}",
-        counts=listing.counts,
-        part=listing.part,
-        size=sum(sizes),
-        problems=tuple(problems),
-        notes=tuple(notes),
-    )
+    details = f", sizes {hashlib.sha256(' '.join(map(str, listing.sizes)).encode()).hexdigest()[:16]}, "
+    if description.max_side:
+        details += f"at most {description.max_side} pixels on the short side, "
+    source = listing.make_source(description.name, description.template, description.prompts, details + UPRIGHT)
+    return replace(source, problems=tuple(problems), notes=tuple(notes))
 
 
 def _find_readable(root: Path, paths: Sequence[str], workers: int) -> set[str]:
