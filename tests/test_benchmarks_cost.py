@@ -3,7 +3,7 @@
 import pytest
 from made_results import put_halves
 
-from benchmarks.plots.cost import average_results, describe_best
+from benchmarks.plots.runs import average_results, describe_best
 from benchmarks.report.report import write_report
 from benchmarks.results import load
 

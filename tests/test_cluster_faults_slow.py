@@ -16,7 +16,6 @@ from fault_cluster import (
     without_cluster,
 )
 from nodes import find_trials
-from toy_shards import toy_source
 
 from runner.remote_results import results_root
 from runner.run_folders import find_runs
@@ -154,25 +153,6 @@ def test_two_sweeps_of_one_name_and_two_that_share_runs(cluster, tmp_path):
     runs, parents = count_tracked(tmp_path)
     assert len(runs) == 9 and set(runs.values()) == {1} and parents == ["FINISHED"] * 2
     assert not find_leftovers(tmp_path)
-
-
-def test_a_node_that_cannot_be_used_is_named_before_the_first_run(cluster, tmp_path):
-    data, results = tmp_path / "data", tmp_path / "results"
-    results.mkdir()
-    pack_source(toy_source(per_shard=5), data)
-    if not cluster.nodes.hosts:
-        pytest.skip("all nodes share the folders of this machine")
-    cluster.node_on(2).kill()
-    for hidden, named in ((results, "is not the storage that the driver writes to"), (data, "no shards of 'toy'")):
-        node = cluster.nodes.add(cpus=1, hidden=[hidden])
-        words = ["bench", "base-to-novel", "--datasets", "toy", "--methods", "coop", "--seeds", "1", "--quick"]
-        words += ["--profile", "paper", "--shots", "1", "--backbone", "mini", "--data", str(data)]
-        words += ["--results", str(results)]
-        command = cluster.procap(*words, *cluster.flags)
-        _, err = command.wait(1)
-        node.kill()
-        assert named in err and node.name in err and err.count("error:") == 1, err
-        assert not find_runs(results) and not find_leftovers(results)
 
 
 def test_a_broken_shard_fails_its_runs_alone(cluster, tmp_path):

@@ -70,26 +70,6 @@ def checkpoints(results):
     return {path: training.checkpoint_sha256 for path, training in done if training}
 
 
-def test_a_grid_on_two_nodes_has_the_bits_and_counts_of_a_local_one(cluster, data, tmp_path):
-    grid = [
-        *ASKED,
-        "--name",
-        "grid",
-        "--param",
-        "lr=0.002,0.1",
-        "--param",
-        "ctx_init=a_photo_of_a,a_picture_of_a",
-        "--epochs",
-        "2",
-    ]
-    there, here = tmp_path / "there", tmp_path / "here"
-    found, err = finish([*grid, *cluster, "--results", str(there)])
-    assert "2 runs at once on 2 nodes" in err
-    local, _ = finish([*grid, *data, "--max-concurrent", "1", "--results", str(here)])
-    assert checkpoints(there) == checkpoints(here) and len(checkpoints(here)) == 8
-    assert found["configurations"] == local["configurations"]
-
-
 def test_after_a_killed_driver_the_sweep_resumes_and_keeps_its_budget(cluster, tmp_path):
     words = [*ASKED, *TPE, *cluster, "--results", str(tmp_path), "--trials", "4"]
 
@@ -108,18 +88,6 @@ def test_after_a_killed_driver_the_sweep_resumes_and_keeps_its_budget(cluster, t
     assert begun <= {key_of(configuration.values) for configuration in known()}
     assert len(find_runs(tmp_path)) == len(checkpoints(tmp_path)) == 8
     assert times == {run: (tmp_path / run / "train.json").stat().st_mtime_ns for run in before}
-
-
-def test_early_stopping_keeps_states_and_goes_on_with_the_same_bits(cluster, data, tmp_path):
-    results, whole = tmp_path / "halved", tmp_path / "whole"
-    words = [*ASKED, "--param", "lr=0.002,1e3,1e4,2e3,3e3,0.02", "--epochs", "5", "--recipe-field", "warmup=none"]
-    halved = [*words, "--name", "asha", *cluster, "--results", str(results)]
-    found, _ = finish([*halved, "--scheduler", "asha", "--grace-period", "1", "--reduction-factor", "2"])
-    assert found["counts"]["stopped"] > 0 and found["counts"]["finished"] > 0
-    again, _ = finish(halved)
-    assert again["counts"]["finished"] == 6
-    assert main(["sweep", *words, "--name", "whole", *data, "--max-concurrent", "1", "--results", str(whole)]) == 0
-    assert checkpoints(results) == checkpoints(whole)
 
 
 def test_results_behind_a_url_are_resumed_on_another_machine(data, tmp_path, monkeypatch):

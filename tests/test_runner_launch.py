@@ -218,36 +218,6 @@ def same_weights(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_machine_as_the_readme_has_it(shell, tmp_path):
-    """Several runs, JSON, MLflow and evaluations: said, written and tracked once, with the numbers of one process."""
-    runs = f"--methods coop,procap --seeds 1,2 {SHORT} --backbone $TINY --recipe procap"
-    code, out, err = typed(f"{TORCHRUN} train {runs} --json", tmp_path, shell)
-    assert code == 0, err
-    assert len(json.loads(out.splitlines()[-1])["trained"]) == 4 and out.count("seed2-") == 2 * 2
-    assert err.count("training base/digits/") == 4 and err.count("next: procap eval") == 1
-    code, out, err = typed(f"{TORCHRUN} eval {runs} --json", tmp_path, shell)
-    assert code == 0, err
-    together = json.loads(out.splitlines()[-1])["evaluated"]
-    assert typed(f"{TORCHRUN} train {runs}", tmp_path, shell)[2].count("already finished") == 4
-
-    code, out, err = typed(f"procap train {runs} --tracking off --results alone", tmp_path, shell)
-    assert code == 0, err
-    same_weights(tmp_path / "results", tmp_path / "alone")
-    code, out, err = typed(f"procap eval {runs} --tracking off --results alone --json", tmp_path, shell)
-    alone = json.loads(out.splitlines()[-1])["evaluated"]
-    kept = ("run", "target", "correct", "total")
-    assert [[one[name] for name in kept] for one in together] == [[one[name] for name in kept] for one in alone]
-
-    assert typed("procap track sync", tmp_path, shell)[0] == 0
-    count = "import mlflow; print(len(mlflow.search_runs(search_all_experiments=True)))"
-    store = f"sqlite:///{tmp_path}/results/mlflow.db"
-    tracked = subprocess.run(
-        [sys.executable, "-c", count], env=shell | {"MLFLOW_TRACKING_URI": store}, capture_output=True, text=True
-    )
-    assert tracked.stdout.split() == ["4"], tracked
-
-
-@pytest.mark.slow
 def test_a_failure_is_the_last_thing_that_torchrun_says(shell, tmp_path):
     line = f"{TORCHRUN} train --methods coop {SHORT} --backbone $TINY --global-batch-size 5 --tracking off"
     code, out, err = typed(line, tmp_path, shell)

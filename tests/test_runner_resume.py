@@ -3,9 +3,7 @@
 import json
 import os
 import random
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,21 +15,22 @@ from typing import Any
 import psutil
 import pytest
 import sessions
+from child_process import start_process
 from rank_processes import Processes, run_ranks
 from small_runs import make_runtime, only_run
 from tiny_geometry import SHORT_OPTIONS, STEPPED, needed_options
 
 from benchmarks.cli import main
-from procap.errors import Unreachable, UserError
+from procap.errors import Unreachable
 from runner import checkpoint, remote_results, run_folders
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.earlier_runs import preliminary_run
 from runner.planning import plan_run
-from runner.results import Progress, write_json
+from runner.results import Progress
 from runner.resumable_training import ResumableTraining
 from runner.session import Session
 
-STEPS, STEPS_PER_EPOCH = 12, 4
+STEPS = 12
 SMALL_PROCAP = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8, "logvar_lr_scale": 9.0}
 
 
@@ -154,127 +153,30 @@ def test_a_signal_saves_the_step_and_the_run_resumes_from_it(planned, straight, 
     assert (result.resumed, result.checkpoint_sha256) == (1, straight("maple")[1].checkpoint_sha256)
 
 
-@pytest.fixture
-def stopped(planned, few_digits, tmp_path) -> tuple[RunConfig, run_folders.RunFolder]:
-    """A run that was killed inside its second epoch."""
-    config = planned("maple")
-    folder = run_folders.RunFolder(tmp_path / config.path)
-    assert train_until(config, few_digits, tmp_path, signal.SIGKILL, STEPS_PER_EPOCH + 2).code == -signal.SIGKILL
-    return config, folder
-
-
-def test_other_data_than_at_the_start_is_refused(stopped, few_digits, tmp_path):
-    config, folder = stopped
-    from shards.manifest import read_manifest
-
-    data = tmp_path / "data"
-    shutil.copytree(few_digits / "digits", data / "digits")
-    manifest = read_manifest(few_digits / "digits")
-    other = manifest.model_copy(update={"template": "another {}."})
-    (data / "digits" / "manifest.json").write_text(other.to_json())
-    states = sorted(folder.state.iterdir())
-    with pytest.raises(UserError, match=r"cannot resume from .* manifest digest is .*--force"):
-        sessions.train(config, make_runtime(data, tmp_path))
-    assert sorted(folder.state.iterdir()) == states
-
-
-def test_a_result_of_another_run_is_not_taken_for_this_one(planned, straight, few_digits, tmp_path):
-    runtime = make_runtime(few_digits, tmp_path)
-    write_json(run_folders.RunFolder(tmp_path / planned("procap").path).train_file, straight("maple")[1])
-    with pytest.raises(UserError, match=r"--force"):
-        sessions.train(planned("procap"), runtime)
-
-
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-def words(command: str, data: Path, results: Path) -> list[str]:
-    """MaPLe on digits with the embedded weights: 100 steps in seconds."""
-    flags = f"--methods maple --datasets digits --shots 4 --epochs 20 --batch-size 4 --lr 0.002 --data {data}"
-    return [command, *flags.split(), "--results", str(results), "--tracking", "off", "--device", "cpu"]
-
-
-@pytest.fixture(scope="module")
-def unkilled(few_digits, tmp_path_factory) -> run_folders.RunFolder:
-    results = tmp_path_factory.mktemp("straight")
-    for command in ("train", "eval"):
-        assert main(words(command, few_digits, results)) == 0
-    return only_run(results)
-
-
-class Agents:
-    """torchruns that were started, and the workers they started."""
-
-    def __init__(self, log: Path) -> None:
-        self.log = log
-        self.started: list[subprocess.Popen[bytes]] = []
-
-    def start(self, launcher: list[str], work: list[str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "torch.distributed.run", *launcher, __file__, *work]
-        with self.log.open("ab") as log:
-            agent = subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=log, stderr=log)
-        self.started.append(agent)
-        return agent
-
-    def workers(self, agent: int = 0) -> list[psutil.Process]:
-        return psutil.Process(self.started[agent].pid).children()
-
-    def wait_for_state(self, folder: Path, seconds: float = 900.0) -> None:
-        """Until a state of a run below `folder` is on disk, which is in the middle of the training."""
-        deadline = time.monotonic() + seconds
-        while not list(folder.rglob("state/step-*")):
-            assert time.monotonic() < deadline and self.started[0].poll() is None, self.log.read_text()
+@pytest.mark.slow
+def test_torchrun_starts_all_processes_again_when_one_is_killed(few_digits, tmp_path):
+    flags = f"--methods maple --datasets digits --shots 4 --epochs 20 --batch-size 4 --lr 0.002 --data {few_digits}"
+    words = ["train", *flags.split(), "--tracking", "off", "--device", "cpu", "--results"]
+    assert main([*words, str(tmp_path / "straight")]) == 0
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", __file__]
+    command, results = [sys.executable, "-m", *launcher, *words], tmp_path / "results"
+    with start_process([*command, str(results)], cwd=ROOT, env=os.environ | ENVIRONMENT) as agent:
+        while not list(results.rglob("state/step-*")):
+            assert agent.poll() is None
             time.sleep(0.05)
-
-    def wait(self, agent: int = 0, seconds: float = 900.0) -> int:
-        try:
-            return self.started[agent].wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(self.log.read_text()) from None
-
-    def end(self) -> None:
-        for agent in self.started:
-            if agent.poll() is None:
-                for process in [*psutil.Process(agent.pid).children(recursive=True), psutil.Process(agent.pid)]:
-                    process.kill()
-                agent.wait()
-
-
-@pytest.fixture
-def agents(tmp_path):
-    agents = Agents(tmp_path / "log.txt")
-    yield agents
-    agents.end()
-
-
-def assert_same_run(wanted: run_folders.RunFolder, results: Path, ranks: int = 2) -> None:
-    """A finished run is the other one up to the order of sums, and `ranks` processes finished it."""
-    folder = only_run(results)
-    one, other = wanted.read_training(), folder.read_training()
-    assert one is not None and other is not None
-    assert (other.steps, other.images, other.fewshot) == (one.steps, one.images, one.fewshot)
-    assert other.resumed >= 1 and other.processes == ranks
-    weights = checkpoint.read_checkpoint(folder.checkpoint_file, other.checkpoint_sha256)[0]
+        random.Random(1).choice(psutil.Process(agent.pid).children()).kill()
+        assert agent.wait(900) == 0
+    wanted, folder = only_run(tmp_path / "straight"), only_run(results)
+    result = folder.read_training()
+    assert result.resumed >= 1 and result.processes == 2 and result.steps == wanted.read_training().steps
+    weights = checkpoint.read_checkpoint(folder.checkpoint_file, result.checkpoint_sha256)[0]
     for name, weight in checkpoint.read_checkpoint(wanted.checkpoint_file)[0].items():
         assert (weight - weights[name]).abs().max() <= 1e-3 * weight.abs().max(), name
     assert not folder.state.exists() and not folder.progress_file.exists()
-    counts = [[result.per_class for result in run.read_evaluations()] for run in (wanted, folder)]
-    assert counts[0] and counts[0] == counts[1]
-
-
-@pytest.mark.slow
-def test_one_agent_starts_again_when_a_worker_is_killed(agents, unkilled, few_digits, tmp_path):
-    results = tmp_path / "results"
-    launcher = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "3"]
-    agents.start(launcher, words("train", few_digits, results))
-    agents.wait_for_state(results)
-    random.Random(1).choice(agents.workers()).send_signal(signal.SIGKILL)
-    assert agents.wait() == 0, agents.log.read_text()
-    agents.started.clear()
-    agents.start(launcher, words("eval", few_digits, results))
-    assert agents.wait() == 0, agents.log.read_text()
-    assert_same_run(unkilled, results)
 
 
 @pytest.fixture
@@ -368,6 +270,6 @@ def test_the_command_line_takes_a_url_for_results(s3, few_digits, tmp_path, monk
 
 
 if __name__ == "__main__":
-    # A worker of `Agents`: the command line, but for a state a second.
+    # A worker of torchrun: the command line, but for a state a second.
     ResumableTraining.is_due = lambda self, seconds: time.monotonic() - self._saved_time >= 1  # type: ignore[method-assign]
     sys.exit(main())
