@@ -31,7 +31,7 @@ def cost_plots(frame: pd.DataFrame) -> Plots:
 
 
 def average_results(frame: pd.DataFrame) -> pd.DataFrame:
-    """Average results by their column `title`, else `variant`: method, accuracy, train_seconds and parameters.
+    """Average results by their column `title`, else `variant`: method, accuracy, measure, train_seconds, parameters.
 
     The best accuracy is first. It is that on test images of the own data set, for base and novel classes their harmonic
     mean; where there are none, that on the images which were evaluated. Titles without results on all data sets are
@@ -43,20 +43,22 @@ def average_results(frame: pd.DataFrame) -> pd.DataFrame:
     tests = frame[(frame.split == "test") & (frame.target_dataset == frame.dataset) & ~frame.limited]
     tests = tests if len(tests) else frame
     by_classes = tests.pivot_table(index=["title", "dataset"], columns="target_classes", values="accuracy")
-    accuracy = by_classes.mean(axis="columns")
+    accuracy, measure = by_classes.mean(axis="columns"), "mean accuracy"
     if {"base", "novel"} <= {*by_classes}:
-        base, novel = by_classes["base"], by_classes["novel"]
+        base, novel, measure = by_classes["base"], by_classes["novel"], "mean of HMs"
         accuracy = (2 * base * novel / (base + novel)).fillna(accuracy)
     by_dataset = accuracy.unstack("dataset").dropna()
     means = tests.groupby("title").agg({"method": "first", "train_seconds": "mean", "parameters": "mean"})
-    return means.loc[by_dataset.index].assign(accuracy=by_dataset.mean(axis="columns")).sort_values("accuracy")[::-1]
+    means = means.loc[by_dataset.index].assign(accuracy=by_dataset.mean(axis="columns"), measure=measure)
+    return means.sort_values("accuracy")[::-1]
 
 
 def describe_best(means: pd.DataFrame) -> str:
     """Describe the best title and the place of ProCAP in one line; "" for a single title."""
     if len(means) < 2:
         return ""
-    best = f"best is {means.index[0]} with {means.accuracy.iloc[0]:.2f} %"
+    # Tables of averages also have the HM of the averages, whose best can be another.
+    best = f"best by {means.measure.iloc[0]} is {means.index[0]} with {means.accuracy.iloc[0]:.2f} %"
     ranks = [rank for rank, method in enumerate(means.method, 1) if method == "procap"]
     if not ranks or ranks[0] == 1:
         return best
