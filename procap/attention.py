@@ -179,18 +179,17 @@ class Block(nn.Module):
         adapter: a row-wise module whose output on `ln_1(x)` is added to the block's.
         branch: low-rank branches next to the projections of the attention.
         """
+        rows = x if read is None else read(x)
         if branch is not None:
             out = self._with_branch(x, pattern, read, folded, branch)
-            return out if adapter is None else out + adapter(self.ln_1(x if read is None else read(x)))
-        if read is None:
-            q, kv = self.before_attention(x).split([self.attn.width, 2 * self.attn.width], dim=-1)
         else:
-            # Every row is a key, but only the rows that are read are queries and take part in the residual.
-            kv = self.attn.keys_values(self.ln_1(x))
-            x = read(x)
-            q = self.attn.queries(self.ln_1(x))
-        out = self.after_attention(x, pattern.apply(q, kv, self.attn.heads), folded)
-        return out if adapter is None else out + adapter(self.ln_1(x))
+            if read is None:
+                q, kv = self.before_attention(x).split([self.attn.width, 2 * self.attn.width], dim=-1)
+            else:
+                # Every row is a key, but only the rows that are read are queries and take part in the residual.
+                q, kv = self.attn.queries(self.ln_1(rows)), self.attn.keys_values(self.ln_1(x))
+            out = self.after_attention(rows, pattern.apply(q, kv, self.attn.heads), folded)
+        return out if adapter is None else out + adapter(self.ln_1(rows))
 
     def _with_branch(
         self, x: Tensor, pattern: AttentionPattern, read: RowMap | None, folded: bool, branch: LowRank

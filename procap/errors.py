@@ -8,11 +8,13 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ValidationError
+
+Model = TypeVar("Model", bound="BaseModel")
 
 SYNONYMS = {"learning_rate": "lr"}
 """Names that other programs use, and ours."""
@@ -74,6 +76,16 @@ def describe_invalid(error: ValidationError, root: str = "the file") -> str:
     message = first["msg"].removeprefix("Value error, ")
     value = f" = {reprlib.repr(first['input'])}" if isinstance(first["input"], str | int | float) and parts else ""
     return f"{field}{value}{': ' * bool(field)}{message[:1].lower()}{message[1:]}"
+
+
+def validate(model: type[Model], values: Mapping[str, Any], owner: str, noun: str = "field") -> Model:
+    """Make a pydantic model of `values`; see `explain_invalid` for the UsageError of wrong ones."""
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise explain_invalid(error, owner, model.model_fields, noun) from error
 
 
 def explain_invalid(error: ValidationError, owner: str, fields: Collection[str], noun: str = "field") -> UsageError:

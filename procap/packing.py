@@ -153,11 +153,7 @@ class PromptSet:
     def constant(self, key: object, compute: Callable[[], Tensor]) -> Tensor:
         """Return a tensor that depends on the prompts and `key` alone; it is computed at the first use."""
         if key not in self._constants:
-            tensor = compute()
-            if type(tensor) is not Tensor:
-                # A fake tensor, on which operations are counted, is of no use outside the counting.
-                return tensor
-            self._constants[key] = tensor
+            self._constants[key] = compute()
         return self._constants[key]
 
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from procap.classifier import unit
 from procap.clip import CLIP
 from procap.text import LabelSpace
 from procap.weights.loading import WeightsKey, load_clip
@@ -47,8 +47,8 @@ def text_bank(
     # One template at a time: features of 60 templates of ImageNet's 1,000 names would take 123 MB at once.
     for template in templates:
         features = text_features(clip, space.prompts(template))
-        total += F.normalize(features, dim=-1) if average == "normalise-first" else features
-    return F.normalize(total, dim=-1)
+        total += unit(features) if average == "normalise-first" else features
+    return unit(total)
 
 
 @functools.lru_cache(maxsize=1)
@@ -73,4 +73,4 @@ def sentence_bank(clip: CLIP, sentences: Sequence[Sequence[str]]) -> Tensor:
     """Compute text features [P, C, E] of P sentences for each of C classes, normalised, float32, without gradient."""
     features = text_features(clip, [sentence for of_class in sentences for sentence in of_class])
     # [C P, E] to [C, P, E] to [P, C, E], a row of sentences for each draw of a training step.
-    return F.normalize(features, dim=-1).unflatten(0, (len(sentences), -1)).transpose(0, 1).contiguous()
+    return unit(features).unflatten(0, (len(sentences), -1)).transpose(0, 1).contiguous()

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from procap.errors import UsageError, explain_invalid, unknown_name
+from procap.errors import UsageError, unknown_name, validate
 from procap.recipe import Recipe, format_value
 from runner.config import RunConfig, Target
 from shards.default_paths import data_root
@@ -66,7 +64,8 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     fields |= {"method": method, "precision": chosen.precision, "sampling": parse_sampling(chosen.sampling)}
     changes = {**chosen.shared_overrides, **chosen.overrides}
     # Checks `changes` with placeholders for the rest, before the import of the method, which takes seconds.
-    _make_config(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, **changes}), fields)
+    recipe = validate(Recipe, {"lr": 1.0, "epochs": 0, "batch_size": 1, **changes}, "recipe")
+    validate(RunConfig, {"recipe": recipe, **fields}, "run")
     cls = method_class(method)
     from procap.methods.method import TASKS
 
@@ -82,7 +81,7 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     if "epochs" in changes:
         # Without `iterations` epochs are passes over the images, as a user who gives their number expects.
         changes = {"iterations": None, **changes}
-    resolved = _make_recipe({**named_recipe.model_dump(), **changes})
+    resolved = validate(Recipe, {**named_recipe.model_dump(), **changes}, "recipe")
     if published_recipe.epochs and not resolved.epochs:
         raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
     published_options = cls.task_options(task, shots, dataset.name) if published else {}
@@ -94,7 +93,8 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     # Equal trainings are one run: under any recipe a method has its own values of what it does not read.
     resolved = resolved.model_copy(update={name: getattr(published_recipe, name) for name in of_method})
     fields |= {"options": filled.model_dump(mode="json"), "recipe_name": recipe_name}
-    config = _make_config(resolved, fields | _resolve_backbone(cls, method, chosen.backbone, chosen.pretrained))
+    fields |= {"recipe": resolved, **_resolve_backbone(cls, method, chosen.backbone, chosen.pretrained)}
+    config = validate(RunConfig, fields, "run")
     check_read([config], chosen.overrides)
     return config
 
@@ -102,7 +102,7 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
 def check_read(configs: Sequence[RunConfig], changes: Mapping[str, Any]) -> None:
     """Raise UsageError for a changed recipe field that none of the trainings reads."""
     for name, value in changes.items():
-        changed = getattr(_make_recipe({"lr": 1.0, "epochs": 0, "batch_size": 1, name: value}), name)
+        changed = getattr(validate(Recipe, {"lr": 1.0, "epochs": 0, "batch_size": 1, name: value}, "recipe"), name)
         unread = [config for config in configs if getattr(config.recipe, name) != changed and name in _unread(config)]
         if unread and len(unread) == len(configs):
             conditions = dict.fromkeys(filter(None, (_unread(config)[name] for config in unread)))
@@ -165,17 +165,3 @@ def check_unknown(config: RunConfig, target: Target) -> None:
     """Raise UsageError if a target has images of the classes that a run was trained on."""
     if target.dataset == config.dataset and target.classes in (config.classes, "all"):
         raise UsageError(f"--unknown {target}: {config.path} was trained on classes of it")
-
-
-def _make_recipe(fields: Mapping[str, Any]) -> Recipe:
-    try:
-        return Recipe.model_validate(fields)
-    except ValidationError as error:
-        raise explain_invalid(error, "recipe", Recipe.model_fields) from error
-
-
-def _make_config(recipe: Recipe, fields: Mapping[str, Any]) -> RunConfig:
-    try:
-        return RunConfig(recipe=recipe, **fields)
-    except ValidationError as error:
-        raise explain_invalid(error, "run", RunConfig.model_fields) from error

@@ -35,7 +35,7 @@ class ResumableTraining:
             "config_hash": self.config.hash,
             "backbone_digest": card.backbone_digest,
             "manifest_digest": card.manifest_digest,
-            "engine": self.engine.name,
+            "engine": self.setup.engine.name if self.setup.engine else "",
             **{f"SHA-256 of {option}": digest for option, digest in self.setup.files.items()},
         }
         if source := self.setup.method_source:

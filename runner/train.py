@@ -30,7 +30,7 @@ from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecor
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
 from runner.session import Run, Session
-from runner.setup import Setup, changed_file, set_up
+from runner.setup import changed_file, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
@@ -91,7 +91,7 @@ def train_run(
         if not force and (finished := read_finished(run)):
             return finished
         with StopRequest() as stop:
-            result = _train(run, stop, force=force, until=until, callbacks=callbacks)
+            result = _train(_prepare(run, stop, force=force), stop, until, callbacks)
             stop.check(f"{result.status} {run.path}")
     return result
 
@@ -115,10 +115,8 @@ def read_finished(run: Run) -> TrainResult | None:
     return session.group.broadcast_object(result)
 
 
-def _train(
-    run: Run, stop: StopRequest, *, force: bool, until: int | None, callbacks: Callbacks | None
-) -> TrainResult | Progress:
-    """Set up, train to the end or to epoch `until`, and write the result."""
+def _prepare(run: Run, stop: StopRequest, *, force: bool) -> ResumableTraining:
+    """Set up a training and, of a method on features, encode its images; only then the run is listed."""
     config, session = run.config, run.session
     if session.runtime.deterministic:
         set_deterministic()
@@ -133,34 +131,39 @@ def _train(
     if isinstance(setup.method, FeatureMethod):
         with meter.phase("features", rated=False):
             setup = learn_from_features(run, setup, stop, meter)
-    facts = describe_environment(session.device) | {"accelerations": asdict(setup.acceleration)}
     if session.is_first:
         if force:
             # Only now: the run that is there stays if the set-up fails.
             run.delete()
-        # After the set-up, so that a run which cannot start is not listed with the results.
         if not run.folder.config_file.exists():
             write_json(run.folder.config_file, config)
-    state, validator = TrainState(), None
-    if setup.engine is not None:
-        training = ResumableTraining(run, setup, meter, facts)
+    environment = describe_environment(session.device) | {"accelerations": asdict(setup.acceleration)}
+    return ResumableTraining(run, setup, meter, environment)
+
+
+def _train(
+    training: ResumableTraining, stop: StopRequest, until: int | None, callbacks: Callbacks | None
+) -> TrainResult | Progress:
+    """Train to the end or to epoch `until`, and write the result."""
+    recipe, group, method, validator = training.config.recipe, training.group, training.setup.method, None
+    if training.setup.engine is not None:
         try:
-            with fitting_threads(setup.method.clip, config.recipe.batch_size // session.group.size):
+            with fitting_threads(method.clip, recipe.batch_size // group.size):
                 validator = Validator(callbacks, training, stop)
-                state = fit(training, validator, min(until or config.recipe.epochs, config.recipe.epochs))
-                if state.epoch < config.recipe.epochs:
+                state = fit(training, validator, min(until or recipe.epochs, recipe.epochs))
+                if state.epoch < recipe.epochs:
                     return training.finish("paused")
         finally:
-            # Not that of `setup`: each stage of a training has its own engine.
             training.engine.close()
         if training.average:
             # Again, because a run that resumes after its last epoch has restored the sums but perhaps other weights.
             training.average.apply()
-    if isinstance(setup.method, FeatureMethod):
-        setup.method.finish(setup.method.bank)
-    check_finite(setup.method.state_dict(), f"after step {state.step}: try {config.stability_hint}")
-    meter.settle()
-    result = session.group.call_on_first(lambda: _write_result(run, setup, state, meter, facts))
+    if isinstance(method, FeatureMethod):
+        method.finish(method.bank)
+    hint = training.config.stability_hint
+    check_finite(method.state_dict(), f"after step {training.state.step}: try {hint}")
+    training.meter.settle()
+    result = group.call_on_first(lambda: _write_result(training))
     if validator is not None:
         validator.notify(finished=True)
     return result
@@ -342,9 +345,10 @@ def _record_failure(folder: RunFolder, error: Exception) -> None:
             write_json(folder.progress_file, progress.model_copy(update=changes))
 
 
-def _write_result(run: Run, setup: Setup, state: TrainState, meter: Meter, facts: dict[str, Any]) -> TrainResult:
+def _write_result(training: ResumableTraining) -> TrainResult:
     """Write the checkpoint, then `train.json`, which marks the run as finished."""
-    config, few, folder = run.config, setup.fewshot, run.folder
+    setup, state, meter, folder = training.setup, training.state, training.meter, training.folder
+    config, few = training.config, setup.fewshot
     on_features = isinstance(setup.method, FeatureMethod)
     diagnosed = setup.method if isinstance(setup.method, DiagnosedMethod) else None
     drawn = {name: getattr(config, name) for name in ("shots", "sampling", "seed")}
@@ -378,9 +382,9 @@ def _write_result(run: Run, setup: Setup, state: TrainState, meter: Meter, facts
         manifest_digest=setup.card.manifest_digest,
         checkpoint_sha256=save_checkpoint(folder.checkpoint_file, setup.method, setup.card),
         backbone_digest=setup.card.backbone_digest,
-        **provenance(facts),
+        **provenance(training.environment),
         resumed=state.resumed,
-        processes=run.session.group.size,
+        processes=training.group.size,
         files=dict(setup.files),
         method_source=setup.method_source,
     )

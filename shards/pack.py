@@ -194,8 +194,8 @@ def _write(
         problems += shard_problems
         if on_progress:
             on_progress(split, stop, counts[split])
-    contents = [(split, image) for split, shards in packed.items() for _, images in shards for image in images]
     if on_note:
+        contents = [(split, image) for split, shards in packed.items() for _, images in shards for image in images]
         for note in find_duplicates(contents):
             on_note(note)
     raise_problems(source.name, problems, on_note)

@@ -3,7 +3,7 @@
 import pytest
 from made_results import put_halves
 
-from benchmarks.plots.cost import average_results, describe_best
+from benchmarks.plots.runs import average_results, describe_best
 from benchmarks.report.report import write_report
 from benchmarks.results import load
 
@@ -24,12 +24,15 @@ def test_accuracies_are_averaged_over_the_data_sets_that_all_have(results):
     means = average_results(load(results))
     assert means.accuracy.to_dict() == pytest.approx({"ProCAP": 50.0, "CoOp": 49.0})
     assert set(means.train_seconds) == {12.5} and set(means.parameters) == {2048}
-    assert describe_best(means) == "best is ProCAP with 50.00 %"
+    assert describe_best(means) == "best by mean of HMs is ProCAP with 50.00 %"
 
 
 def test_the_report_of_plain_runs_begins_with_the_best_method_and_has_both_plots(results, tmp_path):
     put_halves(results, "maple", "tiles", (90, 100), (90, 100))
     page = write_report(results, tmp_path / "page").read_text()
-    assert "best is MaPLe with 90.00\xa0%; ProCAP is number 2 of 3 with 50.00\xa0%" in page.split("<main")[0]
+    assert (
+        "best by mean of HMs is MaPLe with 90.00\xa0%; ProCAP is number 2 of 3 with 50.00\xa0%"
+        in page.split("<main")[0]
+    )
     names = {path.name for path in (tmp_path / "page" / "figures").iterdir()}
     assert {"accuracy-bars.svg", "cost.pdf"} <= names

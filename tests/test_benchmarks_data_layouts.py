@@ -38,7 +38,7 @@ def test_the_layout_of_a_folder_is_guessed(tmp_path, capsys, layout, keys):
     code, _, err = run(capsys, "data", "pack", root, "--data", tmp_path / "data", "--workers", "1")
     assert code == 0, err
     written = yaml.safe_load(text := (tmp_path / "birds.yaml").read_text())
-    assert all(f"\n{key}: " in text for key in written), "a line for each key"
+    assert all(f"\n{key}:" in text for key in written), "a line for each key"
     assert {key: written[key] for key in keys} == keys
     assert ("split" in written) == ("{s:" not in layout and layout != "table")
     manifest = open_dataset(tmp_path / "data", "birds").manifest

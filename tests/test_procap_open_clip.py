@@ -126,8 +126,8 @@ def test_backbones_are_listed_with_the_methods_that_they_admit(capsys):
 
 def test_a_resnet_takes_the_methods_that_leave_the_image_tower_alone(shallow, tiny_space):
     shallow("RN50", words=49408)
-    clip = load_clip("RN50", "random", seed=1)
-    assert clip.geometry.quick_gelu and clip.digest() == load_clip("RN50", "random", seed=1).digest()
+    clip = load_clip("RN50", "random")
+    assert clip.geometry.quick_gelu and clip.digest() == load_clip("RN50", "random").digest()
     images, labels = torch.randn(2, 3, 224, 224, generator=seeded(3)), torch.tensor([0, 3])
     for name in METHODS:
         options = SHORT_OPTIONS.get(name, {}) | ({"block": 0} if name == "tcp" else {})

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import shutil
 import signal
 import sys
 import time
@@ -22,16 +21,16 @@ from small_runs import make_runtime, only_run
 from tiny_geometry import SHORT_OPTIONS, STEPPED, needed_options
 
 from benchmarks.cli import main
-from procap.errors import Unreachable, UserError
+from procap.errors import Unreachable
 from runner import checkpoint, remote_results, run_folders
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.earlier_runs import preliminary_run
 from runner.planning import plan_run
-from runner.results import Progress, write_json
+from runner.results import Progress
 from runner.resumable_training import ResumableTraining
 from runner.session import Session
 
-STEPS, STEPS_PER_EPOCH = 12, 4
+STEPS = 12
 SMALL_PROCAP = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8, "logvar_lr_scale": 9.0}
 
 
@@ -152,37 +151,6 @@ def test_a_signal_saves_the_step_and_the_run_resumes_from_it(planned, straight, 
     train_to_the_end(config, few_digits, tmp_path)
     result = folder.read_training()
     assert (result.resumed, result.checkpoint_sha256) == (1, straight("maple")[1].checkpoint_sha256)
-
-
-@pytest.fixture
-def stopped(planned, few_digits, tmp_path) -> tuple[RunConfig, run_folders.RunFolder]:
-    """A run that was killed inside its second epoch."""
-    config = planned("maple")
-    folder = run_folders.RunFolder(tmp_path / config.path)
-    assert train_until(config, few_digits, tmp_path, signal.SIGKILL, STEPS_PER_EPOCH + 2).code == -signal.SIGKILL
-    return config, folder
-
-
-def test_other_data_than_at_the_start_is_refused(stopped, few_digits, tmp_path):
-    config, folder = stopped
-    from shards.manifest import read_manifest
-
-    data = tmp_path / "data"
-    shutil.copytree(few_digits / "digits", data / "digits")
-    manifest = read_manifest(few_digits / "digits")
-    other = manifest.model_copy(update={"template": "another {}."})
-    (data / "digits" / "manifest.json").write_text(other.to_json())
-    states = sorted(folder.state.iterdir())
-    with pytest.raises(UserError, match=r"cannot resume from .* manifest digest is .*--force"):
-        sessions.train(config, make_runtime(data, tmp_path))
-    assert sorted(folder.state.iterdir()) == states
-
-
-def test_a_result_of_another_run_is_not_taken_for_this_one(planned, straight, few_digits, tmp_path):
-    runtime = make_runtime(few_digits, tmp_path)
-    write_json(run_folders.RunFolder(tmp_path / planned("procap").path).train_file, straight("maple")[1])
-    with pytest.raises(UserError, match=r"--force"):
-        sessions.train(planned("procap"), runtime)
 
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ from PIL import Image
 from sessions import load_trained, make_run, train
 from small_runs import make_runtime, only_run
 
-from benchmarks.plots.unknown_images import pool_scores
+from benchmarks.plots.runs import pool_scores
 from benchmarks.results import load
 from benchmarks.results.detection import Detection
 from procap.classifier import unit

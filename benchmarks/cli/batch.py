@@ -51,8 +51,7 @@ class Failures:
 def process_group(
     runtime: RuntimeConfig, plan: Callable[[Session], Planned], *, on_first: bool
 ) -> Iterator[tuple[Session, Planned]]:
-    """Initialize the process group that torchrun announced; yields a session in it, with this process's device, and
-    what `plan` has returned.
+    """Initialize the process group that torchrun announced; yields a session in it, and what `plan` has returned.
 
     One process plans before it imports torch, which takes seconds. Several do inside the group, so that an error of one
     host alone, such as missing data, reaches the others; on_first: rank 0 alone, which has the results.

@@ -48,13 +48,11 @@ def report(
         raise UsageError(f"name suites or select runs: {' '.join(names)} or {selecting}")
     check_names("method", filter(None, [reference]), method_paths())
     root = open_results(results)
-    selected = run_filter(selection)
     # The local folder of a URL is a cache, in which users would not find the page.
     parts = [Path(name).name for name in names or ()] or re.findall(r"\w[\w.-]*", selecting)
     out = out or (Path() if is_url(results) else root) / "-".join(["report", *parts])[:200]
-    chosen = selected if selecting else None
-    shards = data_root(data)
-    page = write_report(root, out, ReportChoices(names or (), chosen, results, shards, reference))
+    selected = run_filter(selection) if selecting else None
+    page = write_report(root, out, ReportChoices(names or (), selected, results, data_root(data), reference))
     show(str(page))
     show_json({"page": str(page)})
     return 0

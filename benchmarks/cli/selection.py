@@ -35,7 +35,7 @@ from benchmarks.console.parse import (
 )
 from benchmarks.experiment.published import table1_methods
 from benchmarks.experiment.titles import sort_methods
-from procap.errors import UsageError, check_names, explain_invalid
+from procap.errors import UsageError, check_names, validate
 from procap.methods import method_class, method_paths
 from procap.weights.architectures import canonical_name, named_architecture
 from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
@@ -163,14 +163,9 @@ def default_targets(config: RunConfig, data: Path | None) -> list[Target]:
 
 def eval_settings(flags: EvalFlags) -> EvalSettings:
     """Make the settings of an evaluation from flags; empty ones are the default. Raises UsageError for a wrong one."""
-    from pydantic import ValidationError
-
     names = {field.name: field.name.removeprefix("eval_") for field in fields(EvalFlags) if field.name != "limit"}
     values = {setting: getattr(flags, name) for name, setting in names.items()}
-    try:
-        return EvalSettings.model_validate({name: value for name, value in values.items() if value})
-    except ValidationError as error:
-        raise explain_invalid(error, "evaluation", EvalSettings.model_fields) from error
+    return validate(EvalSettings, {name: value for name, value in values.items() if value}, "evaluation")
 
 
 def runtime_config(flags: StorageFlags, evaluation: EvalFlags | None = None) -> RuntimeConfig:

@@ -21,7 +21,7 @@ from benchmarks.console.parse import parse_datasets, parse_integers, parse_metho
 from benchmarks.experiment.published import table1_methods
 from cluster.space import Values, parse_param
 from cluster.sweep_record import SweepSettings
-from procap.errors import UsageError, explain_invalid
+from procap.errors import UsageError, validate
 from shards.resolve import resolve_dataset
 from shards.sampling import BALANCED
 
@@ -35,8 +35,6 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe_flags: Re
 
     Raises UsageError for what cannot be searched.
     """
-    from pydantic import ValidationError
-
     datasets = parse_datasets(selection.datasets, data)
     for name in datasets:
         if "val" not in resolve_dataset(name, data).counts:
@@ -60,10 +58,7 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe_flags: Re
         "overrides": recipe_overrides(recipe_flags),
         "options": parse_options(given_options(recipe_flags.option, recipe_flags.unlabelled), methods),
     }
-    try:
-        settings = SweepSettings.model_validate(fields)
-    except ValidationError as error:
-        raise explain_invalid(error, "sweep", SweepSettings.model_fields) from error
+    settings = validate(SweepSettings, fields, "sweep")
     if settings.search == "grid" and not is_listed:
         raise UsageError("--search grid needs lists of values: use random or tpe")
     if settings.search != "grid" and not (settings.trials or settings.hours):

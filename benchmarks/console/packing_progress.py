@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,17 +56,10 @@ def pack_missing_with_progress(names: Iterable[str], data_root: Path) -> None:
                 display.update(display.done + 1)
 
 
-def pack_with_progress(
-    source: Source,
-    data_root: Path,
-    *,
-    force: bool = False,
-    workers: int = 1,
-    on_note: Callable[[str], None] | None = None,
-) -> Manifest:
-    """Pack one data set under a progress bar."""
+def pack_with_progress(source: Source, data_root: Path, **choices: Any) -> Manifest:
+    """Pack one data set under a progress bar. choices: further arguments of `pack_source`."""
     with parts_progress(f"packing {source.name}", source.counts) as progress:
-        return pack_source(source, data_root, force=force, workers=workers, on_progress=progress, on_note=on_note)
+        return pack_source(source, data_root, on_progress=progress, **choices)
 
 
 @contextmanager

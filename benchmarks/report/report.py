@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.console.output import note
-from benchmarks.plots.cost import average_results, cost_plots, describe_best
+from benchmarks.plots.runs import average_results, cost_plots, describe_best, unknown_plots
 from benchmarks.plots.style import Plots
-from benchmarks.plots.unknown_images import unknown_plots
 from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, Picture, draw_picture, load_picture, write_page
 from benchmarks.report.sections import Problem, Section, read_runs, read_sections

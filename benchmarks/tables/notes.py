@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.console.output import plural
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 LIMITED = "† --limit: evaluated on the first images only; never averaged with whole test sets, never bold."
 CHOSEN_ON_TEST = "‡ weights or settings chosen by test accuracy, as the method's public code does; never bold."
 SEES_UNLABELLED = "§ methods that look at further images without labels; ranked apart."
+SETTINGS: Mapping[str, Callable[[str], str]] = {
+    "backbone": str,
+    "pretrained": lambda weights: f"weights {weights}" * (weights != "default"),
+    "shots": lambda shots: "all images" if shots == "full" else plural(int(shots), "shot"),
+    "sampling": lambda sampling: f"sampling {sampling}" * (sampling != BALANCED),
+    "precision": str,
+    "recipe": lambda recipe: "published recipes" * (recipe == "published"),
+}
+"""How a setting that all runs share is written; empty if it goes without saying."""
 
 
 class Notes(NamedTuple):
@@ -95,18 +104,9 @@ def describe_shared(runs: Iterable[tuple[str, RunConfig]]) -> str:
         values.setdefault(name, set()).add(value)
     # Settings of untrained runs have no shots and no recipe, so that they do not hide what the trained ones share.
     shared = {name: next(iter(distinct)) for name, distinct in values.items() if len(distinct) == 1}
-    parts = [shared["backbone"]] if "backbone" in shared else []
-    if shared.get("pretrained", "default") != "default":
-        parts.append(f"weights {shared['pretrained']}")
-    if "shots" in shared:
-        parts.append("all images" if shared["shots"] == "full" else plural(int(shared["shots"]), "shot"))
-    if shared.get("sampling", BALANCED) != BALANCED:
-        parts.append(f"sampling {shared['sampling']}")
-    if "precision" in shared:
-        parts.append(shared["precision"])
-    if shared.get("recipe") == "published":
-        parts.append("published recipes")
-    return f"Setting: {', '.join(parts)}." if parts else ""
+    parts = [write(shared[name]) for name, write in SETTINGS.items() if name in shared]
+    listed = ", ".join(filter(None, parts))
+    return f"Setting: {listed}." if listed else ""
 
 
 def describe_data_use(frame: pd.DataFrame) -> str:

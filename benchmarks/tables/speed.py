@@ -88,7 +88,7 @@ def find_newest(results: SuiteResults) -> Report | None:
     return max(reports, key=lambda report: report["written"], default=None)
 
 
-def _measured_rows(report: Report, dataset: str, printed: Mapping[str, float] | None = None) -> Iterator[Row]:
+def _measured_rows(report: Report, dataset: str, printed: Mapping[str, float]) -> Iterator[Row]:
     """Make the rows of one data set, by mode. printed: published accuracies by method."""
     name, rows = display_name(dataset), [row for row in report["rows"] if row["dataset"] == dataset]
     modes = list(dict.fromkeys((row["mode"], row["precision"]) for row in rows))
@@ -97,7 +97,7 @@ def _measured_rows(report: Report, dataset: str, printed: Mapping[str, float] | 
             _metric(row["train_seconds"]),
             _metric(row["encoder_fps"]["median"]),
             _metric(row["end_to_end_fps"]["median"]),
-            _metric(row["accuracy"], published=(printed or {}).get(row["method"])),
+            _metric(row["accuracy"], published=printed.get(row["method"])),
             *(_metric(row["peak_bytes"][part], 1e-6) for part in ("train", "eval")),
         )
         yield Row((name, row["title"], f"{row['mode']}, {row['precision']}"), cells, group=name)

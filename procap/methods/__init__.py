@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from procap.errors import UsageError, explain_invalid, unknown_name
+from procap.errors import UsageError, unknown_name, validate
 from procap.methods.data_use import DataUse
 from procap.methods.plugins import MethodSource, code_digest, find_place, find_plugins, plugin_source
 from procap.weights.architectures import check_towers
@@ -235,12 +235,7 @@ def _evaluate(node: ast.expr) -> Any:
 
 def method_options(name: str, options: Mapping[str, Any]) -> BaseModel:
     """Fill in the defaults of the method's options; UsageError names the first wrong field and what would work."""
-    from pydantic import ValidationError
-
-    try:
-        return method_class(name).Options(**options)
-    except ValidationError as error:
-        raise explain_invalid(error, name, method_class(name).Options.model_fields, "option") from error
+    return validate(method_class(name).Options, options, name, "option")
 
 
 def build_method(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
-from procap.methods.features import FeatureBank, RowMethod
+from procap.methods.features import ClassWeights, FeatureBank
 from procap.methods.method import Noise, PublicLayout
 from procap.methods.options import ViewOptions
 from procap.methods.taskres import WrittenText
@@ -27,7 +27,7 @@ class CLAPOptions(ViewOptions):
     constraint: bool = Field(True, description="keep the weights near the class features; without it: ZS-LP")
 
 
-class CLAP(WrittenText, RowMethod):
+class CLAP(WrittenText, ClassWeights):
     """CLAP (Silva-Rodriguez et al. 2024): a linear probe near the class features."""
 
     Options = CLAPOptions

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from procap.classifier import unit
 from procap.clip import CLIP
-from procap.methods.features import FeatureBank, Head, RowMethod
+from procap.methods.features import ClassWeights, FeatureBank, Head
 from procap.methods.method import MethodOptions
 from procap.text import LabelSpace
 
@@ -94,7 +94,7 @@ def train_heads(start: Tensor, batches: Batches, grid: Grid, scale: float, steps
         yield heads
 
 
-class CrossModal(RowMethod):
+class CrossModal(ClassWeights):
     """Cross-modal adaptation (Lin et al. 2023): a linear classifier of images and prompts."""
 
     Options = CrossModalOptions
@@ -153,7 +153,7 @@ class CrossModal(RowMethod):
         return best, kept
 
     def head(self, space: LabelSpace) -> Head:
-        return partial(linear_logits, rows=self.rows_of(space), scale=self.scale())
+        return partial(linear_logits, rows=self.weights_of(space), scale=self.scale())
 
 
 def batch_parts(counts: list[int]) -> list[tuple[int, ...]]:

@@ -155,28 +155,28 @@ class FeatureMethod(Method):
         return HeadClassifier(self.clip, self.head(space), len(space.classnames))
 
 
-class RowMethod(FeatureMethod):
-    """A method with a row of E weights for each class, which are compared with features by their cosine.
+class ClassWeights(FeatureMethod):
+    """A method with E weights for each class, which are compared with features by their cosine.
 
-    A new class has its class feature.
+    rows: the weights [C, E] of the classes trained on. A new class has its class feature.
     """
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
-        rows = torch.zeros(len(space.classnames), clip.geometry.embed_dim)
+        weights = torch.zeros(len(space.classnames), clip.geometry.embed_dim)
         # Without gradients a training takes no steps: `fit` does all of it.
-        self.rows = nn.Parameter(rows, requires_grad=self.takes_steps)
+        self.rows = nn.Parameter(weights, requires_grad=self.takes_steps)
 
-    def rows_of(self, space: LabelSpace) -> Tensor:
-        """Return the rows [C, E] of the classes of `space`, for new ones their class features."""
+    def weights_of(self, space: LabelSpace) -> Tensor:
+        """Return the weights [C, E] of the classes of `space`, for new ones their class features."""
         if space.classnames == self.space.classnames:
             return self.rows
         known = self.known(space)
-        rows = self.rows.detach()[known]
-        return rows if (known >= 0).all() else torch.where((known >= 0)[:, None], rows, self.text(space))
+        weights = self.rows.detach()[known]
+        return weights if (known >= 0).all() else torch.where((known >= 0)[:, None], weights, self.text(space))
 
     def head(self, space: LabelSpace) -> Head:
-        return partial(cosine_logits, text=self.rows_of(space), scale=self.scale())
+        return partial(cosine_logits, text=self.weights_of(space), scale=self.scale())
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:

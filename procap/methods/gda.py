@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from procap.classifier import unit
 from procap.clip import CLIP
-from procap.methods.features import FeatureBank, RowMethod, accuracy
+from procap.methods.features import ClassWeights, FeatureBank, accuracy
 from procap.methods.method import PublishedOptions
 from procap.methods.options import SelectionOptions, ViewOptions
 from procap.recipe import Recipe
@@ -58,7 +58,7 @@ def shrunk_precision(deviations: Tensor) -> Tensor:
     return width * torch.linalg.inv(scatter + scatter.trace() / (len(deviations) - 1) * identity)
 
 
-class GDA(RowMethod):
+class GDA(ClassWeights):
     """GDA (Wang et al. 2024): Gaussian discriminant analysis, nothing is trained."""
 
     Options = GDAOptions

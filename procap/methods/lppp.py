@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from procap.classifier import unit
 from procap.clip import CLIP
 from procap.initialisation import linear
-from procap.methods.features import FeatureBank, Head, RowMethod, accuracy
+from procap.methods.features import ClassWeights, FeatureBank, Head, accuracy
 from procap.methods.method import MethodOptions
 from procap.text import LabelSpace
 
@@ -39,7 +39,7 @@ def blended_logits(features: Tensor, rows: Tensor, bias: Tensor, alpha: Tensor, 
     return F.linear(image, rows, bias) + alpha * (image @ text.t())
 
 
-class LPPP(RowMethod):
+class LPPP(ClassWeights):
     """LP++ (Huang et al. 2024): a linear probe blended with the class features."""
 
     Options = LPPPOptions

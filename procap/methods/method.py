@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from procap.classifier import AveragedClassifier, Classifier, cosine_logits
+from procap.classifier import AveragedClassifier, Classifier, cosine_logits, unit
 from procap.clip import CLIP
 from procap.methods.data_use import DataUse
 from procap.methods.hooks import TrainingHooks
@@ -235,7 +235,7 @@ class Method(MethodFacts, TrainingHooks):
     def _frozen_features(self, images: Tensor) -> Tensor:
         """Compute the frozen CLIP's features [B, E] of the global batch, normalised, float32, without gradient."""
         # Unlike texts, images are encoded in every step, so autocast stays as the caller has set it.
-        return F.normalize(self._encode_batch(images, NO_CHANGE).float(), dim=-1)
+        return unit(self._encode_batch(images, NO_CHANGE))
 
     def _encode_classes(self, prompts: PromptSet, plan: Plan) -> Tensor:
         if not plan:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from procap.classifier import unit
 from procap.clip import CLIP
 from procap.methods.data_use import DataUse
-from procap.methods.features import FeatureBank, Head, RowMethod, accuracy
+from procap.methods.features import ClassWeights, FeatureBank, Head, accuracy
 from procap.methods.method import MethodOptions
 from procap.text import LabelSpace
 
@@ -26,7 +26,7 @@ STRENGTHS = (1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
 ITERATIONS = 1000
 
 
-class Baseline(RowMethod):
+class Baseline(ClassWeights):
     """What both baselines share: one view of each image, prepared as test images are, and no rule for new classes."""
 
     takes_steps = False

@@ -123,10 +123,8 @@ def public_names(method: Method) -> dict[str, str]:
 
     So are the buffers that the public code saves, such as the statistics of a batch norm.
     """
-    known, parameters = (
-        dict(method.public_layout.names) if method.public_layout else {},
-        dict(method.named_parameters()),
-    )
+    known = dict(method.public_layout.names) if method.public_layout else {}
+    parameters = dict(method.named_parameters())
     names = {}
     for name in method.state_dict() if known else ():
         # With a point at the end, so that "text" does not fit "text_mu".

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from procap.methods.features import FeatureBank, RowMethod
+from procap.methods.features import ClassWeights, FeatureBank
 from procap.methods.method import MethodOptions
 from procap.text import LabelSpace
 
@@ -31,7 +31,7 @@ class SSTextOptions(MethodOptions):
     repel: bool = Field(True, description="subtract the direction of twice a class's weights minus their mean")
 
 
-class SSText(RowMethod):
+class SSText(ClassWeights):
     """SS-Text+ (Silva-Rodriguez et al. 2025): class means, regularised by text."""
 
     Options = SSTextOptions

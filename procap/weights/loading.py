@@ -165,13 +165,12 @@ def _hub_file(repository: str, *names: str) -> Path:
         raise UserError(f"{error}; {elsewhere}") from error
 
 
-def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 0) -> CLIP:
+def load_clip(name: str = "mini", pretrained: str | None = None) -> CLIP:
     """Load a frozen CLIP, float32, on the CPU.
 
     name: "mini" (embedded), an architecture of open_clip ("ViT-B-16", also written "ViT-B/16"), a safetensors file with
         its configuration, or a folder or "hf-hub:ORGANIZATION/MODEL" in open_clip's format.
     pretrained: a tag of that architecture (default "openai" if it exists), a checkpoint's path, or "random".
-    seed: only for "random".
 
     A tower that is one of CLIP's own transformers runs in `procap.towers`, every other tower by open_clip's own module.
     The activation is that of the tag, QuickGELU for OpenAI's files, and otherwise that of the name.
@@ -190,7 +189,7 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
     about["preparation"] = _image_preparation(source.settings)
     try:
         if len(plain) < 2:
-            model = _build(source, state, quick_gelu, seed)
+            model = _build(source, state, quick_gelu)
             state = model.state_dict()
             if "image" not in plain:
                 about["visual"] = FrozenTower(model.visual)
@@ -198,7 +197,7 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
                 has_tokenizer = config["text_cfg"].get("hf_tokenizer_name")
                 about["text"] = FrozenTower(model.text, source.model if has_tokenizer else "")
         elif source.file is None:
-            return CLIP.random(geometry, seed, **about)
+            return CLIP.random(geometry, **about)
         # CoCa's decoder writes captions.
         unused = ("text_decoder.", *[f"{tower}." for tower in ("visual", "text") if tower in about])
         plain_state = {name: weight for name, weight in state.items() if not name.startswith(unused)}
@@ -222,7 +221,7 @@ def _image_preparation(settings: Mapping[str, Any]) -> ImagePreparation:
     return ImagePreparation(**fields, squash=settings.get("resize_mode") == "squash")
 
 
-def _build(source: WeightsSource, state: dict[str, Tensor], quick_gelu: bool, seed: int) -> Any:
+def _build(source: WeightsSource, state: dict[str, Tensor], quick_gelu: bool) -> Any:
     """Build a model with the weights `state`, random ones if it is empty; ValueError if they do not fit."""
     import open_clip
     from open_clip.convert import convert_state_dict
@@ -233,7 +232,7 @@ def _build(source: WeightsSource, state: dict[str, Tensor], quick_gelu: bool, se
         # The global random state stays untouched.
         with torch.random.fork_rng(devices=[]):
             # `torch.manual_seed` would also seed every GPU, whose state is not restored behind the block.
-            torch.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(0)
             options = {"load_weights": False, "pretrained_text": False, "force_custom_text": True}
             model = open_clip.create_model(source.model, **options, quick_gelu=quick_gelu).eval()
     except (RuntimeError, ImportError, OSError) as error:

@@ -16,8 +16,11 @@ from shards.names import first_few, unsafe_path
 from shards.raw.folders import describe_left_out, describe_unread, is_image_name, list_folder, walk_files
 from shards.raw.published import SPLITS
 
-SPLIT_WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
-"""Names that folders of a split commonly have."""
+SPLIT_WORDS = {
+    "training": "train", "train": "train", "validation": "val", "valid": "val", "val": "val", "testing": "test",
+    "test": "test",
+}  # fmt: skip
+"""Names that folders of a split commonly have, with the split; of several for one split the last is taken."""
 
 
 class ListedImage(BaseModel):
@@ -48,12 +51,9 @@ class ListedImage(BaseModel):
     @classmethod
     def _name_split(cls, text: str) -> str:
         word = text.strip().lower()
-        for split, words in SPLIT_WORDS.items():
-            if word in words:
-                return split
-        if word:
+        if word and word not in SPLIT_WORDS:
             raise ValueError(f"is none of {', '.join(SPLITS)}")
-        return ""
+        return SPLIT_WORDS.get(word, "")
 
 
 def list_class_folders(folder: Path) -> list[str]:
@@ -79,8 +79,7 @@ def find_split_folders(root: Path) -> dict[str, str]:
     A class can be called "train". Without a folder for test, that for val has the test images.
     """
     names = {name.lower(): name for name in list_class_folders(root)}
-    # Of several words for a split the first.
-    folders = {split: names[w] for split, words in SPLIT_WORDS.items() for w in reversed(words) if w in names}
+    folders = {split: names[word] for word, split in SPLIT_WORDS.items() if word in names}
     if not any(list_class_folders(root / name) for name in folders.values()):
         return {}
     if "test" not in folders and "val" in folders:

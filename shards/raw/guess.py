@@ -80,9 +80,7 @@ def find_description(folder: Path, max_side: int | None = None) -> tuple[Path, s
     if side := MAX_SIDE if max_side is None else max_side:
         keys["max_side"] = side
         what += f"\n# Larger JPEG and PNG images are stored with {side} pixels on the short side, see max_side"
-    # With None, PyYAML writes a mapping of texts alone on one line, also the outermost.
-    flow = None if any(isinstance(value, dict) for value in keys.values()) else False
-    text = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=120)
+    text = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=120)
     return file, HEADER.format(folder=folder.name, what=what) + text
 
 
@@ -126,8 +124,7 @@ def _describe_files(folder: Path) -> str:
 def _check_class_folders(root: Path) -> None:
     """Raise UserError for folders called like splits or `CONTENTS`, or with the same folders inside (color/, grey/)."""
     names = list_class_folders(root)
-    words = {word for words in SPLIT_WORDS.values() for word in words}
-    usual = words | CONTENTS if len(names) > 1 else words
+    usual = SPLIT_WORDS.keys() | (CONTENTS if len(names) > 1 else set())
     if all({*re.split("[ _-]", name.lower())} <= usual for name in names):
         what = f"{first_few(names)}, which are names of splits or kinds of files" if names else "no folders"
         what += _describe_files(root)

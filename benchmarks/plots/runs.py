@@ -1,12 +1,18 @@
-"""Plot plain runs and sweeps: the accuracy of each method as bars, and against training seconds and parameters."""
+"""Plot results of any runs: accuracies as bars and against the cost of a training, scores of unknown images."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.experiment.published import title_target
 from benchmarks.plots import style
 from benchmarks.plots.style import Look, Plots
+from benchmarks.results.detection import Detection, score_rule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,6 +20,8 @@ if TYPE_CHECKING:
 
 COSTS = {"train_seconds": "training seconds", "parameters": "learned parameters"}
 MOST_BARS = 40
+MAX_PANELS, BINS = 8, 40
+"""Panels of histograms of scores, and their bins."""
 
 
 def cost_plots(frame: pd.DataFrame) -> Plots:
@@ -23,7 +31,7 @@ def cost_plots(frame: pd.DataFrame) -> Plots:
 
 
 def average_results(frame: pd.DataFrame) -> pd.DataFrame:
-    """Average results by their column `title`, else `variant`: method, accuracy, train_seconds and parameters.
+    """Average results by their column `title`, else `variant`: method, accuracy, measure, train_seconds, parameters.
 
     The best accuracy is first. It is that on test images of the own data set, for base and novel classes their harmonic
     mean; where there are none, that on the images which were evaluated. Titles without results on all data sets are
@@ -35,20 +43,22 @@ def average_results(frame: pd.DataFrame) -> pd.DataFrame:
     tests = frame[(frame.split == "test") & (frame.target_dataset == frame.dataset) & ~frame.limited]
     tests = tests if len(tests) else frame
     by_classes = tests.pivot_table(index=["title", "dataset"], columns="target_classes", values="accuracy")
-    accuracy = by_classes.mean(axis="columns")
+    accuracy, measure = by_classes.mean(axis="columns"), "mean accuracy"
     if {"base", "novel"} <= {*by_classes}:
-        base, novel = by_classes["base"], by_classes["novel"]
+        base, novel, measure = by_classes["base"], by_classes["novel"], "mean of HMs"
         accuracy = (2 * base * novel / (base + novel)).fillna(accuracy)
     by_dataset = accuracy.unstack("dataset").dropna()
     means = tests.groupby("title").agg({"method": "first", "train_seconds": "mean", "parameters": "mean"})
-    return means.loc[by_dataset.index].assign(accuracy=by_dataset.mean(axis="columns")).sort_values("accuracy")[::-1]
+    means = means.loc[by_dataset.index].assign(accuracy=by_dataset.mean(axis="columns"), measure=measure)
+    return means.sort_values("accuracy")[::-1]
 
 
 def describe_best(means: pd.DataFrame) -> str:
     """Describe the best title and the place of ProCAP in one line; "" for a single title."""
     if len(means) < 2:
         return ""
-    best = f"best is {means.index[0]} with {means.accuracy.iloc[0]:.2f} %"
+    # Tables of averages also have the HM of the averages, whose best can be another.
+    best = f"best by {means.measure.iloc[0]} is {means.index[0]} with {means.accuracy.iloc[0]:.2f} %"
     ranks = [rank for rank, method in enumerate(means.method, 1) if method == "procap"]
     if not ranks or ranks[0] == 1:
         return best
@@ -104,5 +114,44 @@ def accuracy_against_cost(means: pd.DataFrame) -> Figure | None:
         axes.set_xlabel(label)
         style.grid(axes, "both")
     style.heading(figure, "Accuracy against the cost of a training, means over data sets and seeds")
+    style.legend(figure)
+    return figure
+
+
+def unknown_plots(frame: pd.DataFrame) -> Plots:
+    """Return the histograms of the results with scores. frame: with titles in `title`."""
+    scored = frame[frame.unknown.astype(bool)]
+    return {"unknown-scores": partial(score_histograms, scored)} if len(scored) else {}
+
+
+def pool_scores(results: Iterable[Mapping[str, Detection]]) -> dict[str, NDArray[np.float64]]:
+    """Join the scores of several seeds: those of the known images, and of each unknown set by its title.
+
+    results: of each seed, the detections by the target of the unknown set.
+    """
+    scores: dict[str, list[NDArray[np.float64]]] = {"known": []}
+    for detections in results:
+        # All detections of a seed have the same known images.
+        scores["known"] += [detection.known for detection in detections.values()][:1]
+        for target, detection in detections.items():
+            scores.setdefault(title_target(target), []).append(detection.unknown)
+    return {name: np.concatenate(parts) for name, parts in scores.items()}
+
+
+def score_histograms(frame: pd.DataFrame) -> Figure:
+    """Draw a panel for each of the first MAX_PANELS methods and known sets, a line for each set; seeds are pooled."""
+    groups = [*frame.groupby(["target", "title"], sort=False)][:MAX_PANELS]
+    figure, axes = style.panels(len(groups), 1.6, "score", "share of images")
+    for panel, ((known, title), rows) in zip(axes, groups, strict=True):
+        pooled = pool_scores(rows.unknown)
+        edges = np.histogram_bin_edges(np.concatenate([*pooled.values()]), BINS)
+        for number, (name, values) in enumerate(pooled.items()):
+            shares = np.histogram(values, edges)[0] / len(values)
+            # The known images are a grey area behind the lines of the others.
+            look = {"color": style.make_look(number - 1).colour} if number else {"color": style.GREY, "fill": True}
+            panel.stairs(shares, edges, label=name, **look)
+        panel.set_title(f"{title} ({score_rule(rows)}), {known.removesuffix(':test')}")
+        style.grid(panel, "y")
+    style.heading(figure, "Scores of known and unknown images")
     style.legend(figure)
     return figure
