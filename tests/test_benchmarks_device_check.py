@@ -94,7 +94,7 @@ class OnGpu(DeviceCase):
     on_gpu = True
 
 
-@pytest.mark.parametrize("error", ["", "wrong", "growing"])
+@pytest.mark.parametrize("error", ["", "wrong", pytest.param("growing", marks=pytest.mark.slow)])
 def test_replays_are_compared_with_eager_steps(emulated_graphs, monkeypatch, error):
     sizes = iter(range(0, 10**9, 2**21 if error == "growing" else 1))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: next(sizes))

@@ -64,6 +64,7 @@ def dashboard(tmp_path_factory):
         yield nodes.dashboard
 
 
+@pytest.mark.slow
 def test_a_job_runs_what_was_sent_and_its_log_and_exit_code_come_back(dashboard, capfd):
     assert main(["submit", "--", "ls", "datasets"]) == 0
     printed = capfd.readouterr()

@@ -25,8 +25,7 @@ from runner.setup import make_eval_transform
 
 WITHOUT_TRANSFORMERS = [name for name, config in model_configs().items() if "hf_model_name" not in config["text_cfg"]]
 REPRESENTATIVE = [
-    "ViT-B-32", "ViT-B-32-quickgelu", "ViT-M-16-alt", "RN50", "ViT-B-32-SigLIP2-256", "EVA02-B-16", "PE-Core-T-16-384",
-    "MobileCLIP2-S0", "ViT-L-14-worldwide", "coca_ViT-B-32",
+    "ViT-B-32", "ViT-B-32-quickgelu", "ViT-M-16-alt", "RN50", "ViT-B-32-SigLIP2-256", "EVA02-B-16", "coca_ViT-B-32",
 ]  # fmt: skip
 
 
