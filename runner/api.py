@@ -164,8 +164,8 @@ class Session(session.Session):
 
     def find(self, folder: str | PathLike[str]) -> Run:
         """Return the run in `folder`."""
-        found = self.locate(Path(folder))
-        return Run(found.session, found.config)
+        located = self.locate(Path(folder))
+        return Run(located.session, located.config)
 
     def dataset(self, name: str) -> ShardSet:
         """Open a packed data set; generated and bundled ones are packed first."""

@@ -4,7 +4,7 @@ Or score how well images fit the classes of the run, to tell those of unknown cl
 highest softmax probability of a class name, of cosines that no factor scales. Logits are divided by the method's
 factor, so that those of a cosine classifier are the cosines.
 Source: Ming et al. 2022, "Delving into Out-of-Distribution Detection with Vision-Language Representations", section 3,
-and its public code, both at temperature 1. A classifier with a score of its own, such as GalLoP's, is scored by that.
+and its public code, both at temperature 1. Classifiers that define a score, such as GalLoP's, are scored by that.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class ImportedFile(FrozenModel):
 
 
 class StoredDocument(FrozenModel):
-    """A document in a file of its own, with the version of its format."""
+    """A document that is a whole JSON file, with the version of its format."""
 
     # Called `schema` in files: models of pydantic have a method of that name.
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")

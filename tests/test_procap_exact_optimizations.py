@@ -349,21 +349,21 @@ def test_the_vision_tower_computes_what_is_read(counted, learned):
     clip, _, _ = counted
     rows, batch, width, depth = clip.visual.num_tokens + 2, 5, 64, 3
     plan = Plan((TokenOp(INPUT, "append", torch.zeros(2, width, requires_grad=learned)),))
-    images, found = torch.zeros(batch, 3, 32, 32), {}
+    images, operations = torch.zeros(batch, 3, 32, 32), {}
     for choice, model in {"plain": clip.without_optimizations(), "optimized": clip}.items():
         with Work() as forward:
             features = model.encode_image(images, plan)
         with Work() as backward:
             if learned:
                 features.sum().backward()
-        found[choice] = forward.flops, backward.flops
+        operations[choice] = forward.flops, backward.flops
     unit = 2 * width * width
     spared = 10 * unit * batch * (rows - 1)
-    assert found["plain"][0] - found["optimized"][0] == spared
+    assert operations["plain"][0] - operations["optimized"][0] == spared
     if learned:
-        assert found["plain"][1] - found["optimized"][1] == spared
+        assert operations["plain"][1] - operations["optimized"][1] == spared
         # The patches' embedding is never differentiated: what is left is the blocks and the projection.
-        assert found["plain"][1] == 12 * depth * unit * batch * rows + 2 * batch * width * 16
+        assert operations["plain"][1] == 12 * depth * unit * batch * rows + 2 * batch * width * 16
 
 
 @pytest.mark.parametrize("quick", [True, False])

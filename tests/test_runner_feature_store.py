@@ -175,7 +175,7 @@ def test_clean_lists_what_can_be_made_again_and_deletes_it_when_told(folder, tmp
 def evaluate_in_group(data: str, results: str, checkpoint: str, method: str) -> None:
     """Print the answers of an evaluation by all processes, and whether their features were stored.
 
-    The last process stores features in any case, as a host of its own with other variables.
+    The last process stores features in any case, as a separate host with different variables does.
     """
     if os.environ["RANK"] == "1":
         os.environ["PROCAP_FEATURES_GB"] = "1"

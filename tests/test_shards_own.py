@@ -50,13 +50,13 @@ def test_class_folders_become_labels_sorted_by_code_point_and_are_split_by_the_r
     assert more.templates == ("a {}", "a drawn {}"), "full stops are dropped, as from the template"
     assert dict(source.counts) == {"train": 20, "val": 8, "test": 12}
     assert source.size == sum(file.stat().st_size for file in (tmp_path / "images").rglob("*.png"))
-    found = {split: rows(source, split) for split in source.counts}
-    everything = [row for part in found.values() for row in part]
+    split_rows = {split: rows(source, split) for split in source.counts}
+    everything = [row for part in split_rows.values() for row in part]
     assert sorted(path for path, _ in everything) == sorted(f"{c}/{i:02d}.png" for c in CLASSES for i in range(EACH))
     assert all(SORTED[label] == path.split("/")[0] for path, label in everything)
     for split, each in (("train", 5), ("val", 2), ("test", 3)):
-        assert [label for _, label in found[split]] == [label for label in range(4) for _ in range(each)]
-    assert next(source.part("train", 3, 7)()).path == found["train"][3][0]
+        assert [label for _, label in split_rows[split]] == [label for label in range(4) for _ in range(each)]
+    assert next(source.part("train", 3, 7)()).path == split_rows["train"][3][0]
 
 
 def test_a_split_is_a_function_of_its_seed_and_of_the_names(tmp_path):

@@ -292,8 +292,8 @@ class Suite:
 
     def targets(self, options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
         """Return the evaluation targets of a run on a data set."""
-        own = [Target.parse_unchecked(f"{dataset}:{part}") for part in self.tested]
-        return tuple(dict.fromkeys([*own, *map(Target, self.other_sets(options))]))
+        parts = [Target.parse_unchecked(f"{dataset}:{part}") for part in self.tested]
+        return tuple(dict.fromkeys([*parts, *map(Target, self.other_sets(options))]))
 
     def plan(self, options: SuiteOptions) -> list[SuiteRun]:
         """List every run, data set by data set; a run that two variants share is listed for both."""

@@ -69,13 +69,13 @@ class SuiteResults:
             folder, config = RunFolder(results / run.path), run.spec.config
             # The one run of a method that draws nothing counts for all seeds.
             seeds = [config.seed] if config.depends_on_seed else options.seeds
-            place = {"dataset": run.dataset, "number": variants.index(run.variant)}
+            columns = {"dataset": run.dataset, "number": variants.index(run.variant)}
             for target in map(Target.parse_unchecked, run.spec.targets):
                 try:
                     training = folder.read_training()
                     result = folder.read_evaluation(target, options.eval_settings.for_run(config))
                     made = make_records(folder, config, training, [result]) if training and result else ()
-                    records += [record | place | {"seed": seed} for record, seed in product(made, seeds)]
+                    records += [record | columns | {"seed": seed} for record, seed in product(made, seeds)]
                 except UserError as error:
                     unreadable[run.path] = str(error)
         frame = make_frame(records).assign(number=[record["number"] for record in records])
