@@ -179,7 +179,8 @@ class Block(nn.Module):
         adapter: a row-wise module whose output on `ln_1(x)` is added to the block's.
         branch: low-rank branches next to the projections of the attention.
         """
-        rows = x if read is None else read(x)
+        # A branch reads rows by itself, later.
+        rows = x if read is None or (branch is not None and adapter is None) else read(x)
         if branch is not None:
             out = self._with_branch(x, pattern, read, folded, branch)
         else:

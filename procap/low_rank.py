@@ -78,7 +78,7 @@ class LowRank:
 
     def queries_keys_values(self, x: Tensor) -> Tensor:
         """Compute what is added to queries, keys and values [N, L, 3 D] of states x [N, L, D]."""
-        words = self.dropout.random_words(x) if self.dropout else None
+        words = self.dropout.random_words(x) if self.dropout and {"q", "k", "v"} & self.factors.keys() else None
         return torch.cat([self._branch(name, x, words) for name in ("q", "k", "v")], dim=-1)
 
     def output(self, mixed: Tensor, like: Tensor, read: Callable[[Tensor], Tensor] | None) -> Tensor:

@@ -9,6 +9,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+MOST_DEVIATIONS = 30
+"""Most deviations between the mean of a Gaussian average and the nearest epoch: from 39 on weights are 0 in float64."""
+
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 READ_UNDER: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -90,6 +93,17 @@ class Recipe(BaseModel):
     def passes(self, images: int) -> float:
         """Compute how many passes over `images` images the training takes."""
         return self.iterations * min(self.batch_size, images) / images if self.iterations else self.epochs
+
+    @model_validator(mode="after")
+    def _weights_of_the_average(self) -> Self:
+        if self.average is not None and self.epochs:
+            mean, deviation = self.average
+            if abs(mean - min(max(mean, 1), self.epochs)) / deviation > MOST_DEVIATIONS:
+                raise ValueError(
+                    f"average = {list(self.average)} gives no weight to any of {self.epochs} epochs: give a mean near "
+                    "them, or a larger deviation"
+                )
+        return self
 
     @field_validator("crop_scale")
     @classmethod

@@ -118,10 +118,10 @@ class Session:
         The key is "" without a store. how: of `runner.feature_store.feature_key`.
         """
         key = feature_key(clip, images, ranks=self.group.size, workers=self.decoders, **how)
+        # Opened on every rank, so that a wrong limit stops all of them.
+        store = self.features
         # Rank 0 decides: hosts may have different limits.
-        return self.group.call_on_first(
-            lambda: (key, self.features.read(key)) if self.features.most_bytes else ("", None)
-        )
+        return self.group.call_on_first(lambda: (key, store.read(key)) if store.most_bytes else ("", None))
 
     def check_content(self, config: RunConfig, dataset: str, digest: str) -> None:
         """Raise OtherContent if `dataset` is packed here and its digest is not `digest`, that of a result."""

@@ -122,7 +122,7 @@ def check_few_shot(shards: ShardSet, shots: int, classes: str = "all", sampling:
     labels = select_labels(np.flatnonzero(counts), classes)
     if len(labels) < 2:
         has = f"one class ('{shards.classnames[labels[0]]}')" if labels else "no class"
-        half = f" in its {classes} half, use --classes all" if len(shards.classnames) > 1 else ""
+        half = f" in its {classes} half, use --classes all" if classes != "all" and len(shards.classnames) > 1 else ""
         raise UsageError(f"'{shards.name}' has {has}{half}: there is nothing to tell apart")
     total, largest = int(counts[labels].sum()), int(counts[labels].max())
     if shots > largest:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from public_code import LABELS, figures_of, images, near, near_condensed, small_clip, take_steps, walk
 
+from procap.errors import UserError
 from procap.methods import data_use, public
 from procap.methods.mocoop import COMMON, count_vectors, split_template, template_groups
 from procap.methods.public import public_parameters
@@ -125,5 +126,5 @@ def test_a_checkpoint_of_mocoops_public_code_is_read_without_what_is_not_learned
 def test_mocoop_says_when_its_training_saw_names_of_new_classes(name_file, tmp_path):
     assert data_use("mocoop", {"new_names": name_file}).further == ("names of new classes",)
     assert not data_use("mocoop", {}).further
-    with pytest.raises(FileNotFoundError, match="absent"):
+    with pytest.raises(UserError, match=r"new_names = .*absent: .*No such file.*one class name a line"):
         built_mocoop(str(tmp_path / "absent"))

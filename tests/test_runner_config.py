@@ -120,6 +120,7 @@ def test_a_closed_form_is_one_run_under_all_recipes():
 
 @pytest.mark.parametrize(("fields", "words"), [
     ({"average": (15, 0)}, "greater than 0"),
+    ({"average": (1000, 1)}, "gives no weight to any of 20 epochs"),
     ({"crop_scale": (0.0, 1.0)}, "range of the image's area"),
     ({"crop_scale": (0.9, 0.1)}, "range of the image's area"),
     ({"crop_scale": (0.5, 1.5)}, "range of the image's area"),

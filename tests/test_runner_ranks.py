@@ -295,7 +295,7 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
     ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, Ranks()),
 ])  # fmt: skip
 def test_ranks_are_read_from_the_environment(variables, ranks):
-    with patch.dict(os.environ, variables):
+    with patch.dict(os.environ, variables, clear=True):
         assert ranks_from_environment() == ranks
 
 
@@ -305,6 +305,6 @@ def test_ranks_are_read_from_the_environment(variables, ranks):
     (TORCHRUN | {"WORLD_SIZE": "two"}, "one is missing or wrong .*'two'"),
 ])  # fmt: skip
 def test_contradictory_environment_variables_are_refused_in_one_line(variables, words):
-    with patch.dict(os.environ, variables), pytest.raises(UsageError, match=words) as refused:
+    with patch.dict(os.environ, variables, clear=True), pytest.raises(UsageError, match=words) as refused:
         ranks_from_environment()
     assert "\n" not in str(refused.value)

@@ -10,7 +10,8 @@ import yaml
 from command_line import run
 from made_results import put_run, put_score
 from PIL import Image
-from sessions import load_trained, make_run, train
+from rank_processes import run_ranks
+from sessions import evaluate, load_trained, make_run, train
 from small_runs import make_runtime, only_run
 
 from benchmarks.plots.runs import pool_scores
@@ -19,6 +20,8 @@ from benchmarks.results.detection import Detection
 from procap.classifier import unit
 from procap.text import LabelSpace
 from runner.config import EvalSettings, RunConfig, Target
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import score_run
 from runner.planning import plan_run
 from runner.provenance import provenance
@@ -91,6 +94,43 @@ def test_scores_are_the_highest_softmax_of_plain_cosines(few_digits, short_check
     cosines = unit(clip.encode_image(images)) @ text.t()
     assert scored.scores == pytest.approx(cosines.softmax(dim=1).amax(dim=1).tolist(), rel=1e-5)
     assert only_run(tmp_path).read_scores() == [scored]
+    # A file that is there is read, one of other weights is replaced.
+    file = only_run(tmp_path).result_file(NOVEL, model=ScoreResult)
+    written = file.stat().st_mtime_ns
+    assert score_run(make_run(config, runtime), NOVEL) == scored and file.stat().st_mtime_ns == written
+    write_json(file, json.loads(file.read_text()) | {"checkpoint_sha256": "0" * 64})
+    again = score_run(make_run(config, runtime), NOVEL)
+    assert (again.scores, again.checkpoint_sha256) == (scored.scores, scored.checkpoint_sha256)
+
+
+def scores_of_a_rank(data: str, results: str, checkpoint: str) -> None:
+    runtime = make_runtime(data, results)
+    with init_process_group(ranks_from_environment(), torch.device("cpu")) as group:
+        train(plan(checkpoint), runtime, group=group)
+        score_run(make_run(plan(checkpoint), runtime, group), NOVEL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_several_processes_write_the_scores_of_one(few_digits, short_checkpoint, tmp_path, size):
+    alone = make_runtime(few_digits, tmp_path / "one")
+    train(plan(str(short_checkpoint)), alone)
+    expected = score_run(make_run(plan(str(short_checkpoint)), alone), NOVEL)
+    run_ranks(size, scores_of_a_rank, str(few_digits), str(tmp_path / "several"), str(short_checkpoint))
+    [result] = only_run(tmp_path / "several").read_scores()
+    assert result.scores == expected.scores
+
+
+def test_a_limit_marks_scores_and_never_replaces_those_of_all_images(few_digits, short_checkpoint, tmp_path):
+    config = plan(str(short_checkpoint))
+    train(config, make_runtime(few_digits, tmp_path))
+    limited = make_run(config, make_runtime(few_digits, tmp_path, limit=3))
+    assert score_run(limited, NOVEL).limited and len(score_run(limited, NOVEL).scores) == 3
+    whole = score_run(make_run(config, make_runtime(few_digits, tmp_path)), NOVEL)
+    assert not whole.limited and score_run(limited, NOVEL) == whole
+    with pytest.raises(Exception, match="counts fewer: leave out --limit"):
+        score_run(limited, NOVEL, force=True)
+    assert evaluate(config, KNOWN, make_runtime(few_digits, tmp_path)).total > 0
 
 
 def test_a_classifier_with_its_own_score_is_scored_by_that_under_its_name(few_digits, short_checkpoint, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import platform
 import sys
@@ -179,7 +180,8 @@ def run(argv: list[str] | None = None) -> int:
     0 done, 1 failed, 2 wrong usage, 3 some runs failed, 4 not what was published or aimed at, 128 + signal.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    VERBOSE.set("-v" in arguments or "--verbose" in arguments)
+    # What follows -- is a command that `submit` sends.
+    VERBOSE.set(not {"-v", "--verbose"}.isdisjoint(itertools.takewhile("--".__ne__, arguments)))
     if "--download" in arguments:
         # Before huggingface_hub is imported, and for the processes that this one starts.
         os.environ["HF_HUB_OFFLINE"] = "0"

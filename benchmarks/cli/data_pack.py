@@ -11,7 +11,7 @@ from benchmarks.cli.batch import Failures
 from benchmarks.cli.data_sources import DatasetToPack, packing_root, report_note, report_packed, select_datasets
 from benchmarks.cli.flags import ModeFlags, Workers, command, flag, switch
 from benchmarks.console.output import columns, note, show
-from benchmarks.console.packing_progress import format_classes, pack_with_progress
+from benchmarks.console.packing_progress import count_images, format_classes, pack_with_progress
 from procap.errors import UsageError
 from runner.devices import available_cores
 from shards.files import write_file
@@ -84,7 +84,7 @@ def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int,
         from procap.weights.loading import load_clip
         from runner.setup import describe_names, label_space
 
-        show(format_classes(open_dataset(root, dataset.name)) + "\n")
+        show(format_classes(manifest.classnames, count_images(open_dataset(root, dataset.name))) + "\n")
         for why in describe_names(load_clip("mini"), label_space(manifest, manifest.classnames)):
             report_note(f"warning: {why}")
     return manifest

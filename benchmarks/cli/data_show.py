@@ -23,8 +23,8 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data
     manifest = shards.manifest
     facts = (("data set", shards.name), ("source", manifest.source), ("template", manifest.template))
     show_text(columns(("", ""), [*facts, ("digest", manifest.digest)]) + "\n")
-    show_text(format_classes(shards))
-    counts = {split: count.tolist() for split, count in count_images(shards).items()}
+    counts = count_images(shards)
+    show_text(format_classes(shards.classnames, counts))
     document: dict[str, Any] = {**dict(facts), "digest": manifest.digest, "classes": shards.classnames}
-    show_json(document | {"images": counts})
+    show_json(document | {"images": {split: count.tolist() for split, count in counts.items()}})
     return 0

@@ -174,6 +174,10 @@ class EngineFlags(RuntimeFlags):
     engine: Annotated[str, flag("ddp|deepspeed", "engine for data-parallel training")] = "ddp"
     zero_stage: Annotated[int | None, flag("1|2", "DeepSpeed ZeRO stage [default: 1]")] = None
 
+    def for_evaluation(self) -> RuntimeFlags:
+        """Return the flags that an evaluation has as well."""
+        return RuntimeFlags(**{field.name: getattr(self, field.name) for field in fields(RuntimeFlags)})
+
 
 @dataclass(frozen=True)
 class EvalFlags:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cli.flags import (
     EngineFlags,
     RecipeFlags,
-    RuntimeFlags,
     SelectionFlags,
     SweepFlags,
     assignments,
@@ -95,6 +94,5 @@ def make_commands(settings: SweepSettings, values: Values, runtime: EngineFlags)
     training = RecipeFlags(
         recipe=chosen["recipe"], option=assignments(options), recipe_field=assignments(overrides), **flags
     )
-    evaluating = RuntimeFlags(**{field.name: getattr(runtime, field.name) for field in fields(RuntimeFlags)})
-    groups = {"train": runtime, "eval": evaluating}
+    groups = {"train": runtime, "eval": runtime.for_evaluation()}
     return [f"procap {name} {command_line(selection, training, group)}" for name, group in groups.items()]

@@ -76,7 +76,8 @@ def train(
         show(columns(("run", "loss (all terms)", "steps", "seconds", "images/s"), rows))
     if rows and not failures.reasons:
         named = " ".join(str(runtime.results / config.path) for config in done) if init else ""
-        note(f"next: procap eval {named or flags.command_line(selection, recipe_flags, runtime_flags)}")
+        evaluating = runtime_flags.for_evaluation()
+        note(f"next: procap eval {named or flags.command_line(selection, recipe_flags, evaluating)}")
     code = note_failures(len(done), failures.reasons)
     long = {"epochs", "fewshot", "environment"}
     trained = [{"run": config.path, **result.model_dump(exclude=long)} for config, result in done.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -86,10 +86,9 @@ def count_images(shards: ShardSet) -> dict[str, NDArray[np.int64]]:
     return {split: np.bincount(shards.labels(split), minlength=len(names)) for split in shards.manifest.splits}
 
 
-def format_classes(shards: ShardSet) -> str:
-    """Format the images of each class and split."""
-    counts = count_images(shards)
+def format_classes(classnames: Sequence[str], counts: Mapping[str, NDArray[np.int64]]) -> str:
+    """Format the images of each class and split. counts: of `count_images`."""
     rows: list[tuple[object, ...]] = [
-        (name, *(int(count[label]) for count in counts.values())) for label, name in enumerate(shards.classnames)
+        (name, *(int(count[label]) for count in counts.values())) for label, name in enumerate(classnames)
     ]
     return columns(("class", *counts), rows)

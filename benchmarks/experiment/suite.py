@@ -249,7 +249,7 @@ class Suite:
     other_sets: further data sets, of which all classes are evaluated.
     tables, plots: make its tables and plots from a `SuiteResults`.
     finish: makes further results from a `SuiteResults` when all runs are done; its flag: make them again.
-    quick_datasets, quick_seeds: shorter lists under `--quick`; data sets by profile, as above.
+    quick_datasets, quick_seeds: shorter lists under `--quick`; data sets by profile, as above; one seed by default.
     published: the file of `published/` with published numbers; `prompt_picture` is a caption.
     source: name and digest of the user's file that defines it, as `load_suite` sets it; empty for one of ours.
     """
@@ -270,7 +270,7 @@ class Suite:
     plots: Callable[[Any], Mapping[str, Any]] | None = None
     finish: Callable[[Any, Session, bool], None] | None = None
     quick_datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    quick_seeds: tuple[int, ...] = (1,)
+    quick_seeds: tuple[int, ...] = ()
     published: str = ""
     source: str = ""
 
@@ -285,7 +285,7 @@ class Suite:
         defaults: dict[str, Any] = {
             "datasets": datasets or self.datasets.get(profile.name, profile.datasets),
             "methods": self.methods,
-            "seeds": self.quick_seeds if quick else self.seeds,
+            "seeds": (self.quick_seeds or self.seeds[:1]) if quick else self.seeds,
         }
         chosen = {name: value for name, value in more.items() if value is not None}
         return SuiteOptions(profile, **defaults | chosen, quick=quick)

@@ -45,8 +45,9 @@ def average_results(frame: pd.DataFrame) -> pd.DataFrame:
     by_classes = tests.pivot_table(index=["title", "dataset"], columns="target_classes", values="accuracy")
     accuracy, measure = by_classes.mean(axis="columns"), "mean accuracy"
     if {"base", "novel"} <= {*by_classes}:
-        base, novel, measure = by_classes["base"], by_classes["novel"], "mean of HMs"
-        accuracy = (2 * base * novel / (base + novel)).fillna(accuracy)
+        harmonic = 2 * by_classes["base"] * by_classes["novel"] / (by_classes["base"] + by_classes["novel"])
+        measure = "mean of HMs" if harmonic.notna().all() else "mean accuracy or of HMs"
+        accuracy = harmonic.fillna(accuracy)
     by_dataset = accuracy.unstack("dataset").dropna()
     means = tests.groupby("title").agg({"method": "first", "train_seconds": "mean", "parameters": "mean"})
     means = means.loc[by_dataset.index].assign(accuracy=by_dataset.mean(axis="columns"), measure=measure)

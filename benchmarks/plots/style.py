@@ -105,7 +105,7 @@ def assign_looks(methods: Mapping[str, str]) -> dict[str, Look]:
 
 
 def look_at_suite(suite: SuiteResults, heights: Mapping[str, float], column: str = "") -> dict[str, Look]:
-    """Assign looks to the titles of `group_by_title(column)`; of many, those of the highest have colours."""
+    """Assign looks to the titles of `group_by_title(column)`; of many titles only the highest have colours."""
     methods = {title: variants[0].method for title, variants in suite.group_by_title(column).items()}
     return highlight(assign_looks(methods), heights, suite.reference(column))
 

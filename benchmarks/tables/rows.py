@@ -31,7 +31,7 @@ NOTE_ON_SPEED = (
 
 
 class PrintedRow(NamedTuple):
-    """A row of the paper. key: of the variant whose results are compared with its numbers; None: of none."""
+    """A row of the paper. key: the variant that is compared with this row; None: no variant is."""
 
     labels: Sequence[str]
     numbers: Sequence[Metric | float | None]

@@ -180,5 +180,4 @@ SUITE = Suite(
     tested=("base:val", "base", "novel"),
     tables=readings_tables,
     seeds=(1, 2),
-    quick_seeds=(1,),
 )

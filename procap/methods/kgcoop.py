@@ -57,7 +57,9 @@ class KgCoOp(ContextMethod):
         """Compute the cross-entropy, and kg_weight times one minus the mean cosine of all classes to the reference."""
         image, text = self.features(images, noise)
         # The epsilon is that of the public code; torch's default is 1e-8.
-        reference = self.constant("reference", lambda: self.reference(self.space))
+        reference = self.prompts.reference
+        if reference is None:
+            reference = self.constant("reference", lambda: self.reference(self.space))
         distance = 1 - F.cosine_similarity(text.float(), reference, eps=1e-7).mean()
         return {
             "ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from procap.classifier import Classifier, HeadClassifier, unit
 from procap.clip import CLIP
+from procap.errors import UserError
 from procap.initialisation import linear
 from procap.methods.method import Method, MethodOptions, Noise, PublicLayout
 from procap.methods.prompts import ClassPrompts, context_plan, phrase_tokens, tokenize_classes
@@ -148,10 +149,13 @@ class MoCoOp(Method):
         return {f"vision.{name}": 0.1 for name, _ in self.vision.named_parameters()}
 
     def prepare_training(self) -> None:
-        """Read the names of new classes. Raises OSError for a file that cannot be read."""
+        """Read the names of new classes. Raises UserError for a file that cannot be read."""
         super().prepare_training()
         if file := self.option_file(self.options, self.space.dataset):
-            names = filter(None, file.read_text(encoding="utf-8").splitlines())
+            try:
+                names = filter(None, file.read_text(encoding="utf-8").splitlines())
+            except (OSError, UnicodeError) as error:
+                raise UserError(f"new_names = {file}: {error}; a text with one class name a line is needed") from error
             self.text_space = replace(self.space, classnames=(*self.space.classnames, *names))
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:

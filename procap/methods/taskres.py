@@ -32,7 +32,7 @@ class TaskResOptions(ViewOptions):
 class WrittenText(FeatureMethod):
     """A method with the class features of TaskRes' public code, which CLAP's has taken over.
 
-    Names keep their underscores, and the data set's own template counts on ImageNet as well.
+    Names keep their underscores, and the data set's template counts on ImageNet as well.
     """
 
     def templates(self, space: LabelSpace) -> tuple[str, ...]:

@@ -112,7 +112,8 @@ def scan_folders(root: Path) -> tuple[list[ListedImage], list[str], list[str]]:
             unpacked |= {path: entries[path] for path in entries.keys() - {*paths}}
             if not paths:
                 hint = "remove the folder, or add its images"
-                problems.append(f"folder: {root / prefix / name} holds no image{describe_unread([*entries])}: {hint}")
+                unread = [path for path, entry in entries.items() if entry != "leavings"]
+                problems.append(f"folder: {root / prefix / name} holds no image{describe_unread(unread)}: {hint}")
     # Files next to the folders are left out as well, and named.
     for folder in dict.fromkeys(("", *splits.values())):
         for name, entry in list_folder(root / folder).items():

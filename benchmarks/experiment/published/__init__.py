@@ -92,7 +92,7 @@ def load_rows(table: str, folder: Path = PUBLISHED) -> list[Any]:
 
 
 def table1_methods() -> list[str]:
-    """List the methods of the main table that this program has, in its order, and the three that the text compares."""
+    """List the methods of the main table that this program has, in its order, and three that the text compares."""
     return list(dict.fromkeys([*(row.key for row in load_rows("base_to_novel") if row.key), "mocoop", "caspl", "ipo"]))
 
 
