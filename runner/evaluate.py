@@ -109,7 +109,7 @@ def _find_result(run: Run, target: Target, model: type[AnyResult], *, force: boo
 
 def _evaluate(run: Run, target: Target, stop: StopRequest, *, force: bool) -> EvalResult:
     config, session = run.config, run.session
-    temperature = fit_temperature(run, force=force) if run.settings.temperature else None
+    temperature = fit_temperature(run, stop, force=force) if run.settings.temperature else None
     method, selection = load_trained(run).method, select_target(run, target)
     transform = make_test_transform(method, target.dataset, config.seed, run.settings.resize)
     first = range(len(selection.images))[: session.runtime.limit]

@@ -19,6 +19,7 @@ from runner.distributed.ranks import Ranks
 from runner.predictions import prepare_inference
 from runner.session import Run
 from runner.setup import make_test_transform
+from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
 from runner.train import train_run
 from runner.trained_runs import load_trained
@@ -32,7 +33,7 @@ DECIMALS = 4
 """A temperature is rounded to these decimals, which the last bits of logits hardly ever change."""
 
 
-def fit_temperature(run: Run, *, force: bool = False) -> float:
+def fit_temperature(run: Run, stop: StopRequest, *, force: bool = False) -> float:
     """Fit a run's temperature by cross-validation over shots, and keep it for its further targets; all ranks call this.
 
     Every image is held out once, unless it is the only one of its class. A method without training has one prediction
@@ -44,7 +45,9 @@ def fit_temperature(run: Run, *, force: bool = False) -> float:
         images = load_few_shot(shards, config.shots, config.seed, config.classes, config.sampling).train
         count = min(FOLDS, config.shots)
         folds = [f"{number}/{count}" for number in range(1, count + 1)] if config.recipe.epochs else []
-        parts = [(_train_fold(run, fold, force), split_fold(images, fold)[1]) for fold in folds] or [(run, images)]
+        parts = [(_train_fold(run, fold, stop, force), split_fold(images, fold)[1]) for fold in folds] or [
+            (run, images)
+        ]
         logits = np.concatenate([_compute_logits(*part) for part in parts])
         labels = np.concatenate([held_out.labels for _, held_out in parts])
         # All ranks have computed the same, but for their hardware.
@@ -65,8 +68,11 @@ def minimize_nll(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> floa
     return round(math.exp(best), DECIMALS)
 
 
-def _train_fold(run: Run, fold: str, force: bool) -> Run:
-    """Train the run without a fold of its few-shot images."""
+def _train_fold(run: Run, fold: str, stop: StopRequest, force: bool) -> Run:
+    """Train the run without a fold of its few-shot images; `Interrupted` on a signal that has come before."""
+    if signum := run.session.group.exchange_flags(signum=stop.signum).signum:
+        run.session.group.barrier()
+        raise Interrupted(signum, f"stopped the temperature of {run.path}; it goes on when repeated")
     session = run.session.elsewhere(run.folder.path / ".folds", tracking_uri="off")
     fold_run = session.get_run(run.config.model_copy(update={"held_out": fold}))
     train_run(fold_run, force=force)

@@ -230,8 +230,9 @@ def test_a_run_is_selected_by_the_start_of_its_hash_or_by_flags(run, photos, few
         assert main(["predict", *map(str, (*words, *results))]) == 2
         assert "no run fits; see `procap ls runs" in capsys.readouterr().err
     # An empty path is not the folder that one is in.
-    assert main(["predict", str(run.path), ""]) == 2
-    assert "a path of images is empty" in capsys.readouterr().err
+    for words in ([str(run.path), ""], ["--best", ""]):
+        assert main(["predict", *words]) == 2
+        assert "a path is empty" in capsys.readouterr().err
 
 
 def test_an_image_of_python_that_cannot_be_read_is_named(run, photos, tmp_path):

@@ -115,8 +115,10 @@ def test_the_printed_command_trains_the_runs_of_the_sweep(where, tmp_path, capsy
     """With ProCAP's recipe, which gives MaPLe more tokens, and an option that the sweep varies."""
     fixed = ["--methods", "maple", "--datasets", "digits", "--recipe", "procap", *where, "--results", str(tmp_path)]
     asked = plan_sweep(*fixed, "--param", "depth=3,9")
-    values, engine_flags = {"options.depth": 9}, EngineFlags(data=where[3], results=str(tmp_path))
-    command, _ = make_commands(asked, values, engine_flags)
+    values = {"options.depth": 9}
+    engine_flags = EngineFlags(data=where[3], results=str(tmp_path), engine="deepspeed", zero_stage=1)
+    command, evaluation = make_commands(asked, values, engine_flags)
+    assert "--engine deepspeed" in command and "--engine" not in evaluation, "an evaluation has no engine"
     assert main([*shlex.split(command)[1:], "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out.splitlines()[-1])
     [run] = make_runs(asked, values, Path(where[3]))

@@ -1,5 +1,6 @@
 """IPO: a search over prompt templates from a file, and from a language model behind a server of this test."""
 
+import hashlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -87,6 +88,8 @@ def test_a_search_is_stored_with_the_run_and_replays_without_the_endpoint(
     train(again, runtime)
     assert again.hash != config.hash and str(tmp_path) not in json.dumps(again.identity())
     assert (tmp_path / again.path / "proposals.json").read_text() == log.read_text()
+    digest = hashlib.sha256(log.read_bytes()).hexdigest()
+    assert json.loads((tmp_path / again.path / "train.json").read_text())["files"] == {"proposals": digest}
     methods = [load_trained(each, runtime).method for each in (config, again)]
     best = max(scores, key=lambda template: (scores[template]["accuracy"], -scores[template]["cross_entropy"]))
     assert [bytes(method.template_bytes.tolist()).decode() for method in methods] == [best, best]

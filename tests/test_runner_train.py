@@ -154,6 +154,8 @@ def test_runs_of_a_plug_in_are_of_its_code_and_refused_under_any_other(plan, run
     result = train(config, there)
     assert result.method_source and (result.method_source.package, result.method_source.version) == ("theirs", "1.0")
     sessions.evaluate(config, BASE, there)
+    with pytest.raises(ValueError, match="until = 0"):
+        train(half_done, there, until=0)
     train(half_done, there, until=1)
     assert train(config, there) == result and note_code(load(there.results)) == []
 

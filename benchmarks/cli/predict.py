@@ -28,7 +28,7 @@ DIGITS = 6
 def _read_path(text: str) -> Path:
     """Read the path of images. Raises UsageError for an empty one, which pathlib takes for the current folder."""
     if not text:
-        raise UsageError("a path of images is empty: name images, folders of images, or tar files")
+        raise UsageError("a path is empty: name images, folders of images, or tar files")
     return Path(text)
 
 
@@ -42,7 +42,9 @@ def predict(
     selection: flags.FilterFlags,
     run: Annotated[
         Path,
-        flags.run_argument("folder of a run, or start of its hash; left out with --methods or --best", "RUN|PATH"),
+        flags.run_argument(
+            "folder of a run, or start of its hash; left out with --methods or --best", "RUN|PATH", _read_path
+        ),
     ],
     paths: Annotated[
         list[Path] | None,
