@@ -178,7 +178,7 @@ class Session(session.Session):
 
 
 class Run(session.Run):
-    """A run of a session. config: everything that decides its learned tensors. folder: its files."""
+    """A run of a session. config: what decides its learned tensors. folder: its files, which lie in `folder.path`."""
 
     def state(self, *targets: str) -> RunState:
         """Read what exists of the run and of its evaluations on `targets`, `dataset:classes:split`."""
