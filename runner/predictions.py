@@ -69,7 +69,8 @@ def predict_images(
     """
     config, session, group, meter = run.config, run.session, run.session.group, inference.meter
     images, batch_size = inference.images, config.recipe.test_batch_size
-    collector, features = PredictionCollector(images.labels, inference.logit_settings), RowCollector(len(images))
+    own_score, features = bool(inference.score_name), RowCollector(len(images))
+    collector = PredictionCollector(images.labels, inference.logit_settings, own_score=own_score)
     added, remaining = features if inference.is_online else collector, len(images)
     with fitting_threads(inference.clip, min(batch_size, remaining), "eval"):
         key = _read_features(run, inference, transform) if inference.encodes_frozen else ""
