@@ -159,9 +159,3 @@ def can_classify(config: RunConfig, target: Target, data: Path | None = None) ->
 def known_target(config: RunConfig) -> Target:
     """Return the images of a run's classes: those of test, or val where a run helps to choose a method."""
     return Target(config.dataset, config.classes, "val" if config.classes.startswith("dev-") else "test")
-
-
-def check_unknown(config: RunConfig, target: Target) -> None:
-    """Raise UsageError if a target has images of the classes that a run was trained on."""
-    if target.dataset == config.dataset and target.classes in (config.classes, "all"):
-        raise UsageError(f"--unknown {target}: {config.path} was trained on classes of it")

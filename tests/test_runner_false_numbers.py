@@ -94,7 +94,7 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"limit": 5}, "of dataset_size = 40 with limit = 5"),
         ({"limit": None, "dataset_size": 99}, "of dataset_size = 99 with limit = None"),
         ({"precision": "bf16"}, "was computed in bf16, its run in fp32"),
-        ({"labels": [0], "predicted": [0]}, "1 and 1 images"),
+        ({"labels": [0], "predicted": [0]}, "labels has 1 images, total is 40"),
         ({"labels": [0] * 40}, "belong together"),
         ({"labels": [0] * 40, "predicted": [99] * 40}, "name class 99 of 1"),
         ({"labels": [0] * 40, "predicted": [0] * 40}, "labels and predicted contradict per_class"),

@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.experiment.published import title_target
 from benchmarks.plots import style
@@ -125,18 +124,18 @@ def unknown_plots(frame: pd.DataFrame) -> Plots:
     return {"unknown-scores": partial(score_histograms, scored)} if len(scored) else {}
 
 
-def pool_scores(results: Iterable[Mapping[str, Detection]]) -> dict[str, NDArray[np.float64]]:
+def pool_scores(results: Iterable[Mapping[str, Detection]]) -> dict[str, list[float]]:
     """Join the scores of several seeds: those of the known images, and of each unknown set by its title.
 
     results: of each seed, the detections by the target of the unknown set.
     """
-    scores: dict[str, list[NDArray[np.float64]]] = {"known": []}
+    scores: dict[str, list[float]] = {"known": []}
     for detections in results:
         # All detections of a seed have the same known images.
-        scores["known"] += [detection.known for detection in detections.values()][:1]
+        scores["known"] += next(iter(detections.values())).known.scores
         for target, detection in detections.items():
-            scores.setdefault(title_target(target), []).append(detection.unknown)
-    return {name: np.concatenate(parts) for name, parts in scores.items()}
+            scores.setdefault(title_target(target), []).extend(detection.unknown.scores)
+    return scores
 
 
 def score_histograms(frame: pd.DataFrame) -> Figure:

@@ -185,7 +185,6 @@ def make_records(
     }
     settings = describe_settings(config) | _describe_training(folder, config, training)
     known, scores = known_target(config), [each for each in folder.read_scores() if each.has_weights(training)]
-    detections = detect_unknown(known, scores)
     for result in results:
         if not result.has_weights(training):
             under = f" under {result.settings.label}" if result.settings.label else ""
@@ -195,8 +194,9 @@ def make_records(
             )
         target, calibration = Target.parse_unchecked(result.target), result.calibration
         limit = {"limit": str(result.limit)} if result.limited else {}
-        unknown = detections.get(result.settings.label, {}) if target == known else {}
-        digests = {Target.parse_unchecked(name).dataset: each.manifest for name, each in unknown.items()}
+        of_known = [each for each in scores if each.settings == result.settings and target == known]
+        unknown = detect_unknown(known, of_known)
+        digests = {Target.parse_unchecked(name).dataset: each.unknown.manifest_digest for name, each in unknown.items()}
         result_fields = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "limited")
         yield {
             **run,

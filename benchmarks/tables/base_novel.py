@@ -25,7 +25,6 @@ from benchmarks.tables.rows import (
     suite_table,
 )
 from benchmarks.tables.table import Column, Table
-from runner.config import Target
 
 PAPER_TOKENS = 4
 """Prompt tokens of the paper's ProCAP."""
@@ -204,14 +203,5 @@ def open_world_tables(results: SuiteResults) -> list[Table]:
 
 def open_world_cells(results: SuiteResults, variant: Variant, dataset: str) -> list[Metric | None]:
     """Return the metrics of OPEN_WORLD; for AVERAGE the means over data sets, of which the harmonic means are taken."""
-    if dataset == AVERAGE:
-        by_dataset = (_measure(results, variant, name) for name in results.options.datasets)
-        measures = [average(column) for column in zip(*by_dataset, strict=True)]
-    else:
-        measures = _measure(results, variant, dataset)
-    base, novel, *detection = measures
+    base, novel, *detection = (results.on_classes(variant, dataset, column=column) for column in MEASURES)
     return [*results.halves(variant, dataset), base, novel, harmonic(base, novel), *detection]
-
-
-def _measure(results: SuiteResults, variant: Variant, dataset: str) -> list[Metric | None]:
-    return [results.metric(variant, dataset, Target(dataset), column) for column in MEASURES]
