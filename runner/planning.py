@@ -12,7 +12,7 @@ from procap.recipe import Recipe, format_value
 from runner.config import RunConfig, Target
 from shards.default_paths import data_root
 from shards.image_selection import CLASS_CHOICES, parse_classes
-from shards.sampling import BALANCED, parse_sampling
+from shards.sampling import BALANCED, check_sampling
 
 if TYPE_CHECKING:
     from procap.methods.method import Method
@@ -61,7 +61,7 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     dataset = resolve_dataset(chosen.dataset, data or data_root())
     classes = parse_classes(chosen.classes or ("all" if dataset.test_only else "base"))
     fields = {"dataset": dataset.name, "classes": classes, "shots": shots, "seed": chosen.seed}
-    fields |= {"method": method, "precision": chosen.precision, "sampling": parse_sampling(chosen.sampling)}
+    fields |= {"method": method, "precision": chosen.precision, "sampling": check_sampling(chosen.sampling)}
     changes = {**chosen.shared_overrides, **chosen.overrides}
     # Checks `changes` with placeholders for the rest, before the import of the method, which takes seconds.
     recipe = validate(Recipe, {"lr": 1.0, "epochs": 0, "batch_size": 1, **changes}, "recipe")

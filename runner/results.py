@@ -25,7 +25,7 @@ from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate,
 from shards.credentials import mask
 from shards.files import read_regular, write_file
 from shards.manifest import lines_digest
-from shards.sampling import BALANCED, CANONICAL
+from shards.sampling import BALANCED, Sampling
 
 SCHEMA: Literal[1] = 1
 Document = TypeVar("Document", bound=BaseModel)
@@ -59,7 +59,7 @@ class EpochLog(FrozenModel):
 
 class FewShotRecord(FrozenModel):
     shots: Count
-    sampling: str = Field(default=BALANCED, pattern=CANONICAL)
+    sampling: Sampling = BALANCED
     seed: Count
     digest: str = Field(description="of the paths of the chosen training images, in order")
     samples: list[str] = Field(description="paths of the chosen training images")

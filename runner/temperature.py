@@ -45,9 +45,8 @@ def fit_temperature(run: Run, stop: StopRequest, *, force: bool = False) -> floa
         images = load_few_shot(shards, config.shots, config.seed, config.classes, config.sampling).train
         count = min(FOLDS, config.shots)
         folds = [f"{number}/{count}" for number in range(1, count + 1)] if config.recipe.epochs else []
-        parts = [(_train_fold(run, fold, stop, force), split_fold(images, fold)[1]) for fold in folds] or [
-            (run, images)
-        ]
+        parts = [(_train_fold(run, fold, stop, force), split_fold(images, fold)[1]) for fold in folds]
+        parts = parts or [(run, images)]
         logits = np.concatenate([_compute_logits(*part) for part in parts])
         labels = np.concatenate([held_out.labels for _, held_out in parts])
         # All ranks have computed the same, but for their hardware.
