@@ -118,12 +118,6 @@ def accuracy_against_cost(means: pd.DataFrame) -> Figure | None:
     return figure
 
 
-def unknown_plots(frame: pd.DataFrame) -> Plots:
-    """Return the histograms of the results with scores. frame: with titles in `title`."""
-    scored = frame[frame.unknown.astype(bool)]
-    return {"unknown-scores": partial(score_histograms, scored)} if len(scored) else {}
-
-
 def pool_scores(results: Iterable[Mapping[str, Detection]]) -> dict[str, list[float]]:
     """Join the scores of several seeds: those of the known images, and of each unknown set by its title.
 
@@ -138,9 +132,15 @@ def pool_scores(results: Iterable[Mapping[str, Detection]]) -> dict[str, list[fl
     return scores
 
 
-def score_histograms(frame: pd.DataFrame) -> Figure:
-    """Draw a panel for each of the first MAX_PANELS methods and known sets, a line for each set; seeds are pooled."""
-    groups = [*frame.groupby(["target", "title"], sort=False)][:MAX_PANELS]
+def score_histograms(frame: pd.DataFrame) -> Figure | None:
+    """Draw a panel for each of the first MAX_PANELS methods and known sets, a line for each set; seeds are pooled.
+
+    frame: with titles in `title`. None without scores.
+    """
+    scored = frame[frame.unknown.astype(bool)]
+    if scored.empty:
+        return None
+    groups = [*scored.groupby(["target", "title"], sort=False)][:MAX_PANELS]
     figure, axes = style.panels(len(groups), 1.6, "score", "share of images")
     for panel, ((known, title), rows) in zip(axes, groups, strict=True):
         pooled = pool_scores(rows.unknown)

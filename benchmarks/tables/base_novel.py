@@ -11,7 +11,7 @@ from benchmarks.experiment.suite import Variant
 from benchmarks.results.detection import MEASURES
 from benchmarks.results.metrics import Metric, average, harmonic
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.tables.calibration_means import calibration_tables
+from benchmarks.tables.calibration_means import MEANS_RULE, calibration_tables
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.rows import (
@@ -44,7 +44,7 @@ def base_to_novel_tables(results: SuiteResults) -> list[Table]:
     if len(results.options.datasets) > 1:
         tables.insert(0, _average_table(results))
     rows = {title: results.rows(variant) for title, variant in results.by_title.items()}
-    calibration = calibration_tables(rows, suite_notes(results), results.name)
+    calibration = calibration_tables(rows, suite_notes(results, MEANS_RULE), results.name)
     return [*tables, *_speed_tables(results), *calibration, *comparison_tables(results)]
 
 
