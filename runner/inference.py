@@ -199,35 +199,31 @@ class FeatureCollector(RowCollector):
         self.meter, self.dtype = Meter(device, warmup=0), torch.float32
 
 
-class PredictionCollector:
-    """Collects predictions of images, as `RowCollector` does."""
+class PredictionCollector(RowCollector):
+    """Collects predictions of images."""
 
     def __init__(
         self, labels: NDArray[np.int64], logit_settings: LogitSettings | None = None, *, own_score: bool = False
     ) -> None:
         """labels: the true classes [N] of the target. own_score: as in `Inference`, scores stand for logits."""
+        super().__init__(len(labels))
         self._labels, self._logit_settings, self._own_score = labels, logit_settings or LogitSettings(), own_score
-        self._rows = RowCollector(len(labels))
-        self._finite: list[torch.Tensor] = []
 
     def add(self, logits: torch.Tensor, indices: NDArray[np.int64]) -> int:
         """Add logits [B, C] of the images at `indices` [B], -1 for padding; returns the number of real images."""
         # Padding (-1) gets the label of the last image; `gather` drops its row.
         labels = upload(torch.from_numpy(self._labels[indices]), logits.device)
-        self._finite.append(torch.isfinite(logits).all())
         rows = _predict_rows(logits, labels, self._logit_settings)
         if self._own_score:
-            rows[:, 1] = logits[:, 0]
-        return self._rows.add(rows, indices)
+            rows[:, 2] = logits[:, 0]
+        return super().add(rows, indices)
 
-    def are_finite(self, group: ProcessGroup) -> bool:
-        """Whether all logits of all ranks were finite."""
-        return all(group.all_gather_object(bool(torch.stack(self._finite).all())))
-
-    def gather(self, group: ProcessGroup) -> ImagePredictions:
-        """Return the predictions of all N images on every rank; exactly one rank must have added each image."""
-        # [N, 4] or [N, 5] to columns [N], in the order of the target.
-        predicted, confidence, nll, brier, *base = self._rows.gather(group).numpy().astype(np.float64).T
+    def gather_predictions(self, group: ProcessGroup) -> ImagePredictions | None:
+        """Return the predictions of all N images on every rank, as `gather` does; None if a logit is not finite."""
+        # [N, 5] or [N, 6] to columns [N], in the order of the target.
+        is_finite, predicted, confidence, nll, brier, *base = self.gather(group).numpy().astype(np.float64).T
+        if not is_finite.all():
+            return None
         confidence = confidence if self._logit_settings.scores else confidence.round(DECIMALS)
         base = [probability.round(DECIMALS) for probability in base]
         return ImagePredictions(self._labels, predicted.astype(np.int64), confidence, nll, brier, *base)
@@ -240,9 +236,9 @@ def count_by_class(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], nam
 
 
 def _predict_rows(logits: torch.Tensor, labels: torch.Tensor, logit_settings: LogitSettings) -> torch.Tensor:
-    """Compute rows [B, 4] of logits [B, C] and labels [B]: predicted class, confidence, NLL and Brier score.
+    """Compute rows [B, 5] of logits [B, C] and labels [B]: if finite, predicted class, confidence, NLL, Brier score.
 
-    With base classes, rows [B, 5]: the last column is their highest probability.
+    With base classes, rows [B, 6]: the last column is their highest probability.
     """
     true = labels[:, None]
     # In float32: a softmax in bf16 would keep three digits.
@@ -251,7 +247,8 @@ def _predict_rows(logits: torch.Tensor, labels: torch.Tensor, logit_settings: Lo
     # Subtracting from 0 gives no -0.0, where a target has a single class.
     nll = 0 - log_probabilities.gather(1, true)[:, 0]
     brier = probabilities.scatter_add(1, true, -torch.ones_like(nll)[:, None]).square().sum(dim=1)
-    columns = [logits.argmax(dim=1).float(), probabilities.amax(dim=1), nll, brier]
+    is_finite = torch.isfinite(logits).all(dim=1).float()
+    columns = [is_finite, logits.argmax(dim=1).float(), probabilities.amax(dim=1), nll, brier]
     if logit_settings.base_classes is not None:
         base_classes = upload(torch.from_numpy(logit_settings.base_classes), logits.device)
         columns.append(probabilities.index_select(1, base_classes).amax(dim=1))

@@ -94,11 +94,10 @@ def predict_images(
             # Every rank has the logits of all images.
             group = ProcessGroup()
         meter.settle()
-    if not collector.are_finite(group):
+    if (predictions := collector.gather_predictions(group)) is None:
         lower = f"evaluate in {config.precision}" if inference.precision != config.precision else ""
         hint = lower or f"train with {config.stability_hint}"
         raise UserError(f"{config.path} gives logits on {images.dataset} that are not finite: {hint}")
-    predictions = collector.gather(group)
     if kept := inference.kept:
         kept.meter.settle()
         encoded = kept.gather(session.group).to(kept.dtype)
