@@ -1,10 +1,9 @@
 """Evaluate a trained run: each image of a target once, with integer counts and the calibration of its probabilities.
 
 Or score how well images fit the classes of the run, to tell those of unknown classes, by maximum concept matching: the
-highest softmax probability of a class name, of cosines that no factor scales. Logits are divided by the method's
-factor, so that those of a cosine classifier are the cosines.
-Source: Ming et al. 2022, "Delving into Out-of-Distribution Detection with Vision-Language Representations", section 3,
-and its public code, both at temperature 1. Classifiers that define a score, such as GalLoP's, are scored by that.
+highest softmax probability of a class, of logits divided by the method's factor, which are plain cosines (Ming et al.
+2022, "Delving into Out-of-Distribution Detection with Vision-Language Representations", section 3, and public code).
+Classifiers that define a score, such as GalLoP's, are scored by that.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 
 from procap.errors import UserError
 from runner.calibration import ImagePredictions, measure_calibration
-from runner.config import RunConfig, RuntimeConfig, Target
+from runner.config import Target
 from runner.inference import Inference, LogitSettings, count_by_class
 from runner.meters import peak_memory, start_memory_peak
 from runner.predictions import predict_images, prepare_inference
@@ -27,17 +26,12 @@ from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import MCM, EvalResult, ScoreResult, write_json
 from runner.run_folders import AnyResult
-from runner.session import Run, Session
+from runner.session import Run
 from runner.setup import label_space, make_test_transform
 from runner.stop_signals import Interrupted, StopRequest
 from runner.temperature import fit_temperature
 from runner.trained_runs import load_trained, read_current_training
 from shards.image_selection import TargetImages, select_class_labels, select_target_images
-
-
-def evaluate(config: RunConfig, target: Target, runtime: RuntimeConfig, *, force: bool = False) -> EvalResult:
-    """Evaluate one finished run in a new session."""
-    return evaluate_run(Session(runtime).get_run(config), target, force=force)
 
 
 def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:
@@ -158,7 +152,6 @@ def _score(run: Run, target: Target, stop: StopRequest) -> ScoreResult:
     # Labels of other sets are no classes of the run, and predictions need some that are.
     relabel = dict.fromkeys(range(len(selection.classnames)), 0)
     images = selection.images.subset(range(len(selection.images)), relabel)
-    # At temperature 1, not at that of the classifier: see the source above.
     logit_settings = LogitSettings(temperature=float(load_trained(run).method.scale()), scores=True)
     # Known and unknown images have equal views, whatever set the unknown ones are from.
     shown = replace(selection, images=images, classnames=names)

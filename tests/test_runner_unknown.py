@@ -96,7 +96,7 @@ def test_scores_are_the_highest_softmax_of_plain_cosines(few_digits, short_check
     text = unit(clip.encode_text(clip.tokenize(space.prompts())))
     cosines = unit(clip.encode_image(images)) @ text.t()
     assert scored.scores == pytest.approx(cosines.softmax(dim=1).amax(dim=1).tolist(), rel=1e-5)
-    assert only_run(tmp_path).read_scores() == [scored]
+    assert only_run(tmp_path).read_results(ScoreResult) == [scored]
     # A file that is there is read, one of other weights is replaced.
     file = only_run(tmp_path).result_file(NOVEL, model=ScoreResult)
     written = file.stat().st_mtime_ns
@@ -120,7 +120,7 @@ def test_several_processes_write_the_scores_of_one(few_digits, short_checkpoint,
     train(plan(str(short_checkpoint)), alone)
     expected = score_run(make_run(plan(str(short_checkpoint)), alone), NOVEL)
     run_ranks(size, scores_of_a_rank, str(few_digits), str(tmp_path / "several"), str(short_checkpoint))
-    [result] = only_run(tmp_path / "several").read_scores()
+    [result] = only_run(tmp_path / "several").read_results(ScoreResult)
     assert result.scores == expected.scores
 
 

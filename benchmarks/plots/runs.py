@@ -119,10 +119,7 @@ def accuracy_against_cost(means: pd.DataFrame) -> Figure | None:
 
 
 def pool_scores(results: Iterable[Mapping[str, Detection]]) -> dict[str, list[float]]:
-    """Join the scores of several seeds: those of the known images, and of each unknown set by its title.
-
-    results: of each seed, the detections by the target of the unknown set.
-    """
+    """Join the scores of seeds, with detections by target: of known images, and of each unknown set by title."""
     scores: dict[str, list[float]] = {"known": []}
     for detections in results:
         # All detections of a seed have the same known images.

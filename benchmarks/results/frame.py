@@ -23,7 +23,7 @@ from procap.methods import METHODS, data_use
 from procap.recipe import format_value
 from runner.config import RunConfig, Target
 from runner.planning import known_target
-from runner.results import EvalResult, TrainResult
+from runner.results import EvalResult, ScoreResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
 from runner.run_folders import RUNS, RunFolder, find_runs, locate_run
 
@@ -184,7 +184,8 @@ def make_records(
         "losses": [next(iter(epoch.terms.values())) for epoch in training.epochs],
     }
     settings = describe_settings(config) | _describe_training(folder, config, training)
-    known, scores = known_target(config), [each for each in folder.read_scores() if each.has_weights(training)]
+    known = known_target(config)
+    scores = [each for each in folder.read_results(ScoreResult) if each.has_weights(training)]
     for result in results:
         if not result.has_weights(training):
             under = f" under {result.settings.label}" if result.settings.label else ""
