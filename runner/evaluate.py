@@ -28,7 +28,7 @@ from runner.results import MCM, EvalResult, ScoreResult, write_json
 from runner.run_folders import AnyResult
 from runner.session import Run
 from runner.setup import label_space, make_test_transform
-from runner.stop_signals import Interrupted, StopRequest
+from runner.stop_signals import StopRequest
 from runner.temperature import fit_temperature
 from runner.trained_runs import load_trained, read_current_training
 from shards.image_selection import TargetImages, select_class_labels, select_target_images
@@ -166,9 +166,9 @@ def _predict(
 ) -> tuple[Inference, ImagePredictions, dict[str, Any]]:
     """Predict the images of a target, prepared and named as those of `dataset`, and show the progress.
 
-    Returns also the fields of a `TargetResult`; raises `Interrupted` on a signal.
+    Returns also the fields of a `TargetResult`.
     """
-    config, session, what = run.config, run.session, f"{run.path} on {target}"
+    config, session = run.config, run.session
     trained, quiet = load_trained(run), session.runtime.quiet or not session.is_first
     transform = make_test_transform(trained.method, dataset, config.seed, run.settings.resize)
     first = range(len(selection.images))[: session.runtime.limit]
@@ -177,12 +177,8 @@ def _predict(
     start_memory_peak(session.device)
     space = label_space(session.dataset(dataset).manifest, selection.classnames)
     inference = prepare_inference(run, images, space, logit_settings)
-    with ProgressDisplay(what, len(images), unit="images", quiet=quiet) as display:
-        signum, predictions = predict_images(run, inference, transform, stop, display)
-    # No rank leaves while another may still exchange the flags.
-    if predictions is None:
-        session.group.barrier()
-        raise Interrupted(signum, f"stopped the evaluation of {what}; it starts over when repeated")
+    with ProgressDisplay(f"{run.path} on {target}", len(images), unit="images", quiet=quiet) as display:
+        predictions = predict_images(run, inference, transform, stop, display)
     fields = {
         "config_hash": config.hash,
         "target": str(target),

@@ -60,12 +60,11 @@ def predict_images(
     transform: AnyEvalTransform,
     stop: StopRequest,
     display: ProgressDisplay | None = None,
-) -> tuple[int, ImagePredictions | None]:
+) -> ImagePredictions:
     """Predict the images of `inference`, of which each rank encodes its share; features may be stored.
 
-    Returns 0 and the predictions, or on all ranks a stop signal that one of them has got, and None.
     An online classifier adapts on each rank to the features of all images, and its time counts in the rates.
-    Raises UserError if a logit is not finite.
+    Raises UserError if a logit is not finite, and `Interrupted` on all ranks for a signal to one of them.
     """
     config, session, group, meter = run.config, run.session, run.session.group, inference.meter
     images, batch_size = inference.images, config.recipe.test_batch_size
@@ -84,8 +83,7 @@ def predict_images(
             meter.step(evaluated)
             if display:
                 display.update(display.done + evaluated)
-            if signum := group.exchange_flags(signum=stop.signum).signum:
-                return signum, None
+            stop.check_ranks(group, f"stopped the predictions of {config.path}; they start over when repeated")
         if inference.is_online:
             with meter.phase("adaptation"):
                 rows = inference.adapt(features.gather(group), config.seed)
@@ -104,7 +102,7 @@ def predict_images(
         if session.is_first:
             seconds = {"data": meter.rate.seconds.get("data", 0.0), **kept.meter.phases}
             session.features.write(key, EncodedImages(encoded, seconds))
-    return 0, predictions
+    return predictions
 
 
 def _read_features(run: Run, inference: Inference, transform: AnyEvalTransform) -> str:
