@@ -230,6 +230,15 @@ def test_sums_depend_neither_on_batches_nor_on_their_order():
     assert measure(logits, labels, 1) == measure(logits, labels, 13) == measure(logits, labels, 101)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_logit_that_is_not_finite_leaves_no_predictions(value):
+    logits = torch.zeros(3, 4)
+    logits[1, 2] = value
+    collector, places = PredictionCollector(np.arange(3)), np.arange(3)
+    collector.add(logits, places)
+    assert collector.gather_predictions(ProcessGroup()) is None
+
+
 def test_a_single_class_gives_zeros_and_valid_json():
     found = measure(30 * torch.randn(9, 1), [0] * 9)
     assert (found.nll, found.brier, found.equal_width.ece) == (0, 0, 0)

@@ -17,6 +17,7 @@ from small_runs import make_runtime, only_run
 from benchmarks.plots.runs import pool_scores
 from benchmarks.results import load
 from benchmarks.results.detection import detect_unknown
+from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
 from procap.classifier import unit
 from procap.text import LabelSpace
 from runner.config import EvalSettings, RunConfig, Target
@@ -26,6 +27,7 @@ from runner.evaluate import score_run
 from runner.planning import plan_run
 from runner.provenance import provenance
 from runner.results import ScoreResult, write_json
+from runner.run_collection import Collection, write_collection
 from shards.catalogue import UNLABELLED
 from shards.raw.published import find_location, read_published
 from shards.reader import open_dataset
@@ -80,6 +82,16 @@ def test_the_table_and_the_page_show_them(made, capsys):
     assert [cell.strip() for cell in row.split("|")[3:7]] == ["100.00 †", "0.00 †", "75.00", "75.00"]
     code, _, _ = run(capsys, "report", "--results", made)
     assert code == 0 and (made / "report/figures/unknown-scores.svg").stat().st_size > 1000
+
+
+def test_the_page_of_a_sweep_shows_them(made, capsys):
+    [config] = load(made).config
+    settings = SweepSettings(name="rates", space={"lr": [0.1]}, methods=("maple",), datasets=("digits",), seeds=(1,))
+    finished = Configuration(values={"lr": 0.1}, runs=(config.path,), state="finished", scores={config.path: 50.0})
+    SweepFolder(made / "sweeps/rates").save(settings, [finished])
+    write_collection(made, Collection(kind="sweep", name="rates", runs=(config.path,), status="finished"))
+    code, _, _ = run(capsys, "report", "rates", "--results", made)
+    assert code == 0 and (made / "report-rates/figures/unknown-scores.svg").stat().st_size > 1000
 
 
 def test_scores_are_the_highest_softmax_of_plain_cosines(few_digits, short_checkpoint, tmp_path):
