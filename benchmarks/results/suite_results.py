@@ -15,10 +15,10 @@ from pydantic import TypeAdapter
 from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun, Variant
-from benchmarks.experiment.titles import choose_reference
+from benchmarks.experiment.titles import choose_reference, find_differences
 from benchmarks.results.detection import MEASURES
-from benchmarks.results.frame import check_contents, find_differences, make_frame, make_records, metric_over_seeds
-from benchmarks.results.metrics import Metric, average, harmonic
+from benchmarks.results.frame import check_contents, make_frame, make_records
+from benchmarks.results.metrics import Metric, average, harmonic, metric_over_seeds
 from procap.errors import UserError
 from runner.config import Target
 from runner.results import write_json
