@@ -22,9 +22,8 @@ from procap.errors import UserError
 from procap.text import LabelSpace
 from runner.calibration import ImagePredictions, measure_calibration
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.inference import Inference, LogitSettings, count_by_class
+from runner.inference import Inference, LogitSettings, count_by_class, predict_images, prepare_inference
 from runner.meters import peak_memory, start_memory_peak
-from runner.predictions import predict_images, prepare_inference
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import MCM, EvalResult, ScoreResult, write_json

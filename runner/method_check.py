@@ -82,8 +82,8 @@ class CheckCase:
         """
         # A tenth of the rate, because differences by rounding grow in a training that diverges on this backbone.
         lr = method_class(name).recipe().lr / 10
-        shared = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
-        config = plan_run(method=name, shots=SHOTS, shared_overrides=shared, data=runtime.data, **chosen)
+        overrides = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
+        config = plan_run(method=name, shots=SHOTS, overrides=overrides, data=runtime.data, **chosen)
         return cls(Session(runtime).get_run(config))
 
     def elsewhere(self, name: str) -> Run:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from runner.distributed.ranks import Ranks
-from runner.predictions import prepare_inference
+from runner.inference import prepare_inference
 from runner.session import Run
 from runner.setup import make_test_transform
 from runner.stop_signals import Interrupted, StopRequest

@@ -97,7 +97,7 @@ def train_blind(data: str, results: str, checkpoint: str, methods: dict[str, dic
     sys.addaudithook(refuse)
     for method, options in methods.items():
         short = {"epochs": 1, "batch_size": 5}
-        config = plan(checkpoint, method, shots=1, options=options, shared_overrides=short)
+        config = plan(checkpoint, method, shots=1, options=options, overrides=short)
         result = train(config, make_runtime(data, results))
         assert isinstance(result, TrainResult), method
 
