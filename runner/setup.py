@@ -22,7 +22,7 @@ from procap.methods.options import Pool, PoolOptions
 from procap.methods.plugins import MethodSource
 from procap.recipe import Recipe
 from procap.text import LabelSpace
-from runner.acceleration import Acceleration, note_once
+from runner.acceleration import Acceleration
 from runner.checkpoint import CheckpointCard, InitialRun
 from runner.config import RunConfig
 from runner.distributed.ranks import Ranks
@@ -83,7 +83,8 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         # A CUDA graph cannot hold DDP's messages.
         acceleration = replace(acceleration, graphs=False)
         if device.type == "cuda":
-            note_once("several GPUs train each run together; one run per GPU, as `procap bench` starts them, is faster")
+            how = "one run per GPU, as `procap bench` starts them, is faster"
+            warnings.warn(f"several GPUs train each run together; {how}", stacklevel=2)
     shards = session.dataset(config.dataset)
     stream = engine = training_steps = None
     files: dict[str, str] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,7 +16,6 @@ from procap.methods import method_class
 from procap.methods.features import FeatureMethod
 from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
-from runner.acceleration import note_once
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
 from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
@@ -87,7 +87,7 @@ def train_run(
     run.trained = None
     if earlier := preliminary_run(run.config):
         # Runs of several seeds may have the same one, so that it is waited for in any case.
-        train_run(run.session.get_run(earlier), on_held=on_held or note_once)
+        train_run(run.session.get_run(earlier), on_held=on_held or warnings.warn)
     with run.work(resumes=not force, on_held=on_held):
         run.session.group.call_on_first(lambda: run.folder.check_config(run.config, force=force))
         # Another process may have finished the run between the look above and the lock.

@@ -127,7 +127,7 @@ def test_a_training_waits_for_a_first_phase_that_another_process_trains(
         lock.enter_context(first.folder.locked())
         with pytest.raises(RunHeld, match="wait for it or stop it"):
             train_run(first)
-        monkeypatch.setattr("runner.train.note_once", lambda held: lock.close())
+        monkeypatch.setattr("warnings.warn", lambda held: lock.close())
         assert train_run(started).status == first.read_training().status == "finished"
 
 

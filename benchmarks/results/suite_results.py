@@ -70,14 +70,13 @@ class SuiteResults:
             # The one run of a method that draws nothing counts for all seeds.
             seeds = [config.seed] if config.depends_on_seed else options.seeds
             columns = {"dataset": run.dataset, "number": variants.index(run.variant)}
-            for target in map(Target.parse_unchecked, run.spec.targets):
-                try:
-                    training = folder.read_training()
-                    result = folder.read_evaluation(target, options.eval_settings.for_run(config))
-                    made = make_records(folder, config, training, [result]) if training and result else ()
-                    records += [record | columns | {"seed": seed} for record, seed in product(made, seeds)]
-                except UserError as error:
-                    unreadable[run.path] = str(error)
+            try:
+                training, settings = folder.read_training(), options.eval_settings.for_run(config)
+                evaluations = [folder.read_evaluation(target, settings) for target in run.spec.parse_targets()]
+                made = make_records(folder, config, training, filter(None, evaluations)) if training else ()
+                records += [record | columns | {"seed": seed} for record, seed in product(made, seeds)]
+            except UserError as error:
+                unreadable[run.path] = str(error)
         frame = make_frame(records).assign(number=[record["number"] for record in records])
         check_contents(frame)
         unlike = {}
