@@ -256,7 +256,7 @@ def check_reloaded(case: CheckCase) -> str:
     """
     setup = case.set_up()
     method = setup.method
-    for stage in range(sum(start < setup.steps for start in method.stage_starts(setup.steps))):
+    for stage in range(sum(start < setup.total_steps for start in method.stage_starts(setup.total_steps))):
         if stage:
             method.begin_stage(stage)
         _, gradients = case.step(setup)
