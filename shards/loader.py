@@ -24,9 +24,9 @@ from torch import Tensor
 
 from procap.errors import UsageError
 from shards.eval_views import AnyEvalTransform
-from shards.pools import prefetch, thread_pool
 from shards.reader import ImageList, LazyImage
 from shards.rng import generator, stream_seed
+from shards.tasks import prefetch, thread_pool
 from shards.transforms import TrainAugment
 
 # Main memory for decoded training images, the encoded images that a training on all images mixes with each other, and

@@ -38,10 +38,10 @@ from shards.index import DIGESTS_FILE, INDEX, INDEX_FILE, PATHS_FILE, image_dige
 from shards.manifest import MANIFEST_FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror, read_manifest
 from shards.mirror import refuse_packing
 from shards.names import first_few, unfit_texts
-from shards.pools import map_in_order
 from shards.reader import ImageList, open_dataset
 from shards.records import MEMBER_EXTENSIONS, ImageRange, Source, make_sample, sample_key
 from shards.resolve import is_packed, resolve_dataset
+from shards.tasks import map_in_order
 
 SHARD_BYTES = 10**9
 """Largest size of a shard, about."""

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from procap.errors import UserError
 from shards.manifest import Shard
-from shards.pools import prefetch, thread_pool
 from shards.records import MEMBER_EXTENSIONS
 from shards.remote import CutAnswer, read_file, repeat_cut
+from shards.tasks import prefetch, thread_pool
 from shards.urls import redact
 
 if TYPE_CHECKING:

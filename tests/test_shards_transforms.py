@@ -16,7 +16,7 @@ from shards.device.crops import REDUCTION, DeviceResize, augments_on_device, fit
 from shards.device.evaluation import device_evaluation_batches
 from shards.device.loader import DeviceTrainLoader
 from shards.loader import LoaderOptions
-from shards.pools import prefetch
+from shards.tasks import prefetch
 from shards.transforms import EvalTransform, TrainAugment, View, crop_box, jitter_colours
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from shards.device.crops import DeviceResize, augments_on_device, fits
 from shards.loader import BATCHES_AHEAD, CACHE_BYTES, LoaderOptions, TrainLoader
-from shards.pools import prefetch, thread_pool
 from shards.reader import ImageList, LazyImage
+from shards.tasks import prefetch, thread_pool
 from shards.transfer import SideStream, upload
 from shards.transforms import TrainAugment, View
 
