@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from procap import attention, errors, methods, reference, towers
+from procap import attention, errors, methods, prompt_packing, reference, towers
 from procap.clip import CLIP
 from procap.geometry import Geometry
 from procap.plan import BLOCKS, INPUT, Plan, TokenOp
