@@ -19,9 +19,8 @@ import numpy as np
 from procap.errors import UserError
 from runner.calibration import ImagePredictions, measure_calibration
 from runner.config import Target
-from runner.inference import Inference, LogitSettings, count_by_class
+from runner.inference import Inference, LogitSettings, count_by_class, predict_images, prepare_inference
 from runner.meters import peak_memory, start_memory_peak
-from runner.predictions import predict_images, prepare_inference
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import MCM, EvalResult, ScoreResult, write_json

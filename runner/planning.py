@@ -23,8 +23,7 @@ class RunChoices:
     """What is chosen of a run before it is resolved.
 
     classes: by default "base", or "all" of a data set of test images alone, which has no halves.
-    recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields,
-        which the training must read. shared_overrides: changes for several methods, some of which may read them.
+    recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields.
     task: selects the published recipe and options; None: "few-shot" on all classes, else "base-to-novel".
     options: fields of the method; the others get the values published for `task` (recipe "published"), else defaults.
     """
@@ -41,15 +40,14 @@ class RunChoices:
     recipe: str = "published"
     task: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    shared_overrides: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     """Resolve names, defaults and recipes into a `RunConfig`. Raises UsageError.
 
-    choices: fields of `RunChoices`. data: folder of packed sets that are not in the catalogue; None: `$PROCAP_DATA`,
-    else the cache. A derived set uses the recipe of its base.
+    choices: fields of `RunChoices`; `check_read` refuses overrides without effect. data: folder of packed sets that are
+    not in the catalogue; None: `$PROCAP_DATA`, else the cache. A derived set uses the recipe of its base.
     """
     from procap.methods import method_class, method_options
     from shards.resolve import resolve_dataset
@@ -62,7 +60,7 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     classes = parse_classes(chosen.classes or ("all" if dataset.test_only else "base"))
     fields = {"dataset": dataset.name, "classes": classes, "shots": shots, "seed": chosen.seed}
     fields |= {"method": method, "precision": chosen.precision, "sampling": check_sampling(chosen.sampling)}
-    changes = {**chosen.shared_overrides, **chosen.overrides}
+    changes = dict(chosen.overrides)
     # Checks `changes` with placeholders for the rest, before the import of the method, which takes seconds.
     recipe = validate(Recipe, {"lr": 1.0, "epochs": 0, "batch_size": 1, **changes}, "recipe")
     validate(RunConfig, {"recipe": recipe, **fields}, "run")
@@ -94,14 +92,12 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     resolved = resolved.model_copy(update={name: getattr(published_recipe, name) for name in of_method})
     fields |= {"options": filled.model_dump(mode="json"), "recipe_name": recipe_name}
     fields |= {"recipe": resolved, **_resolve_backbone(cls, method, chosen.backbone, chosen.pretrained)}
-    config = validate(RunConfig, fields, "run")
-    check_read([config], chosen.overrides)
-    return config
+    return validate(RunConfig, fields, "run")
 
 
-def check_read(configs: Sequence[RunConfig], changes: Mapping[str, Any]) -> None:
+def check_read(configs: Sequence[RunConfig], overrides: Mapping[str, Any]) -> None:
     """Raise UsageError for a changed recipe field that none of the trainings reads."""
-    for name, value in changes.items():
+    for name, value in overrides.items():
         changed = getattr(validate(Recipe, {"lr": 1.0, "epochs": 0, "batch_size": 1, name: value}, "recipe"), name)
         unread = [config for config in configs if getattr(config.recipe, name) != changed and name in _unread(config)]
         if unread and len(unread) == len(configs):

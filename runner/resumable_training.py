@@ -27,7 +27,7 @@ class ResumableTraining:
 
     def __post_init__(self) -> None:
         card = self.setup.card
-        self.config, self.steps = card.config, self.setup.steps
+        self.config, self.total_steps = card.config, self.setup.total_steps
         self.folder, self.group = self.run.folder, self.run.session.group
         recipe = self.config.recipe
         self.average = EpochAverage(self.setup.method, recipe.epochs, *recipe.average) if recipe.average else None
@@ -103,7 +103,7 @@ class ResumableTraining:
         self.save("interrupted")
         # A launcher may kill all ranks as soon as one exits, so wait until rank 0 has written the state.
         self.group.barrier()
-        position = f"step {self.state.step} of {self.steps}"
+        position = f"step {self.state.step} of {self.total_steps}"
         raise Interrupted(signum, f"stopped {self.config.path} at {position}; repeat the command to resume")
 
     def finish(self, status: RunStatus) -> Progress:
@@ -120,7 +120,7 @@ class ResumableTraining:
             config_hash=self.config.hash,
             status=status,
             step=self.state.step,
-            steps=self.steps,
+            steps=self.total_steps,
             epochs=self.state.epochs,
             seconds=self.meter.seconds,
             resumed=self.state.resumed,

@@ -16,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from runner.distributed.ranks import Ranks
-from runner.predictions import prepare_inference
+from runner.inference import prepare_inference
 from runner.session import Run
 from runner.setup import make_test_transform
 from runner.stop_signals import StopRequest
 from runner.threads import fitting_threads
 from runner.train import train_run
 from runner.trained_runs import load_trained
-from shards.image_selection import load_few_shot, split_fold
+from shards.image_selection import select_training_images, split_fold
 from shards.reader import ImageList
 
 FOLDS = 4
@@ -42,7 +42,7 @@ def fit_temperature(run: Run, stop: StopRequest, *, force: bool = False) -> floa
     if run.temperature is None:
         config, session = run.config, run.session
         shards = session.dataset(config.dataset)
-        images = load_few_shot(shards, config.shots, config.seed, config.classes, config.sampling).train
+        images = select_training_images(shards, config.shots, config.seed, config.classes, config.sampling).train
         count = min(FOLDS, config.shots)
         folds = [f"{number}/{count}" for number in range(1, count + 1)] if config.recipe.epochs else []
         parts = [(_train_fold(run, fold, stop, force), split_fold(images, fold)[1]) for fold in folds]

@@ -9,8 +9,7 @@ from procap.errors import UsageError
 from procap.text import LabelSpace
 from runner.config import Target
 from runner.engine import autocast
-from runner.inference import Inference
-from runner.predictions import predict_images
+from runner.inference import Inference, predict_images
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
 from runner.resumable_training import ResumableTraining
 from runner.setup import label_space, make_test_transform

@@ -15,7 +15,7 @@ from shards.names import unsafe_path
 
 # Extensions that WebDataset readers treat as images. Others can be dangerous: a library that decodes members by
 # extension would unpickle a `pyd`.
-IMAGES = ("jpg", "png", "webp", "gif", "bmp", "tif", "tiff")
+MEMBER_EXTENSIONS = ("jpg", "png", "webp", "gif", "bmp", "tif", "tiff")
 JPEG_ENDINGS = ("jpg", "jpeg", "jpe", "jfif")
 
 
@@ -92,8 +92,8 @@ def sample_key(position: int) -> str:
 def make_sample(key: str, record: ImageRecord) -> dict[str, str | bytes]:
     """Make the sample that webdataset's TarWriter writes for an image. Raises UserError if it cannot be stored."""
     reason = unsafe_path(record.path)
-    if record.extension not in IMAGES:
-        reason = f"does not end as an image's does ({', '.join(IMAGES)})"
+    if record.extension not in MEMBER_EXTENSIONS:
+        reason = f"does not end as an image's does ({', '.join(MEMBER_EXTENSIONS)})"
     if reason:
         raise UserError(f"{record.path!r} cannot be packed: its name {reason}")
     side = json.dumps({"path": record.path}, ensure_ascii=False).encode()

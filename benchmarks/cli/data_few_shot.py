@@ -10,7 +10,7 @@ import typer
 from benchmarks.cli.flags import Data, Sampling, command, flag
 from benchmarks.console.output import columns, note, plural, show, show_json
 from shards.default_paths import data_root
-from shards.image_selection import load_few_shot, parse_classes
+from shards.image_selection import parse_classes, select_training_images
 from shards.manifest import lines_digest
 from shards.reader import open_dataset
 from shards.resolve import resolve_dataset
@@ -34,7 +34,7 @@ def few_shot(
     root = data_root(data)
     shards = open_dataset(root, resolve_dataset(name, root).name)
     rule = check_sampling(sampling or BALANCED)
-    samples = load_few_shot(shards, shots, seed, parse_classes(classes), rule)
+    samples = select_training_images(shards, shots, seed, parse_classes(classes), rule)
     document: dict[str, Any] = {"dataset": shards.name, "shots": shots, "sampling": rule, "seed": seed}
     rows: list[tuple[object, ...]] = []
     for split, chosen in (("train", samples.train), ("val", samples.val)):

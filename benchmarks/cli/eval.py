@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.cli import flags
-from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import default_targets, find_run, runtime_config, selected_runs
+from benchmarks.cli.several_runs import Failures, process_group
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, quote, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import split_names

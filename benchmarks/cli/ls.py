@@ -15,8 +15,8 @@ from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import JSON_STREAM, columns, note, plural, show, show_json
 from benchmarks.console.parse import parse_methods
 from benchmarks.experiment.profiles import PAPER
-from benchmarks.experiment.titles import title_method
-from benchmarks.results.frame import describe_settings, open_results, run_folders, title_variants
+from benchmarks.experiment.titles import describe_settings, title_method, title_variants
+from benchmarks.results.frame import open_results, run_folders
 from benchmarks.suites import SUITES, load_suite
 from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import METHODS, describe_method, method_class

@@ -89,7 +89,7 @@ def selected_runs(
             precision=selection.precision or "fp32",
             recipe=recipe_flags.recipe or "published",
             task=task,
-            shared_overrides=overrides,
+            overrides=overrides,
             options={**control_options(method, recipe_flags.recipe), **options[method]},
             data=data,
         )

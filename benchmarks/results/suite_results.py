@@ -15,10 +15,10 @@ from pydantic import TypeAdapter
 from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun, Variant
-from benchmarks.experiment.titles import choose_reference
+from benchmarks.experiment.titles import choose_reference, find_differences
 from benchmarks.results.detection import MEASURES
-from benchmarks.results.frame import check_contents, find_differences, make_frame, make_records, metric_over_seeds
-from benchmarks.results.metrics import Metric, average, harmonic
+from benchmarks.results.frame import check_contents, make_frame, make_records
+from benchmarks.results.metrics import Metric, average, harmonic, metric_over_seeds
 from procap.errors import UserError
 from runner.config import Target
 from runner.results import write_json
@@ -71,14 +71,13 @@ class SuiteResults:
             # The one run of a method that draws nothing counts for all seeds.
             seeds = [config.seed] if config.depends_on_seed else options.seeds
             columns = {"dataset": run.dataset, "number": variants.index(run.variant)}
-            for target in map(Target.parse_unchecked, run.spec.targets):
-                try:
-                    training = folder.read_training()
-                    result = folder.read_evaluation(target, options.eval_settings.for_run(config))
-                    made = make_records(folder, config, training, [result]) if training and result else ()
-                    records += [record | columns | {"seed": seed} for record, seed in product(made, seeds)]
-                except UserError as error:
-                    unreadable[run.path] = str(error)
+            try:
+                training, settings = folder.read_training(), options.eval_settings.for_run(config)
+                evaluations = [folder.read_evaluation(target, settings) for target in run.spec.parse_targets()]
+                made = make_records(folder, config, training, filter(None, evaluations)) if training else ()
+                records += [record | columns | {"seed": seed} for record, seed in product(made, seeds)]
+            except UserError as error:
+                unreadable[run.path] = str(error)
         frame = make_frame(records).assign(number=[record["number"] for record in records])
         check_contents(frame)
         unlike = {}

@@ -12,18 +12,10 @@ from benchmarks.results.detection import MEASURES
 from benchmarks.results.metrics import Metric, average, harmonic
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.calibration_means import MEANS_RULE, calibration_tables
+from benchmarks.tables.columns import HALVES, NOTE_ON_SPEED, SPEEDS, average_speeds
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
-from benchmarks.tables.rows import (
-    HALVES,
-    NOTE_ON_SPEED,
-    SPEEDS,
-    Heading,
-    PrintedRow,
-    average_speeds,
-    published_title,
-    suite_table,
-)
+from benchmarks.tables.suite_table import Heading, PrintedRow, published_title, suite_table
 from benchmarks.tables.table import Column, Table
 
 PAPER_TOKENS = 4

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in
-from benchmarks.results.frame import metric_over_seeds
-from benchmarks.results.metrics import Metric, average
+from benchmarks.results.metrics import Metric, average, metric_over_seeds
 from benchmarks.tables.notes import Notes
 from benchmarks.tables.table import Column, Row, Table
 

@@ -8,9 +8,10 @@ from benchmarks.console.output import plural
 from benchmarks.experiment.published import AVERAGE, display_name
 from benchmarks.experiment.suite import Variant
 from benchmarks.results.suite_results import MACRO, SuiteResults
+from benchmarks.tables.columns import HALVES
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
-from benchmarks.tables.rows import HALVES, Heading, suite_table
+from benchmarks.tables.suite_table import Heading, suite_table
 from benchmarks.tables.table import Column, Row, Table
 
 Weights = tuple[float, float]

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.console.output import plural
-from benchmarks.experiment.titles import title_method
-from benchmarks.results.frame import describe_settings
+from benchmarks.experiment.titles import describe_settings, title_method
 from benchmarks.results.suite_results import SuiteResults
 from procap.methods import data_use, loading_error, method_source
 from procap.recipe import format_value
