@@ -7,10 +7,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from procap.errors import UserError
-from runner.distributed.collectives import ProcessGroup
+
+if TYPE_CHECKING:
+    from runner.distributed.collectives import ProcessGroup
 
 
 class Interrupted(UserError):
