@@ -62,37 +62,36 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     fields |= {"method": method, "precision": chosen.precision, "sampling": check_sampling(chosen.sampling)}
     changes = dict(chosen.overrides)
     # Checks `changes` with placeholders for the rest, before the import of the method, which takes seconds.
-    recipe = validate(Recipe, {"lr": 1.0, "epochs": 0, "batch_size": 1, **changes}, "recipe")
-    validate(RunConfig, {"recipe": recipe, **fields}, "run")
+    checked = validate(Recipe, {"lr": 1.0, "epochs": 0, "batch_size": 1, **changes}, "recipe")
+    validate(RunConfig, {"recipe": checked, **fields}, "run")
     cls = method_class(method)
     from procap.methods.method import TASKS
 
     task = chosen.task or ("few-shot" if classes == "all" else "base-to-novel")
     if task not in TASKS:
         raise unknown_name("task", task, TASKS)
-    published = chosen.recipe == "published"
-    published_recipe = cls.recipe(task, shots, dataset.name)
-    named_recipe = published_recipe if published else method_class("procap").recipe(task, shots, dataset.name)
+    published, published_options = cls.recipe(task, shots, dataset.name), cls.task_options(task, shots, dataset.name)
+    named_recipe = published
+    if chosen.recipe == "procap":
+        named_recipe, published_options = method_class("procap").recipe(task, shots, dataset.name), {}
     # A method that is not trained stays so in the recipe of a different one.
-    if published_recipe.epochs == 0:
+    if published.epochs == 0:
         changes["epochs"] = 0
     if "epochs" in changes:
         # Without `iterations` epochs are passes over the images, as a user who gives their number expects.
         changes = {"iterations": None, **changes}
-    resolved = validate(Recipe, {**named_recipe.model_dump(), **changes}, "recipe")
-    if published_recipe.epochs and not resolved.epochs:
+    recipe = validate(Recipe, {**named_recipe.model_dump(), **changes}, "recipe")
+    if published.epochs and not recipe.epochs:
         raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
-    published_options = cls.task_options(task, shots, dataset.name) if published else {}
-    filled = method_options(method, {**published_options, **chosen.options})
-    of_method = cls.unread_fields(filled) | (set() if resolved.epochs else {*resolved.unread()})
-    unread = {name: getattr(named_recipe, name) for name in (*resolved.unread(), *of_method)}
-    resolved = resolved.model_copy(update=unread)
-    recipe_name = "custom" if resolved != named_recipe and published_recipe.epochs > 0 else chosen.recipe
+    options = method_options(method, {**published_options, **chosen.options})
+    unread_by_method = cls.unread_fields(options) | (set() if recipe.epochs else {*recipe.unread()})
+    unread = {name: getattr(named_recipe, name) for name in (*recipe.unread(), *unread_by_method)}
+    recipe = recipe.model_copy(update=unread)
+    recipe_name = "custom" if recipe != named_recipe and published.epochs > 0 else chosen.recipe
     # Equal trainings are one run: under any recipe a method has its own values of what it does not read.
-    resolved = resolved.model_copy(update={name: getattr(published_recipe, name) for name in of_method})
-    fields |= {"options": filled.model_dump(mode="json"), "recipe_name": recipe_name}
-    fields |= {"recipe": resolved, **_resolve_backbone(cls, method, chosen.backbone, chosen.pretrained)}
-    return validate(RunConfig, fields, "run")
+    recipe = recipe.model_copy(update={name: getattr(published, name) for name in unread_by_method})
+    fields |= {"options": options.model_dump(mode="json"), "recipe": recipe, "recipe_name": recipe_name}
+    return validate(RunConfig, fields | _resolve_backbone(cls, method, chosen.backbone, chosen.pretrained), "run")
 
 
 def check_read(configs: Sequence[RunConfig], overrides: Mapping[str, Any]) -> None:

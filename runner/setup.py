@@ -53,7 +53,7 @@ class Setup:
 
     A `FeatureMethod` gets its engine and steps from `runner.feature_training.learn_from_features`.
 
-    files: the SHA-256 of files that the method has read, by option. method_source: the code of the method.
+    file_digests: the SHA-256 of files that the method has read, by option. method_source: the code of the method.
     """
 
     method: Method
@@ -63,7 +63,7 @@ class Setup:
     training_steps: TrainingSteps | None
     selection: TrainingSelection | None
     acceleration: Acceleration
-    files: Mapping[str, str]
+    file_digests: Mapping[str, str]
     method_source: MethodSource | None
 
     @property
@@ -87,7 +87,7 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
             warnings.warn(f"several GPUs train each run together; {how}", stacklevel=2)
     shards = session.dataset(config.dataset)
     loader = engine = training_steps = None
-    files: dict[str, str] = {}
+    file_digests: dict[str, str] = {}
     # Missing shards are reported before minutes are spent on a backbone.
     learns_from_features = issubclass(method_class(config.method), FeatureMethod)
     # Features of all images are on every process, so that their batches are not dealt out.
@@ -119,17 +119,17 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
     if selection:
         # Before digests are computed, because its errors name the option or file that is missing.
         method.prepare_training()
-        files = method.file_digests(method.options, method.space.dataset)
-        for option, digest in files.items():
+        file_digests = method.file_digests(method.options, method.space.dataset)
+        for option, digest in file_digests.items():
             group.check_same(f"the file of option {option}", digest)
     if loader:
         if initial:
             initial.load_into(method)
-            files = {**files, "init": initial.sha256}
+            file_digests = {**file_digests, "init": initial.sha256}
         # Before the engine, whose optimizer takes the tensors that require a gradient by then.
         method.begin_stage(0)
         engine = make()
-    return Setup(method, card, engine, make, training_steps, selection, acceleration, files, source)
+    return Setup(method, card, engine, make, training_steps, selection, acceleration, file_digests, source)
 
 
 def select_training(config: RunConfig, shards: ShardSet, processes: int) -> TrainingSelection | None:

@@ -381,7 +381,7 @@ def _write_result(training: ResumableTraining) -> TrainResult:
         **provenance(training.environment),
         resumed=state.resumed,
         processes=training.group.size,
-        files=dict(setup.files),
+        files=dict(setup.file_digests),
         method_source=setup.method_source,
     )
     write_json(folder.train_file, result)

@@ -114,8 +114,8 @@ def _train_all(
         with failures.collect(config.path):
             if not was_finished:
                 check_training_images([config], data)
-                stages = [each.path for each in (preliminary_run(config), config) if each]
-                note(f"{position} training {', then '.join(stages)}")
+                paths = [each.path for each in (preliminary_run(config), config) if each]
+                note(f"{position} training {', then '.join(paths)}")
             pack_missing_with_progress([config.dataset], data)
             result = train_run(run, force=force)
             assert isinstance(result, TrainResult)
