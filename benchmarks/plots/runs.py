@@ -143,10 +143,9 @@ def score_histograms(frame: pd.DataFrame) -> Figure | None:
         pooled = pool_scores(rows.unknown)
         edges = np.histogram_bin_edges(np.concatenate([*pooled.values()]), BINS)
         for number, (name, values) in enumerate(pooled.items()):
-            shares = np.histogram(values, edges)[0] / len(values)
             # The known images are a grey area behind the lines of the others.
             look = {"color": style.make_look(number - 1).colour} if number else {"color": style.GREY, "fill": True}
-            panel.stairs(shares, edges, label=name, **look)
+            panel.stairs(np.histogram(values, edges)[0] / len(values), edges, label=name, **look)
         panel.set_title(f"{title} ({score_rule(rows)}), {known.removesuffix(':test')}")
         style.grid(panel, "y")
     style.heading(figure, "Scores of known and unknown images")
