@@ -81,12 +81,9 @@ class Detection:
 
     known: ScoreResult
     unknown: ScoreResult
+    limited: bool
     auroc: float
     fpr95: float
-
-    @property
-    def limited(self) -> bool:
-        return self.known.limited or self.unknown.limited
 
 
 def detect_unknown(known: Target, results: Iterable[ScoreResult]) -> dict[str, Detection]:
@@ -96,8 +93,9 @@ def detect_unknown(known: Target, results: Iterable[ScoreResult]) -> dict[str, D
         return {}
     detections = {}
     for target, result in by_target.items():
-        scores = np.array([*positive.scores, *result.scores])
-        detections[target] = Detection(positive, result, *detect(np.arange(len(scores)) < positive.total, scores))
+        scores, limited = np.array([*positive.scores, *result.scores]), positive.limited or result.limited
+        measures = detect(np.arange(len(scores)) < positive.total, scores)
+        detections[target] = Detection(positive, result, limited, *measures)
     return detections
 
 
