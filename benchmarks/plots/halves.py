@@ -13,7 +13,7 @@ from benchmarks.experiment.published import display_name
 from benchmarks.plots import style
 from benchmarks.plots.style import Look, Plots
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.tables.base_novel import measure_among_all
+from benchmarks.tables.base_novel import open_world_cells
 from benchmarks.tables.calibration_means import average_over_tests
 from runner.calibration import BINS
 from shards.names import join_first
@@ -52,8 +52,8 @@ def _list_hms(suite: SuiteResults, datasets: Sequence[str], *, among_all: bool =
     """List HM of each title (columns) on each data set (rows): a Metric, or None if it is missing."""
     import pandas as pd
 
-    titles, halves = suite.by_title.items(), measure_among_all if among_all else SuiteResults.halves
-    hms = {title: [halves(suite, variant, name)[2] for name in datasets] for title, variant in titles}
+    titles, (cells, hm) = suite.by_title.items(), (open_world_cells, 5) if among_all else (SuiteResults.halves, 2)
+    hms = {title: [cells(suite, variant, name)[hm] for name in datasets] for title, variant in titles}
     return pd.DataFrame(hms, list(map(display_name, datasets)), dtype=object)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import numpy as np
 from benchmarks.experiment.published import title_target
 from benchmarks.plots import style
 from benchmarks.plots.style import Look, Plots
-from benchmarks.results.detection import Detection, score_rule
+from benchmarks.results.detection import score_rule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,17 +117,6 @@ def accuracy_against_cost(means: pd.DataFrame) -> Figure | None:
     return figure
 
 
-def pool_scores(results: Iterable[Mapping[str, Detection]]) -> dict[str, list[float]]:
-    """Join the scores of seeds, with detections by target: of known images, and of each unknown set by title."""
-    scores: dict[str, list[float]] = {"known": []}
-    for detections in results:
-        # All detections of a seed have the same known images.
-        scores["known"] += next(iter(detections.values())).known.scores
-        for target, detection in detections.items():
-            scores.setdefault(title_target(target), []).extend(detection.unknown.scores)
-    return scores
-
-
 def score_histograms(frame: pd.DataFrame) -> Figure | None:
     """Draw a panel for each of the first MAX_PANELS methods and known sets, a line for each set; seeds are pooled.
 
@@ -140,7 +128,10 @@ def score_histograms(frame: pd.DataFrame) -> Figure | None:
     groups = [*scored.groupby(["target", "title"], sort=False)][:MAX_PANELS]
     figure, axes = style.panels(len(groups), 1.6, "score", "share of images")
     for panel, ((known, title), rows) in zip(axes, groups, strict=True):
-        pooled = pool_scores(rows.unknown)
+        # All detections of a seed have the same known images.
+        pooled = {"known": [score for seed in rows.unknown for score in next(iter(seed.values())).known.scores]}
+        for target, detection in (item for seed in rows.unknown for item in seed.items()):
+            pooled.setdefault(title_target(target), []).extend(detection.unknown.scores)
         edges = np.histogram_bin_edges(np.concatenate([*pooled.values()]), BINS)
         for number, (name, values) in enumerate(pooled.items()):
             # The known images are a grey area behind the lines of the others.
