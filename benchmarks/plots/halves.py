@@ -97,8 +97,7 @@ def hm_bars(suite: SuiteResults, *, among_all: bool = False) -> Figure | None:
     cells = [cell for cell in hms.to_numpy().flat if cell]
     missing = gaps and f";\nresults of {gaps} are missing"
     title = f"Harmonic mean of base and novel accuracy{' among all names' * among_all}"
-    title += f" ({style.describe_seeds(cells)})"
-    style.heading(figure, f"{title}{missing}", cells)
+    style.heading(figure, f"{title} ({style.describe_seeds(cells)}){missing}", cells)
     style.legend(figure)
     return figure
 

@@ -29,7 +29,7 @@ def cost_plots(frame: pd.DataFrame) -> Plots:
 
 
 def average_results(frame: pd.DataFrame) -> pd.DataFrame:
-    """Average results by their column `title`, else `variant`: method, accuracy, measure, train_seconds, parameters.
+    """Average results by their column `title`: method, accuracy, measure, train_seconds, parameters.
 
     The best accuracy is first. It is that on test images of the own data set, for base and novel classes their harmonic
     mean; where there are none, that on the images which were evaluated. Titles without results on all data sets are
@@ -37,7 +37,6 @@ def average_results(frame: pd.DataFrame) -> pd.DataFrame:
     """
     if frame.empty:
         return frame
-    frame = frame if "title" in frame else frame.rename(columns={"variant": "title"})
     tests = frame[(frame.split == "test") & (frame.target_dataset == frame.dataset) & ~frame.limited]
     tests = tests if len(tests) else frame
     by_classes = tests.pivot_table(index=["title", "dataset"], columns="target_classes", values="accuracy")
