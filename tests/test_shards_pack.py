@@ -19,7 +19,7 @@ from procap import errors
 from shards import builtin_sources, catalogue, reader
 from shards.manifest import lines_digest
 from shards.pack import pack_source
-from shards.records import ImageRecord, png
+from shards.source import ImageRecord, png
 from shards.world.generate import VERSION, paint, sample_seed
 
 
