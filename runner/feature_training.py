@@ -21,7 +21,7 @@ from runner.feature_store import EncodedImages
 from runner.meters import Meter
 from runner.session import Run
 from runner.setup import Setup, make_eval_transform, train_augment
-from runner.stop_signals import Interrupted, StopRequest
+from runner.stop_signals import StopRequest
 from runner.training_steps import TrainingSteps
 from shards.image_selection import VAL_SHOTS, TrainingSelection, draw_positions, select_target_images
 from shards.loader import DecodedImages, LoaderOptions, TrainLoader, prepare_batches
@@ -192,9 +192,7 @@ class SampleEncoder:
                 if batch:
                     with autocast(self.config.precision, clip.device):
                         features[[i for i, _ in batch]] = clip.encode_image(pixels.to(clip.device), plan).float()
-                if signum := group.exchange_flags(signum=self.stop.signum).signum:
-                    group.barrier()
-                    what = f"stopped {self.config.path} while it encoded images; it starts over when repeated"
-                    raise Interrupted(signum, what)
+                what = f"stopped {self.config.path} while it encoded images; it starts over when repeated"
+                self.stop.check_ranks(group, what)
         group.merge_rows(features)
         return features

@@ -12,7 +12,7 @@ from procap.recipe import Recipe, format_value
 from runner.config import RunConfig, Target
 from shards.default_paths import data_root
 from shards.image_selection import CLASS_CHOICES, parse_classes
-from shards.sampling import BALANCED, parse_sampling
+from shards.sampling import BALANCED, check_sampling
 
 if TYPE_CHECKING:
     from procap.methods.method import Method
@@ -59,7 +59,7 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     dataset = resolve_dataset(chosen.dataset, data or data_root())
     classes = parse_classes(chosen.classes or ("all" if dataset.test_only else "base"))
     fields = {"dataset": dataset.name, "classes": classes, "shots": shots, "seed": chosen.seed}
-    fields |= {"method": method, "precision": chosen.precision, "sampling": parse_sampling(chosen.sampling)}
+    fields |= {"method": method, "precision": chosen.precision, "sampling": check_sampling(chosen.sampling)}
     changes = dict(chosen.overrides)
     # Checks `changes` with placeholders for the rest, before the import of the method, which takes seconds.
     checked = validate(Recipe, {"lr": 1.0, "epochs": 0, "batch_size": 1, **changes}, "recipe")
@@ -154,9 +154,3 @@ def can_classify(config: RunConfig, target: Target, data: Path | None = None) ->
 def known_target(config: RunConfig) -> Target:
     """Return the images of a run's classes: those of test, or val where a run helps to choose a method."""
     return Target(config.dataset, config.classes, "val" if config.classes.startswith("dev-") else "test")
-
-
-def check_unknown(config: RunConfig, target: Target) -> None:
-    """Raise UsageError if a target has images of the classes that a run was trained on."""
-    if target.dataset == config.dataset and target.classes in (config.classes, "all"):
-        raise UsageError(f"--unknown {target}: {config.path} was trained on classes of it")

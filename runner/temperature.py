@@ -19,7 +19,7 @@ from runner.distributed.ranks import Ranks
 from runner.inference import prepare_inference
 from runner.session import Run
 from runner.setup import make_test_transform
-from runner.stop_signals import Interrupted, StopRequest
+from runner.stop_signals import StopRequest
 from runner.threads import fitting_threads
 from runner.train import train_run
 from runner.trained_runs import load_trained
@@ -45,9 +45,8 @@ def fit_temperature(run: Run, stop: StopRequest, *, force: bool = False) -> floa
         images = select_training_images(shards, config.shots, config.seed, config.classes, config.sampling).train
         count = min(FOLDS, config.shots)
         folds = [f"{number}/{count}" for number in range(1, count + 1)] if config.recipe.epochs else []
-        parts = [(_train_fold(run, fold, stop, force), split_fold(images, fold)[1]) for fold in folds] or [
-            (run, images)
-        ]
+        parts = [(_train_fold(run, fold, stop, force), split_fold(images, fold)[1]) for fold in folds]
+        parts = parts or [(run, images)]
         logits = np.concatenate([_compute_logits(*part) for part in parts])
         labels = np.concatenate([held_out.labels for _, held_out in parts])
         # All ranks have computed the same, but for their hardware.
@@ -70,9 +69,7 @@ def minimize_nll(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> floa
 
 def _train_fold(run: Run, fold: str, stop: StopRequest, force: bool) -> Run:
     """Train the run without a fold of its few-shot images; `Interrupted` on a signal that has come before."""
-    if signum := run.session.group.exchange_flags(signum=stop.signum).signum:
-        run.session.group.barrier()
-        raise Interrupted(signum, f"stopped the temperature of {run.path}; it goes on when repeated")
+    stop.check_ranks(run.session.group, f"stopped the temperature of {run.path}; it goes on when repeated")
     session = run.session.elsewhere(run.folder.path / ".folds", tracking_uri="off")
     fold_run = session.get_run(run.config.model_copy(update={"held_out": fold}))
     train_run(fold_run, force=force)

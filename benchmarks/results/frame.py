@@ -20,7 +20,7 @@ from procap.errors import UserError
 from procap.methods import data_use
 from runner.config import RunConfig, Target
 from runner.planning import known_target
-from runner.results import EvalResult, TrainResult
+from runner.results import EvalResult, ScoreResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
 from runner.run_folders import RUNS, RunFolder, find_runs, locate_run
 
@@ -181,8 +181,8 @@ def make_records(
         "losses": [next(iter(epoch.terms.values())) for epoch in training.epochs],
     }
     settings = describe_settings(config) | _describe_training(folder, config, training)
-    known, scores = known_target(config), [each for each in folder.read_scores() if each.has_weights(training)]
-    detections = detect_unknown(known, scores)
+    known = known_target(config)
+    scores = [each for each in folder.read_results(ScoreResult) if each.has_weights(training)]
     for result in results:
         if not result.has_weights(training):
             under = f" under {result.settings.label}" if result.settings.label else ""
@@ -192,8 +192,9 @@ def make_records(
             )
         target, calibration = Target.parse_unchecked(result.target), result.calibration
         limit = {"limit": str(result.limit)} if result.limited else {}
-        unknown = detections.get(result.settings.label, {}) if target == known else {}
-        digests = {Target.parse_unchecked(name).dataset: each.manifest for name, each in unknown.items()}
+        of_known = [each for each in scores if each.settings == result.settings and target == known]
+        unknown = detect_unknown(known, of_known)
+        digests = {Target.parse_unchecked(name).dataset: each.unknown.manifest_digest for name, each in unknown.items()}
         result_fields = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "limited")
         yield {
             **run,

@@ -25,6 +25,7 @@ from runner.results import write_json
 from runner.run_collection import COLLECTIONS
 from runner.run_folders import RunFolder
 from shards.files import read_regular
+from shards.image_selection import Classes
 from shards.names import NAME
 from shards.resolve import kind_of_name
 
@@ -219,15 +220,19 @@ class SuiteResults:
         """Return a column over seeds; None unless every chosen seed has a result, all or none limited."""
         return self._metrics.get((self.variants.index(variant), dataset, str(target), column))
 
+    def on_classes(
+        self, variant: Variant, dataset: str, classes: Classes = "all", column: str = "accuracy"
+    ) -> Metric | None:
+        """Return a column on classes of the data set trained on, for AVERAGE the mean over data sets."""
+        sets = self.options.datasets if dataset == AVERAGE else (dataset,)
+        return average([self.metric(variant, name, Target(name, classes), column) for name in sets])
+
     def halves(
         self, variant: Variant, dataset: str, column: str = "accuracy"
     ) -> tuple[Metric | None, Metric | None, Metric | None]:
         """Return base and novel accuracy, and their harmonic mean; for AVERAGE those of accuracies averaged first."""
-        if dataset == AVERAGE:
-            bases, novels, _ = zip(*(self.halves(variant, name, column) for name in self.options.datasets), strict=True)
-            base, novel = average(bases), average(novels)
-        else:
-            base, novel = (self.metric(variant, dataset, Target(dataset, half), column) for half in ("base", "novel"))
+        base = self.on_classes(variant, dataset, "base", column)
+        novel = self.on_classes(variant, dataset, "novel", column)
         return base, novel, harmonic(base, novel)
 
     def hm(self, variant: Variant, dataset: str) -> Metric | None:

@@ -14,7 +14,7 @@ from benchmarks.experiment.titles import choose_reference, sort_methods, title_m
 from benchmarks.results.detection import score_rule
 from benchmarks.results.frame import check_contents, dataset_order, is_half
 from benchmarks.results.metrics import Metric, average, harmonic, metric_over_seeds
-from benchmarks.tables.calibration_means import calibration_tables
+from benchmarks.tables.calibration_means import MEANS_RULE, calibration_tables
 from benchmarks.tables.columns import HALVES, NOTE_ON_SPEED, PARAMETERS, SPEEDS, average_speeds, count_parameters
 from benchmarks.tables.notes import Notes, run_notes
 from benchmarks.tables.table import Column, Row, Table
@@ -54,7 +54,7 @@ def calibration_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]
     """Make the table of calibration of all runs; see `calibration_tables`."""
     frame = title_runs(frame, reference).sort_values("order", kind="stable")
     variants = {str(title): rows for title, rows in frame.groupby("title", sort=False)}
-    return calibration_tables(variants, _note_runs(frame))
+    return calibration_tables(variants, _note_runs(frame, MEANS_RULE))
 
 
 def unknown_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]:
@@ -62,21 +62,18 @@ def unknown_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]:
     if not frame.unknown.any():
         return []
     frame = title_runs(frame, reference).sort_values("order", kind="stable")
-    notes = _note_runs(frame)
-    by_row = dict([*frame[frame.unknown.astype(bool)].groupby(["target", "title"], sort=False)])
-    targets = list(dict.fromkeys(name for rows in by_row.values() for unknown in rows.unknown for name in unknown))
-    rows = []
-    for (known, title), evaluations in by_row.items():
+    scored, rules, rows = frame[frame.unknown.astype(bool)], {UNKNOWN_RULE: None}, []
+    targets = list(dict.fromkeys(name for unknown in scored.unknown for name in unknown))
+    for (known, title), evaluations in scored.groupby(["target", "title"], sort=False):
         metrics = [_mean_of(evaluations, target, measure) for target in targets for measure in ("auroc", "fpr95")]
         means = [average(metrics[start::2]) for start in (0, 1)] if len(targets) > 1 else []
         rows.append(Row((known, title), (*metrics, *means), group=known))
+        if (score := score_rule(evaluations)) != MCM:
+            rules[f"{title} has its own score, {score}."] = None
     names = [*map(title_target, targets), *["mean"] * (len(targets) > 1)]
     columns = [column for name in names for column in (Column(f"{name} AUROC"), Column(f"{name} FPR95", "low"))]
-    scores = {title: score for (_, title), evaluations in by_row.items() if (score := score_rule(evaluations)) != MCM}
-    rules = [f"{title} has its own score, {score}." for title, score in scores.items()]
-    lines = [" ".join([UNKNOWN_RULE, *rules, *notes.lines[:1]]), *notes.lines[1:]]
-    labels = ("Known images", "Method")
-    return [Table("unknown", "Unknown images", labels, columns, rows, lines, notes.details)]
+    notes, labels = _note_runs(frame, *rules), ("Known images", "Method")
+    return [Table("unknown", "Unknown images", labels, columns, rows, notes.lines, notes.details)]
 
 
 def _mean_of(frame: pd.DataFrame, target: str, measure: str) -> Metric | None:
