@@ -194,7 +194,7 @@ class EvalSettings(FrozenModel):
         return self.model_copy(update={"precision": None}) if self.precision == config.precision else self
 
     @property
-    def label(self) -> str:
+    def name(self) -> str:
         """What differs from the default, as `fp32, squash, 8 samples`; empty if nothing does."""
         samples = f"{self.samples} sample{'s' * (self.samples > 1)}" if self.samples else ""
         temperature = f"temperature {self.temperature}" if self.temperature else ""
@@ -262,8 +262,8 @@ class Target:
 
     def file(self, settings: EvalSettings) -> str:
         """Name the file of a result, as `digits-base-test.json` or `digits-base-test.fp32-squash-8-samples.json`."""
-        label = settings.label.replace(", ", "-").replace(" ", "-")
-        return f"{self.dataset}-{self.classes}-{self.split}{label and '.'}{label}.json"
+        name = settings.name.replace(", ", "-").replace(" ", "-")
+        return f"{self.dataset}-{self.classes}-{self.split}{name and '.'}{name}.json"
 
     def __str__(self) -> str:
         return f"{self.dataset}:{self.classes}:{self.split}"

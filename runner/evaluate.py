@@ -62,7 +62,7 @@ def obtain_result(
     with StopRequest() as stop:
         result = compute(stop)
         if session.is_first:
-            write_json(run.folder.result_file(target, run.settings, model), result)
+            write_json(run.folder.result_file(target, run.eval_settings, model), result)
             session.remote.push(run.path)
         result = session.group.broadcast_object(result)
         # Signals that arrived since the last batch are obeyed here, when the result is safe.
@@ -82,7 +82,7 @@ def _find_result(run: Run, target: Target, model: type[AnyResult], *, force: boo
     if session.is_first:
         # `force` replaces a broken file.
         with suppress(UserError) if force else nullcontext():
-            existing = run.folder.read_result(model, target, run.settings)
+            existing = run.folder.read_result(model, target, run.eval_settings)
         # A result of earlier weights is no result of this run; one of fewer images can still be too short, see below.
         if existing and not existing.has_weights(training):
             existing = None
@@ -100,7 +100,7 @@ def _find_result(run: Run, target: Target, model: type[AnyResult], *, force: boo
 
 def _evaluate(run: Run, target: Target, stop: StopRequest, *, force: bool) -> EvalResult:
     config, session = run.config, run.session
-    temperature = fit_temperature(run, stop, force=force) if run.settings.temperature else None
+    temperature = fit_temperature(run, stop, force=force) if run.eval_settings.temperature else None
     selection, base_classes = _select(run, target), None
     if target.dataset == config.dataset:
         trained = select_class_labels(session.dataset(config.dataset), config.classes)
@@ -169,7 +169,7 @@ def _predict(
     """
     config, session = run.config, run.session
     trained, quiet = load_trained(run), session.runtime.quiet or not session.is_first
-    transform = make_test_transform(trained.method, dataset, config.seed, run.settings.resize)
+    transform = make_test_transform(trained.method, dataset, config.seed, run.eval_settings.resize)
     first = range(len(selection.images))[: session.runtime.limit]
     # Kept crops; cropping them again, as the transform does, changes nothing.
     images = session.crops.wrap(selection.images.subset(first), transform)
@@ -185,7 +185,7 @@ def _predict(
         "limit": session.runtime.limit,
         "dataset_size": len(selection.images),
         "precision": inference.precision,
-        "settings": run.settings,
+        "settings": run.eval_settings,
         "manifest_digest": session.dataset(target.dataset).manifest.digest,
         "backbone_digest": trained.training.backbone_digest,
         "checkpoint_sha256": trained.training.checkpoint_sha256,

@@ -271,7 +271,7 @@ def prepare_inference(
     run: Run, images: ImageList, space: LabelSpace, logit_settings: LogitSettings | None = None
 ) -> Inference:
     """Make the classifier of the classes of `space`, with draws of its Gaussian tokens if asked for, and warm up."""
-    config, session, settings, trained = run.config, run.session, run.settings, load_trained(run)
+    config, session, settings, trained = run.config, run.session, run.eval_settings, load_trained(run)
     method, precision, meter = trained.method, settings.precision or config.precision, Meter(session.device, warmup=0)
     with meter.phase("classes", rated=False), autocast(precision, session.device):
         warn_of_names(method, space)

@@ -129,7 +129,7 @@ class RunFolder:
         """Read a result. Raises UserError if its target is not in its name."""
         result = self._read(path, model)
         if result and result.file != path.name:
-            under = f" under {result.settings.label}" if result.settings.label else ""
+            under = f" under {result.settings.name}" if result.settings.name else ""
             raise UserError(f"{path} holds {result.target!r}{under}: delete it, or restore its name")
         config = self._config
         if result and config and result.precision != (result.settings.precision or config.precision):

@@ -184,7 +184,7 @@ class Run:
         return self.config.path
 
     @property
-    def settings(self) -> EvalSettings:
+    def eval_settings(self) -> EvalSettings:
         """The session's settings of the evaluation, for this run."""
         return self.session.runtime.evaluation.for_run(self.config)
 

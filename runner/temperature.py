@@ -73,7 +73,7 @@ def minimize_nll(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> floa
 def _compute_logits(run: Run, images: ImageList) -> NDArray[np.float64]:
     """Compute logits [N, C] of images under the settings of the evaluation."""
     session, method, batch_size = run.session, load_trained(run).method, run.config.recipe.test_batch_size
-    transform = make_test_transform(method, run.config.dataset, run.config.seed, run.settings.resize)
+    transform = make_test_transform(method, run.config.dataset, run.config.seed, run.eval_settings.resize)
     with fitting_threads(method.clip, min(batch_size, len(images)), "eval"):
         inference = prepare_inference(run, images, method.space)
         # They are few: each rank predicts all, so that the number of ranks does not change the size of a batch.

@@ -14,7 +14,7 @@ from shards.index import list_digest
 from shards.manifest import Shard, is_mirror
 from shards.names import MAX_NAMED, join_first
 from shards.reader import ImageList, open_dataset, shard_problem
-from shards.records import ImageRange, ImageRecord
+from shards.source import ImageRange, ImageRecord
 from shards.tasks import map_in_order
 
 IMAGES_PER_TASK = 250

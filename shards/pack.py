@@ -39,8 +39,8 @@ from shards.manifest import MANIFEST_FILE, Manifest, Shard, SplitEntry, conventi
 from shards.mirror import refuse_packing
 from shards.names import first_few, unfit_texts
 from shards.reader import ImageList, open_dataset
-from shards.records import MEMBER_EXTENSIONS, ImageRange, Source, make_sample, sample_key
 from shards.resolve import is_packed, resolve_dataset
+from shards.source import MEMBER_EXTENSIONS, ImageRange, Source, make_sample, sample_key
 from shards.tasks import map_in_order
 
 SHARD_BYTES = 10**9
@@ -137,7 +137,7 @@ def _find_valid(source: Source, data_root: Path, workers: int) -> Manifest | Non
         if packed != today:
             return None
         # Without a size there are no files to read: the origin says which program has made the images.
-        ranges = source.ranges(IMAGES_PER_TASK) if source.size is not None else []
+        ranges = source.ranges(IMAGES_PER_TASK) if source.total_bytes is not None else []
         parts = [(source.part(*part), images[part[0]].subset(range(*part[1:]))) for part in ranges]
         is_same = all(map_in_order(_has_content, parts, min(workers, len(parts) // 2)))
     except UserError:
@@ -178,7 +178,7 @@ def _write(
     images = sum(counts.values())
     per_shard = source.per_shard
     # By the average size, because the shards are planned before any image is read.
-    while per_shard > 1 and per_shard * (source.size or 0) > SHARD_BYTES * images:
+    while per_shard > 1 and per_shard * (source.total_bytes or 0) > SHARD_BYTES * images:
         per_shard //= 2
     ranges = source.ranges(per_shard)
     tasks = (

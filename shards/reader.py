@@ -23,7 +23,7 @@ from shards.files import file_sha256, read_regular, require_regular
 from shards.index import DIGEST_BYTES, DIGESTS_FILE, image_digest, read_index, read_paths, shards_digest
 from shards.manifest import Manifest, Shard, SplitEntry, is_mirror, read_manifest, repack_hint
 from shards.mirror import fetch_lists, fetch_shards, mirrored_url, refresh
-from shards.records import sample_key
+from shards.source import sample_key
 from shards.streaming import LocatedShards, make_pipeline, stream_images
 from shards.urls import join
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from procap.errors import UserError
 from shards.manifest import Shard
-from shards.records import MEMBER_EXTENSIONS
 from shards.remote import CutAnswer, read_file, repeat_cut
+from shards.source import MEMBER_EXTENSIONS
 from shards.tasks import prefetch, thread_pool
 from shards.urls import redact
 

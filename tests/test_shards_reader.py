@@ -21,7 +21,7 @@ from shards.image_selection import select_training_images
 from shards.loader import evaluation_batches
 from shards.pack import pack_source
 from shards.reader import ImageList, open_dataset
-from shards.records import ImageRecord, png
+from shards.source import ImageRecord, png
 from shards.transforms import EvalTransform
 
 TRANSFORM = EvalTransform(8, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))

@@ -195,7 +195,7 @@ sys.path.insert(0, "tests")
 from toy_shards import toy_source
 from shards.pack import pack_source
 from shards.reader import open_dataset
-from shards.records import ImageRecord
+from shards.source import ImageRecord
 from shards.loader import evaluation_batches
 from shards.transforms import EvalTransform
 def photo(number):

@@ -22,8 +22,8 @@ from shards.raw.folders import is_image_name
 from shards.raw.guess import find_description
 from shards.raw.published import find_folder, raw_source
 from shards.raw.user_dataset import user_source
-from shards.records import Source
 from shards.resolve import resolve_dataset
+from shards.source import Source
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def _show_evaluations(done: Sequence[Evaluated], detected: Sequence[Mapping[str,
         accuracy += " †" * result.limited + " ‡" * config.chosen_on_test
         probabilities = (f"{fit.nll:.3f}", f"{fit.equal_width.ece:.2f}") if fit else ("-", "-")
         rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
-        name = result.settings.label or "default"
+        name = result.settings.name or "default"
         name += f" ({result.temperature:g})" if result.temperature else ""
         rows.append((config.path, str(target), name, result.correct, result.total, accuracy, *probabilities, rate))
     if rows:

@@ -227,7 +227,7 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
             is_test_set = (target.dataset, target.split) == (config.dataset, "test")
             # Two classes or fewer have no halves: the accuracy after base classes is then that on all.
             is_extra = (config.classes, target.classes) == ("base", "all") and result.num_classes > 2
-            if is_test_set and not (is_extra or result.limited or result.settings.label):
+            if is_test_set and not (is_extra or result.limited or result.settings.name):
                 accuracies[target.classes] = result.accuracy
     except UserError as error:
         state = RunState("broken", reason=str(error))

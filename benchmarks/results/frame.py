@@ -160,15 +160,59 @@ def make_records(
 
     Raises UserError if an evaluation used other weights than the run has now.
     """
+    run = _columns_of_run(config, training)
+    settings = describe_settings(config) | _describe_training(folder, config, training)
+    known = known_target(config)
+    scores = [each for each in folder.read_results(ScoreResult) if each.has_weights(training)]
+    for result in results:
+        if not result.has_weights(training):
+            under = f" under {result.settings.name}" if result.settings.name else ""
+            raise UserError(
+                f"{folder.path} was evaluated on {result.target}{under} with other weights than it holds now; "
+                f"repeat it: procap eval {folder.path} --targets {result.target} --force"
+            )
+        target, calibration = Target.parse_unchecked(result.target), result.calibration
+        limit = {"limit": str(result.limit)} if result.limited else {}
+        of_known = [each for each in scores if each.settings == result.settings and target == known]
+        unknown = detect_unknown(known, of_known)
+        digests = {Target.parse_unchecked(name).dataset: each.unknown.manifest_digest for name, each in unknown.items()}
+        result_fields = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "calibration", "limited")
+        yield {
+            **run,
+            **{name: getattr(result, name) for name in (*result_fields, "backbone_digest", "written")},
+            # In `settings`, so that titles name evaluations under different settings as they do varied options.
+            "settings": (of_result := settings | {"evaluation": result.settings.name or "default", **limit}),
+            "group": digest_of([config.method, of_result]),
+            "target": str(target),
+            "target_dataset": target.dataset,
+            "target_classes": target.classes,
+            "split": target.split,
+            "nll": calibration.nll if calibration else math.nan,
+            "brier": calibration.brier if calibration else math.nan,
+            "ece": calibration.equal_width.ece if calibration else math.nan,
+            "images": result.dataset_size,
+            "evaluation": result.settings.name,
+            "temperature": result.temperature or 1.0,
+            "fps": result.images_per_second or math.nan,
+            "fps_model": result.images_per_second_model or math.nan,
+            "manifest": result.manifest_digest,
+            # One entry if both are the same data set, with the digest of what was evaluated.
+            "contents": digests | {config.dataset: training.manifest_digest, target.dataset: result.manifest_digest},
+            "correct_images": result.correct_images(),
+            "wrong_images": result.wrong_images(),
+            **{name: None if (values := getattr(result, name)) is None else np.array(values) for name in OF_IMAGES},
+            "unknown": unknown,
+        }
+
+
+def _columns_of_run(config: RunConfig, training: TrainResult) -> dict[str, Any]:
     run_fields: tuple[str, ...] = ("path", "hash", "method", "dataset", "classes", "shots", "sampling", "seed")
-    run_fields += ("backbone", "pretrained", "precision")
-    run = {
+    run_fields += ("backbone", "pretrained", "precision", "options", "chosen_on_test")
+    return {
         **{name: getattr(config, name) for name in run_fields},
         "config": config,
-        "options": dict(config.options),
         "recipe": config.recipe_name,
         "epochs": config.recipe.epochs,
-        "chosen_on_test": config.chosen_on_test,
         **asdict(data_use(config.method, config.options)),
         "imported": training.imported is not None,
         "imported_file": training.imported.sha256[:8] if training.imported else "",
@@ -180,51 +224,6 @@ def make_records(
         # Sums of all terms would not compare between methods with different terms.
         "losses": [next(iter(epoch.terms.values())) for epoch in training.epochs],
     }
-    settings = describe_settings(config) | _describe_training(folder, config, training)
-    known = known_target(config)
-    scores = [each for each in folder.read_results(ScoreResult) if each.has_weights(training)]
-    for result in results:
-        if not result.has_weights(training):
-            under = f" under {result.settings.label}" if result.settings.label else ""
-            raise UserError(
-                f"{folder.path} was evaluated on {result.target}{under} with other weights than it holds now; "
-                f"repeat it: procap eval {folder.path} --targets {result.target} --force"
-            )
-        target, calibration = Target.parse_unchecked(result.target), result.calibration
-        limit = {"limit": str(result.limit)} if result.limited else {}
-        of_known = [each for each in scores if each.settings == result.settings and target == known]
-        unknown = detect_unknown(known, of_known)
-        digests = {Target.parse_unchecked(name).dataset: each.unknown.manifest_digest for name, each in unknown.items()}
-        result_fields = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "limited")
-        yield {
-            **run,
-            **{name: getattr(result, name) for name in result_fields},
-            # In `settings`, so that titles name evaluations under different settings as they do varied options.
-            "settings": (of_result := settings | {"evaluation": result.settings.label or "default", **limit}),
-            "group": digest_of([config.method, of_result]),
-            "target": str(target),
-            "target_dataset": target.dataset,
-            "target_classes": target.classes,
-            "split": target.split,
-            "nll": calibration.nll if calibration else math.nan,
-            "brier": calibration.brier if calibration else math.nan,
-            "ece": calibration.equal_width.ece if calibration else math.nan,
-            "calibration": calibration,
-            "images": result.dataset_size,
-            "evaluation": result.settings.label,
-            "temperature": result.temperature or 1.0,
-            "fps": result.images_per_second or math.nan,
-            "fps_model": result.images_per_second_model or math.nan,
-            "manifest": result.manifest_digest,
-            # One entry if both are the same data set, with the digest of what was evaluated.
-            "contents": digests | {config.dataset: training.manifest_digest, target.dataset: result.manifest_digest},
-            "backbone_digest": result.backbone_digest,
-            "written": result.written,
-            "correct_images": result.correct_images(),
-            "wrong_images": result.wrong_images(),
-            **{name: None if (values := getattr(result, name)) is None else np.array(values) for name in OF_IMAGES},
-            "unknown": unknown,
-        }
 
 
 OF_IMAGES = ("labels", "predicted", "confidence", "base_confidence")

@@ -164,8 +164,8 @@ class SuiteResults:
         changes += ["each method in ProCAP's recipe"] if chosen.recipe == "procap" else []
         if chosen.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in self.variants):
             changes.append(f"shots {chosen.shots[0] or 'all'} instead of {SHOTS}")
-        if chosen.eval_settings.label:
-            changes.append(f"evaluation with {chosen.eval_settings.label}")
+        if chosen.eval_settings.name:
+            changes.append(f"evaluation with {chosen.eval_settings.name}")
         if chosen.precision not in ("", PAPER.precision):
             changes.append(f"precision {chosen.precision} instead of {PAPER.precision}")
         return f"settings differ from the published ones: {', '.join(changes)}" if changes else ""

@@ -43,8 +43,8 @@ def suite_notes(results: SuiteResults, *rules: str) -> Notes:
     """Write the notes of a suite. rules: what the cells of one table are."""
     runs = {run.path: (run.variant.name, run.spec.config) for run in results.runs}
     options, missing, limited = results.options, [], []
-    if options.eval_settings.label:
-        rules = (*rules, f"Evaluation: {options.eval_settings.label}.")
+    if options.eval_settings.name:
+        rules = (*rules, f"Evaluation: {options.eval_settings.name}.")
     if results.missing:
         names = join_first([f"{path} on {target}" for path, target in results.missing])
         missing.append(f"MISSING: {len(results.missing)} of {plural(len(results.planned), 'evaluation')} ({names}).")

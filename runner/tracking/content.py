@@ -137,7 +137,7 @@ def result_metrics(config: RunConfig, evaluations: Iterable[EvalResult]) -> dict
     `accuracy/transfer` the mean over different data sets. Results of a part of the images or under settings that are
     not the default are left out.
     """
-    whole = [result for result in evaluations if not result.limited and not result.settings.label]
+    whole = [result for result in evaluations if not result.limited and not result.settings.name]
     metrics: dict[str, float] = {}
     transfer = []
     for result in whole:

@@ -19,7 +19,7 @@ from pathlib import Path
 from procap.errors import UserError
 from shards.files import read_regular
 from shards.names import first_few, has_control, unsafe_path
-from shards.records import JPEG_ENDINGS, MEMBER_EXTENSIONS, ImageRange, ImageRecord, Source
+from shards.source import JPEG_ENDINGS, MEMBER_EXTENSIONS, ImageRange, ImageRecord, Source
 
 LabelledPaths = list[tuple[str, int]]
 """Images of one split in list order: a path relative to the folder of the images, and a label."""

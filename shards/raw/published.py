@@ -23,7 +23,7 @@ from shards.files import read_regular
 from shards.manifest import lines_digest
 from shards.names import first_few, unsafe_path
 from shards.raw.folders import LabelledPaths, Listing, list_folder, list_images, missing_files
-from shards.records import Source
+from shards.source import Source
 
 FOLDER = Path(__file__).parent
 

@@ -27,7 +27,7 @@ from shards.raw.description import Description, SplitRule, read_description
 from shards.raw.folders import LabelledPaths, Listing, list_images, missing_files, read_images, split_classes
 from shards.raw.published import SPLITS
 from shards.raw.tables import read_table
-from shards.records import Source
+from shards.source import Source
 from shards.tasks import map_in_order
 
 Label = str | int
