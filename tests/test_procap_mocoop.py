@@ -1,6 +1,7 @@
 """MoCoOp equals its public code; figures as in test_procap_public_code."""
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -121,6 +122,12 @@ def test_a_checkpoint_of_mocoops_public_code_is_read_without_what_is_not_learned
     }  # fmt: skip
     public.load_public_state(twin, state)
     assert torch.equal(twin.gate.weight, method.gate.weight)
+
+
+def test_a_file_of_new_names_may_be_called_templates(name_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(name_file).rename("templates")
+    assert len(built_mocoop("templates").text_space.classnames) == 14
 
 
 def test_mocoop_says_when_its_training_saw_names_of_new_classes(name_file, tmp_path):

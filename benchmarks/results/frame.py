@@ -20,6 +20,7 @@ from benchmarks.results.detection import MEASURES, detect_unknown, measure_open_
 from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UserError
 from procap.methods import METHODS, data_use
+from procap.methods.data_use import FURTHER_IMAGES
 from procap.recipe import format_value
 from runner.config import RunConfig, Target
 from runner.planning import known_target
@@ -417,5 +418,5 @@ def marks_of(rows: pd.DataFrame) -> dict[str, bool]:
     """Return the marks of a metric made from these rows, without `limited`."""
     return {
         "chosen_on_test": bool(rows.chosen_on_test.any()),
-        "sees_unlabelled": bool((rows.unlabelled != "none").any()),
+        "sees_unlabelled": bool(rows.unlabelled.isin(FURTHER_IMAGES).any()),
     }

@@ -46,7 +46,7 @@ class IPOOptions(MethodOptions):
     proposals: str = Field(
         "",
         description="file with a template a line, or a run's proposals.json; {dataset} in its path is the data set; or "
-        "templates: hand-written ones; training needs one of them, or an endpoint",
+        "templates (a file: ./templates): hand-written ones; training needs one of them, or an endpoint",
     )
     endpoint: str = Field("", description=f"URL of an OpenAI-compatible API that proposes them; its key is ${KEY}")
     model: str = Field("", description="language model of the endpoint")
