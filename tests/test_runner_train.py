@@ -47,7 +47,8 @@ def plan(short_checkpoint):
     def make(method: str = "coop", *, overrides: dict | None = None, **more) -> RunConfig:
         quick = {"epochs": 2, "batch_size": 5, **(overrides or {})}
         fields = {"dataset": "digits", "shots": 2, "backbone": str(short_checkpoint), "overrides": quick, **more}
-        return plan_run(method=method, options={"depth": 3} if method in ("maple", "rebapl", "procap") else {}, **fields)
+        options = {"depth": 3} if method in ("maple", "rebapl", "procap") else {}
+        return plan_run(method=method, options=options, **fields)
 
     return make
 

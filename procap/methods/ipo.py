@@ -156,7 +156,7 @@ class IPO(FeatureMethod):
 def read_proposals(file: Path) -> list[str]:
     """Read the templates of a file. Raises UserError for what is none, and for a file that cannot be read."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
         # The log of a run has the templates as keys.
         lines = [str(line) for line in (json.loads(text) if file.suffix == ".json" else text.splitlines())]
     except (OSError, ValueError, TypeError) as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from pydantic import BaseModel, Field
 from torch import Tensor
 
@@ -96,6 +97,12 @@ class Taught(Method):
         if self.teacher_classifier is None:
             self.teacher_classifier = self.make_teacher(self.space)
         return gather_batch(self.group, self.teacher_classifier.logits(self.teacher_classifier.encode(images)))
+
+
+def divergence(target: Tensor, approximation: Tensor, temperature: float = 1.0) -> Tensor:
+    """Compute KL(target || approximation) of logits [B, C] over a temperature T, times T^2, a mean over the images."""
+    of, to = ((logits.float() / temperature).log_softmax(dim=1) for logits in (target, approximation))
+    return temperature**2 * F.kl_div(to, of, reduction="batchmean", log_target=True)
 
 
 def split_teacher(name: str) -> tuple[str, str | None]:
