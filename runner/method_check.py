@@ -82,8 +82,8 @@ class CheckCase:
         """
         # A tenth of the rate, because differences by rounding grow in a training that diverges on this backbone.
         lr = method_class(name).recipe().lr / 10
-        shared = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
-        config = plan_run(method=name, shots=SHOTS, shared_overrides=shared, data=runtime.data, **chosen)
+        overrides = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
+        config = plan_run(method=name, shots=SHOTS, overrides=overrides, data=runtime.data, **chosen)
         return cls(Session(runtime).get_run(config))
 
     def elsewhere(self, name: str) -> Run:
@@ -258,7 +258,7 @@ def check_reloaded(case: CheckCase) -> str:
     """
     setup = case.set_up()
     method = setup.method
-    for stage in range(sum(start < setup.steps for start in method.stage_starts(setup.steps))):
+    for stage in range(sum(start < setup.total_steps for start in method.stage_starts(setup.total_steps))):
         if stage:
             method.begin_stage(stage)
         _, gradients = case.step(setup)

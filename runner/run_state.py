@@ -123,7 +123,7 @@ def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False, any_c
 
 def read_result(run: Run, target: str) -> EvalResult | None:
     """Read the result of a target under the session's settings of the evaluation."""
-    return run.folder.read_evaluation(Target.parse_unchecked(target), run.settings)
+    return run.folder.read_evaluation(Target.parse_unchecked(target), run.eval_settings)
 
 
 def score(accuracies: Sequence[float]) -> float:

@@ -39,11 +39,10 @@ def test_fpr95_is_that_of_the_highest_score_that_19_of_20_positive_images_reach(
 
 def test_openworld_auc_counts_pairs_in_order_of_which_both_are_right():
     # Base images of 0.9 and 0.6 and novel ones of 0.7 and 0.2 are right: 0.9 > 0.7, 0.9 > 0.2 and 0.6 > 0.2 of 9 pairs.
-    right = np.array([True, True, False]), np.array([True, True, False])
-    assert openworld_auc(SCORES[BASE], SCORES[~BASE], *right) == pytest.approx(100 * 3 / 9)
-    nothing = np.zeros(3, bool)
-    assert openworld_auc(SCORES[BASE], SCORES[~BASE], nothing, right[1]) == 0
-    assert openworld_auc(SCORES[BASE], SCORES[~BASE], nothing, nothing) == 0
+    right = np.array([True, True, False, True, True, False])
+    assert openworld_auc(BASE, SCORES, right) == pytest.approx(100 * 3 / 9)
+    assert openworld_auc(BASE, SCORES, right & ~BASE) == 0
+    assert openworld_auc(BASE, SCORES, np.zeros(6, bool)) == 0
 
 
 def change(file, labels, predicted, classes, **more):

@@ -22,6 +22,8 @@ from benchmarks.tables.comparison import comparison_table
 from benchmarks.tables.render import SUFFIXES, render, to_dict, write_tables
 from benchmarks.tables.runs import run_tables
 from benchmarks.tables.table import Column, Row, Table
+from runner import run_folders
+from runner.results import read_document
 
 SEEDS = (1, 2, 3)
 
@@ -214,6 +216,20 @@ def test_limited_results_are_marked_and_neither_averaged_with_whole_ones_nor_ran
     assert found["tiles", "ProCAP"]["Base limited"] == "true" and not found["Average", "ProCAP"]["Base"]
     text = render(table, "md")
     assert "99.00 †" in text and "**99.00**" not in text and "† --limit" in text
+
+
+def test_a_suite_reads_each_file_once_and_leaves_out_a_run_with_a_broken_one(tmp_path, monkeypatch):
+    done = made(tmp_path, "base-to-novel", datasets=("tiles",), methods=("maple", "procap"), seeds=(1,))
+    read = []
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folders, "read_document", lambda path, model: read.append(path) or read_document(path, model))
+        assert len(SuiteResults.read(done.suite, done.options, tmp_path).frame) == 4
+    files = [path for path in read if path.name != "config.json"]
+    assert len(files) == len({*files}) == 6
+    [path] = [run.path for run in done.runs if run.variant.method == "maple"]
+    (tmp_path / path / "eval/tiles-novel-test.json").write_text("{")
+    again = SuiteResults.read(done.suite, done.options, tmp_path)
+    assert {*again.frame.method} == {"procap"} and list(again.unreadable) == [path]
 
 
 def test_published_rows_land_beside_ours_with_the_difference(tmp_path):

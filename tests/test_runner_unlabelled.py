@@ -22,7 +22,7 @@ from runner.planning import plan_run
 from runner.run_folders import RunFolder, RunHeld
 from runner.train import train_run
 from runner.trained_runs import load_trained
-from shards.image_selection import load_few_shot, select_unlabelled
+from shards.image_selection import select_training_images, select_unlabelled
 from shards.reader import open_dataset
 
 SHORT = {"epochs": 1, "batch_size": 8, "warmup": "none"}
@@ -41,7 +41,7 @@ def planned(checkpoint, pool="few-shot", method="promptkd", **options):
 ])  # fmt: skip
 def test_a_pool_has_the_images_of_its_classes_without_labels(few_digits, pool, classes, labels):
     shards = open_dataset(few_digits, "digits")
-    fewshot = load_few_shot(shards, 2, seed=1, classes=classes)
+    fewshot = select_training_images(shards, 2, seed=1, classes=classes)
     chosen = select_unlabelled(shards, fewshot, pool, classes)
     assert chosen.labels == tuple(labels) and {*chosen.images.labels.tolist()} == {-1}
     train = shards.open_images("train")
@@ -127,7 +127,7 @@ def test_a_training_waits_for_a_first_phase_that_another_process_trains(
         lock.enter_context(first.folder.locked())
         with pytest.raises(RunHeld, match="wait for it or stop it"):
             train_run(first)
-        monkeypatch.setattr("runner.train.note_once", lambda held: lock.close())
+        monkeypatch.setattr("warnings.warn", lambda held: lock.close())
         assert train_run(started).status == first.read_training().status == "finished"
 
 

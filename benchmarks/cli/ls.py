@@ -15,8 +15,8 @@ from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import JSON_STREAM, columns, note, plural, show, show_json
 from benchmarks.console.parse import parse_methods
 from benchmarks.experiment.profiles import PAPER
-from benchmarks.experiment.titles import title_method
-from benchmarks.results.frame import describe_settings, open_results, run_folders, title_variants
+from benchmarks.experiment.titles import describe_settings, title_method, title_variants
+from benchmarks.results.frame import open_results, run_folders
 from benchmarks.suites import SUITES, load_suite
 from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import METHODS, describe_method, method_class
@@ -227,7 +227,7 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
             is_test_set = (target.dataset, target.split) == (config.dataset, "test")
             # Two classes or fewer have no halves: the accuracy after base classes is then that on all.
             is_extra = (config.classes, target.classes) == ("base", "all") and result.num_classes > 2
-            if is_test_set and not (is_extra or result.limited or result.settings.label):
+            if is_test_set and not (is_extra or result.limited or result.settings.name):
                 accuracies[target.classes] = result.accuracy
     except UserError as error:
         state = RunState("broken", reason=str(error))

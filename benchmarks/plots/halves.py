@@ -202,22 +202,21 @@ def draw_shifts(suite: SuiteResults) -> Figure | None:
         for name in names
         for title, variant in suite.by_title.items()
     }
-    shown = {key: row for key, row in cells.items() if all(row)}
+    shown = {key: [metric.mean for metric in row if metric] for key, row in cells.items() if all(row)}
     if not shown:
         return None
-    heights = {title: row[5].mean if row[5] else math.nan for (name, title), row in cells.items() if name == names[0]}
-    looks = style.look_at_suite(suite, heights)
+    looks = style.look_at_suite(suite, {title: row[-1] for (name, title), row in shown.items() if name == names[0]})
     figure, axes = style.panels(len(names), 1.9, "base accuracy, %", "novel accuracy, %", across=3)
     for panel, name in zip(axes, names, strict=True):
         for title, look in looks.items():
             if row := shown.get((name, title)):
-                base, novel, _, base_of_all, novel_of_all, _ = (metric.mean for metric in row if metric)
-                panel.plot([base, base_of_all], [novel, novel_of_all], **look.line(marker="", linewidth=1.2))
+                base, novel, _, base_of_all, novel_of_all, _ = row
+                line = look.line(label=title, linewidth=1.2, markersize=5, markevery=[1])
+                panel.plot([base, base_of_all], [novel, novel_of_all], **line)
                 panel.plot(base, novel, **look.line(linestyle="", markersize=4, markerfacecolor="white"))
-                panel.plot(base_of_all, novel_of_all, **look.line(linestyle="", markersize=5, label=title))
         panel.set_title(display_name(name), fontweight="bold" if name == AVERAGE else "normal")
         style.grid(panel, "both")
-    metrics = [metric for row in shown.values() for metric in row]
+    metrics = [metric for key in shown for metric in cells[key]]
     seeds = style.describe_seeds(metrics, std=False)
     style.heading(figure, f"Hollow: among the names of each half; filled: among all names ({seeds})", metrics)
     style.legend(figure)

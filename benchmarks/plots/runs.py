@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.experiment.published import title_target
 from benchmarks.plots import style
@@ -119,29 +118,26 @@ def accuracy_against_cost(means: pd.DataFrame) -> Figure | None:
     return figure
 
 
-def unknown_plots(frame: pd.DataFrame) -> Plots:
-    """Return the histograms of the results with scores. frame: with titles in `title`."""
-    scored = frame[frame.unknown.astype(bool)]
-    return {"unknown-scores": partial(score_histograms, scored)} if len(scored) else {}
-
-
-def pool_scores(results: Iterable[Mapping[str, Detection]]) -> dict[str, NDArray[np.float64]]:
-    """Join the scores of several seeds: those of the known images, and of each unknown set by its title.
-
-    results: of each seed, the detections by the target of the unknown set.
-    """
-    scores: dict[str, list[NDArray[np.float64]]] = {"known": []}
+def pool_scores(results: Iterable[Mapping[str, Detection]]) -> dict[str, list[float]]:
+    """Join the scores of seeds, with detections by target: of known images, and of each unknown set by title."""
+    scores: dict[str, list[float]] = {"known": []}
     for detections in results:
         # All detections of a seed have the same known images.
-        scores["known"] += [detection.known for detection in detections.values()][:1]
+        scores["known"] += next(iter(detections.values())).known.scores
         for target, detection in detections.items():
-            scores.setdefault(title_target(target), []).append(detection.unknown)
-    return {name: np.concatenate(parts) for name, parts in scores.items()}
+            scores.setdefault(title_target(target), []).extend(detection.unknown.scores)
+    return scores
 
 
-def score_histograms(frame: pd.DataFrame) -> Figure:
-    """Draw a panel for each of the first MAX_PANELS methods and known sets, a line for each set; seeds are pooled."""
-    groups = [*frame.groupby(["target", "title"], sort=False)][:MAX_PANELS]
+def score_histograms(frame: pd.DataFrame) -> Figure | None:
+    """Draw a panel for each of the first MAX_PANELS methods and known sets, a line for each set; seeds are pooled.
+
+    frame: with titles in `title`. None without scores.
+    """
+    scored = frame[frame.unknown.astype(bool)]
+    if scored.empty:
+        return None
+    groups = [*scored.groupby(["target", "title"], sort=False)][:MAX_PANELS]
     figure, axes = style.panels(len(groups), 1.6, "score", "share of images")
     for panel, ((known, title), rows) in zip(axes, groups, strict=True):
         pooled = pool_scores(rows.unknown)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.console.output import plural
-from benchmarks.experiment.titles import title_method
-from benchmarks.results.frame import describe_settings
+from benchmarks.experiment.titles import describe_settings, title_method
 from benchmarks.results.suite_results import SuiteResults
 from procap.methods import data_use, loading_error, method_source
 from procap.methods.data_use import FURTHER_IMAGES
@@ -45,8 +44,8 @@ def suite_notes(results: SuiteResults, *rules: str) -> Notes:
     """Write the notes of a suite. rules: what the cells of one table are."""
     runs = {run.path: (run.variant.name, run.spec.config) for run in results.runs}
     options, missing, limited = results.options, [], []
-    if options.eval_settings.label:
-        rules = (*rules, f"Evaluation: {options.eval_settings.label}.")
+    if options.eval_settings.name:
+        rules = (*rules, f"Evaluation: {options.eval_settings.name}.")
     if results.missing:
         names = join_first([f"{path} on {target}" for path, target in results.missing])
         missing.append(f"MISSING: {len(results.missing)} of {plural(len(results.planned), 'evaluation')} ({names}).")
