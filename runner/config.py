@@ -72,9 +72,7 @@ class RunConfig(FrozenModel):
     sampling: Sampling = BALANCED
     seed: int = Field(default=1, ge=0, lt=2**32)
     precision: Precision = "fp32"
-    held_out: str = Field(
-        default="", pattern="^([1-9]/[1-9])?$", description="fold of the training images that is left out, as 1/4"
-    )
+    held_out: str = Field(default="", pattern="^([1-9]/[1-9])?$", description="fold of the images left out, as 1/4")
     init: str = Field(default="", description="folder of the run that the training starts from, in these results")
     init_digest: str = Field(default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of its checkpoint")
 
@@ -179,7 +177,6 @@ class EvalSettings(FrozenModel):
     samples: int = Field(
         default=0, ge=0, description="draws of Gaussian tokens, whose probabilities are averaged; 0: their means alone"
     )
-
     temperature: Literal["shots"] | None = Field(
         default=None, description="shots: divide logits by a number that is fitted on held-out few-shot images"
     )

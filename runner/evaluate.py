@@ -8,6 +8,7 @@ Classifiers that define a score, such as GalLoP's, are scored by that.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -149,8 +150,7 @@ def _score(run: Run, target: Target, stop: StopRequest) -> ScoreResult:
     # Those of the run: a training on images without labels may have learned more.
     names = tuple(shards.classnames[label] for label in select_class_labels(shards, config.classes))
     # Labels of other sets are no classes of the run, and predictions need some that are.
-    relabel = dict.fromkeys(range(len(selection.classnames)), 0)
-    images = selection.images.subset(range(len(selection.images)), relabel)
+    images = selection.images.subset(range(len(selection.images)), defaultdict(int))
     logit_settings = LogitSettings(temperature=float(load_trained(run).method.scale()), scores=True)
     # Known and unknown images have equal views, whatever set the unknown ones are from.
     shown = replace(selection, images=images, classnames=names)

@@ -247,9 +247,7 @@ class ScoreResult(TargetResult):
     FOLDER = "scores"
 
     score: str = Field(default=MCM, description="the rule of the scores: MCM, or one of the method's own")
-    scores: list[Amount] = Field(
-        repr=False, description="by `runner.evaluate`, in the order of the images, six significant digits"
-    )
+    scores: list[Amount] = Field(repr=False, description="of the images, in order, with six significant digits")
 
 
 class EvalResult(TargetResult):

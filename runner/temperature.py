@@ -41,11 +41,14 @@ def fit_temperature(run: Run, stop: StopRequest, *, force: bool = False) -> floa
     """
     if run.temperature is None:
         config, session = run.config, run.session
-        shards = session.dataset(config.dataset)
+        shards, folds = session.dataset(config.dataset), min(FOLDS, config.shots) if config.recipe.epochs else 0
         images = select_training_images(shards, config.shots, config.seed, config.classes, config.sampling).train
-        count = min(FOLDS, config.shots)
-        folds = [f"{number}/{count}" for number in range(1, count + 1)] if config.recipe.epochs else []
-        parts = [(_train_fold(run, fold, stop, force), split_fold(images, fold)[1]) for fold in folds]
+        trainings, parts = session.elsewhere(run.folder.path / ".folds", tracking_uri="off"), []
+        for fold in (f"{number}/{folds}" for number in range(1, folds + 1)):
+            stop.check_ranks(session.group, f"stopped the temperature of {run.path}; it goes on when repeated")
+            fold_run = trainings.get_run(config.model_copy(update={"held_out": fold}))
+            train_run(fold_run, force=force)
+            parts.append((fold_run, split_fold(images, fold)[1]))
         parts = parts or [(run, images)]
         logits = np.concatenate([_compute_logits(*part) for part in parts])
         labels = np.concatenate([held_out.labels for _, held_out in parts])
@@ -65,15 +68,6 @@ def minimize_nll(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> floa
     bounds = math.log(LOWEST), math.log(HIGHEST)
     best = minimize_scalar(nll, bounds=bounds, method="bounded", options={"xatol": 1e-8}).x
     return round(math.exp(best), DECIMALS)
-
-
-def _train_fold(run: Run, fold: str, stop: StopRequest, force: bool) -> Run:
-    """Train the run without a fold of its few-shot images; `Interrupted` on a signal that has come before."""
-    stop.check_ranks(run.session.group, f"stopped the temperature of {run.path}; it goes on when repeated")
-    session = run.session.elsewhere(run.folder.path / ".folds", tracking_uri="off")
-    fold_run = session.get_run(run.config.model_copy(update={"held_out": fold}))
-    train_run(fold_run, force=force)
-    return fold_run
 
 
 def _compute_logits(run: Run, images: ImageList) -> NDArray[np.float64]:

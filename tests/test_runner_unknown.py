@@ -1,9 +1,11 @@
 """Unknown images: scores by maximum concept matching, their files, and what tables, pages and frames say of them."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -14,7 +16,8 @@ from rank_processes import run_ranks
 from sessions import evaluate, load_trained, make_run, train
 from small_runs import make_runtime, only_run
 
-from benchmarks.plots.runs import pool_scores
+from benchmarks.plots.runs import score_histograms
+from benchmarks.plots.style import draw_styled
 from benchmarks.results import load
 from benchmarks.results.detection import detect_unknown
 from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
@@ -244,4 +247,8 @@ def test_a_histogram_has_the_known_images_of_all_seeds_once():
         detect_unknown(KNOWN, [made_score(config, target, values[i]) for target, values in scores.items()])
         for i in range(2)
     ]
-    assert [*pool_scores(seeds).values()] == [[0.5, 0.7, 0.6, 0.8], [0.1, 0.2], [0.2, 0.3]]
+    frame = pd.DataFrame({"target": str(KNOWN), "title": "CLIP", "unknown": seeds})
+    [panel] = draw_styled(partial(score_histograms, frame)).axes
+    drawn = {stairs.get_label(): stairs.get_data().values for stairs in panel.patches}
+    shares = {name: values[values > 0].tolist() for name, values in drawn.items()}
+    assert shares == {"known": [0.25] * 4, "holiday": [0.5] * 2, "tiles": [0.5] * 2}

@@ -51,7 +51,7 @@ def test_a_pool_has_the_images_of_its_classes_without_labels(few_digits, pool, c
 
 def test_a_run_records_its_pool_and_says_what_it_has_looked_at(few_digits, short_checkpoint, tmp_path):
     runtime, digests = make_runtime(few_digits, tmp_path), set()
-    seen = {"few-shot": "few-shot none base", "base": "none base base", "all": "none train all"}
+    seen = {"few-shot": "none few-shot base", "base": "none base base", "all": "none train all"}
     for pool, looked_at in seen.items():
         config = planned(short_checkpoint, pool)
         result = train(config, runtime)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import numpy as np
 from benchmarks.experiment.published import title_target
 from benchmarks.plots import style
 from benchmarks.plots.style import Look, Plots
-from benchmarks.results.detection import Detection, score_rule
+from benchmarks.results.detection import score_rule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +29,7 @@ def cost_plots(frame: pd.DataFrame) -> Plots:
 
 
 def average_results(frame: pd.DataFrame) -> pd.DataFrame:
-    """Average results by their column `title`, else `variant`: method, accuracy, measure, train_seconds, parameters.
+    """Average results by their column `title`: method, accuracy, measure, train_seconds, parameters.
 
     The best accuracy is first. It is that on test images of the own data set, for base and novel classes their harmonic
     mean; where there are none, that on the images which were evaluated. Titles without results on all data sets are
@@ -38,7 +37,6 @@ def average_results(frame: pd.DataFrame) -> pd.DataFrame:
     """
     if frame.empty:
         return frame
-    frame = frame if "title" in frame else frame.rename(columns={"variant": "title"})
     tests = frame[(frame.split == "test") & (frame.target_dataset == frame.dataset) & ~frame.limited]
     tests = tests if len(tests) else frame
     by_classes = tests.pivot_table(index=["title", "dataset"], columns="target_classes", values="accuracy")
@@ -118,17 +116,6 @@ def accuracy_against_cost(means: pd.DataFrame) -> Figure | None:
     return figure
 
 
-def pool_scores(results: Iterable[Mapping[str, Detection]]) -> dict[str, list[float]]:
-    """Join the scores of seeds, with detections by target: of known images, and of each unknown set by title."""
-    scores: dict[str, list[float]] = {"known": []}
-    for detections in results:
-        # All detections of a seed have the same known images.
-        scores["known"] += next(iter(detections.values())).known.scores
-        for target, detection in detections.items():
-            scores.setdefault(title_target(target), []).extend(detection.unknown.scores)
-    return scores
-
-
 def score_histograms(frame: pd.DataFrame) -> Figure | None:
     """Draw a panel for each of the first MAX_PANELS methods and known sets, a line for each set; seeds are pooled.
 
@@ -140,13 +127,15 @@ def score_histograms(frame: pd.DataFrame) -> Figure | None:
     groups = [*scored.groupby(["target", "title"], sort=False)][:MAX_PANELS]
     figure, axes = style.panels(len(groups), 1.6, "score", "share of images")
     for panel, ((known, title), rows) in zip(axes, groups, strict=True):
-        pooled = pool_scores(rows.unknown)
+        # All detections of a seed have the same known images.
+        pooled = {"known": [score for seed in rows.unknown for score in next(iter(seed.values())).known.scores]}
+        for target, detection in (item for seed in rows.unknown for item in seed.items()):
+            pooled.setdefault(title_target(target), []).extend(detection.unknown.scores)
         edges = np.histogram_bin_edges(np.concatenate([*pooled.values()]), BINS)
         for number, (name, values) in enumerate(pooled.items()):
-            shares = np.histogram(values, edges)[0] / len(values)
             # The known images are a grey area behind the lines of the others.
             look = {"color": style.make_look(number - 1).colour} if number else {"color": style.GREY, "fill": True}
-            panel.stairs(shares, edges, label=name, **look)
+            panel.stairs(np.histogram(values, edges)[0] / len(values), edges, label=name, **look)
         panel.set_title(f"{title} ({score_rule(rows)}), {known.removesuffix(':test')}")
         style.grid(panel, "y")
     style.heading(figure, "Scores of known and unknown images")

@@ -37,19 +37,18 @@ def measure_open_world(frame: pd.DataFrame) -> pd.DataFrame:
     right = frame.set_index(["path", "evaluation", "target"]).correct_images.to_dict()
     joint = frame[frame.base_confidence.notna() & (frame.classes == "base") & (frame.target_classes == "all")]
     for row in joint.itertuples():
-        is_base = row.labels < len(select_labels(range(len(row.per_class.total)), "base"))
+        is_base, openworld = row.labels < len(select_labels(range(len(row.per_class.total)), "base")), math.nan
         # The first images of a limited evaluation can all be of one half.
         if not 0 < is_base.mean() < 1:
             continue
-        parts, openworld = (is_base, ~is_base), math.nan
         halves = (f"{row.target_dataset}:{half}:{row.split}" for half in ("base", "novel"))
         closed = [right.get((row.path, row.evaluation, half)) for half in halves]
         # Limited halves have other images than the first of all classes.
-        if [half is not None and len(half) for half in closed] == [part.sum() for part in parts]:
+        if [half is not None and len(half) for half in closed] == [is_base.sum(), (~is_base).sum()]:
             is_right = np.empty_like(is_base)
             is_right[is_base], is_right[~is_base] = closed
             openworld = openworld_auc(is_base, row.base_confidence, is_right)
-        accuracies = (100 * row.correct_images[part].mean() for part in parts)
+        accuracies = (100 * row.correct_images[part].mean() for part in (is_base, ~is_base))
         measures.loc[row.Index] = [*accuracies, *detect(is_base, row.base_confidence), openworld]
     return measures
 
@@ -82,12 +81,9 @@ class Detection:
 
     known: ScoreResult
     unknown: ScoreResult
+    limited: bool
     auroc: float
     fpr95: float
-
-    @property
-    def limited(self) -> bool:
-        return self.known.limited or self.unknown.limited
 
 
 def detect_unknown(known: Target, results: Iterable[ScoreResult]) -> dict[str, Detection]:
@@ -97,8 +93,9 @@ def detect_unknown(known: Target, results: Iterable[ScoreResult]) -> dict[str, D
         return {}
     detections = {}
     for target, result in by_target.items():
-        scores = np.array([*positive.scores, *result.scores])
-        detections[target] = Detection(positive, result, *detect(np.arange(len(scores)) < positive.total, scores))
+        scores, limited = np.array([*positive.scores, *result.scores]), positive.limited or result.limited
+        measures = detect(np.arange(len(scores)) < positive.total, scores)
+        detections[target] = Detection(positive, result, limited, *measures)
     return detections
 
 

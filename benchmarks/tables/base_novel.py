@@ -25,8 +25,7 @@ AMONG_ALL = tuple(Column(f"{half.title} of all") for half in HALVES)
 OPEN_WORLD = (*HALVES, *AMONG_ALL, Column("AUROC"), Column("FPR95", "low"), Column("OpenworldAUC"))
 OPEN_WORLD_RULE = (
     "Base, Novel, HM: among the names of each half; of all: among all names. AUROC, FPR95: base against novel images, "
-    "by the highest probability of a base name. OpenworldAUC: pairs of a base and a novel image in the right order, "
-    "both right in their half."
+    "by the highest probability of a base name. OpenworldAUC: pairs of both in the right order, right in their halves."
 )
 
 
@@ -193,7 +192,7 @@ def open_world_tables(results: SuiteResults) -> list[Table]:
     return [suite_table(results, heading, partial(open_world_cells, results), datasets=results.datasets_and_average)]
 
 
-def open_world_cells(results: SuiteResults, variant: Variant, dataset: str) -> list[Metric | None]:
+def open_world_cells(results: SuiteResults, variant: Variant, dataset: str) -> Sequence[Metric | None]:
     """Return the metrics of OPEN_WORLD; for AVERAGE the means over data sets, of which the harmonic means are taken."""
     base, novel, *detection = (results.on_classes(variant, dataset, column=column) for column in MEASURES)
     return [*results.halves(variant, dataset), base, novel, harmonic(base, novel), *detection]
