@@ -139,7 +139,7 @@ def _select(run: Run, target: Target) -> TargetImages:
     return select_target_images(shards, target.classes, target.split)
 
 
-def score_run(run: Run, target: Target, *, force: bool = False) -> ScoreResult:
+def score_images(run: Run, target: Target, *, force: bool = False) -> ScoreResult:
     """Score the images of `target`, whatever they show, among the classes of a finished run; see `obtain_result`."""
     return obtain_result(run, target, ScoreResult, partial(_score, run, target), force=force)
 

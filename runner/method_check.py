@@ -165,6 +165,8 @@ def check_inference(case: CheckCase) -> str:
     replaced = [name for name in rules if getattr(cls, name) is not getattr(Method, name)]
     remedy = "inference uses plans(), image_adapter and text_adapter, or a make_classifier() of the method's own"
     _require(replaced != ["features"], f"features() is replaced, which only loss() calls: {remedy}")
+    remedy = 'its training has no labels: declare uses = DataUse(labelled="none", unlabelled="few-shot")'
+    _require(not cls.learns_unlabelled or cls.uses.labelled == "none", remedy)
     before, learned = case.logits(method), learned_parameters(method) or dict(method.named_parameters())
     if isinstance(method.classifier(), OnlineClassifier):
         _require(cls.uses.unlabelled == "test", 'it adapts to test images: declare uses = DataUse(unlabelled="test")')

@@ -18,7 +18,7 @@ from procap.teacher import release_teacher
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
 from runner.devices import set_deterministic
 from runner.earlier_runs import preliminary_run, read_initial_run
-from runner.engine import Batch, term_gradients
+from runner.engine import Batch, autocast, term_gradients
 from runner.failures import describe_failure
 from runner.feature_training import learn_from_features
 from runner.meters import Meter, peak_memory, start_memory_peak
@@ -220,7 +220,9 @@ class TrainLoop:
     def train_epoch(self, epoch: int) -> None:
         """Take the steps that are left of an epoch, and add it to the log."""
         rate = self.training_steps.rates(self.training_steps.first_step(epoch), epoch)[0]
-        if self.method.begin_epoch(epoch, rate, self.config.recipe):
+        with autocast(self.config.precision, self.method.clip.device):
+            changes_work = self.method.begin_epoch(epoch, rate, self.config.recipe)
+        if changes_work:
             # A CUDA graph replays the work of the epochs before.
             self.step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
         batches = self.training_steps.batches(epoch, start_step=self.state.step_in_epoch)

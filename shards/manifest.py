@@ -23,13 +23,13 @@ UPRIGHT = "EXIF orientation applied"
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class Entry(BaseModel):
+class ManifestPart(BaseModel):
     """A part of the manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Shard(Entry):
+class Shard(ManifestPart):
     """One tar file of a split."""
 
     file: str = Field(description="<split>/<number>.tar", pattern=rf"^{NAME.pattern}/[0-9]{{1,9}}\.tar$")
@@ -38,7 +38,7 @@ class Shard(Entry):
     count: int = Field(ge=1, description="images")
 
 
-class SplitEntry(Entry):
+class SplitEntry(ManifestPart):
     """One split: its number of images, the digest of its list, its shards, and the hashes of index and paths."""
 
     count: int = Field(ge=1, lt=2**40)
@@ -57,7 +57,7 @@ class SplitEntry(Entry):
         return self
 
 
-class Manifest(Entry):
+class Manifest(ManifestPart):
     """A packed data set as data; two packings of the same images have the same manifest."""
 
     schema_version: Literal[2] = 2

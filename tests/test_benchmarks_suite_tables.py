@@ -179,25 +179,30 @@ class Streaming(Seeing):
 def test_methods_that_look_at_unlabelled_images_are_marked_and_ranked_apart(tmp_path, monkeypatch, capsys):
     install(tmp_path / "packages", {"seeing": SEEING}, {"seeing": "seeing:Seeing", "streaming": "seeing:Streaming"})
     monkeypatch.syspath_prepend(tmp_path / "packages")
-    accuracies = {"seeing": 99, "streaming": 98, "coop": 80, "maple": 70, "procap": 60}
+    accuracies = {"seeing": 99, "streaming": 98, "coop": 80, "kdpl": 75, "maple": 70, "procap": 60}
     for method, base in accuracies.items():
         put_halves(tmp_path, method, "tiles", (base, 100), (base, 100))
     assert main(["table", "--results", str(tmp_path)]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("|", "-"))]
-    names = ["CoOp", "MaPLe", "ProCAP (reference)", "", "Seeing", "Streaming"]
-    assert [line.split("|")[2].strip() for line in lines[2:8]] == names
-    assert ["**80.00**" in lines[2], "**99.00** §" in lines[6], "<u>98.00</u> §" in lines[7]] == [True] * 3
+    names = ["CoOp", "MaPLe", "KDPL (CoOp)", "ProCAP (reference)", "", "Seeing", "Streaming"]
+    assert [line.split("|")[2].strip() for line in lines[2:9]] == names
+    # KDPL reads no labels of the few-shot images, and sees no further ones.
+    assert ["**80.00**" in lines[2], "**99.00** §" in lines[7], "<u>98.00</u> §" in lines[8]] == [True] * 3
+    assert "<u>75.00</u> |" in lines[4]
     seen = "unlabelled test images, names of new classes, teacher"
-    assert f"Beyond few-shot images and base names: Seeing ({seen}); " in " ".join(lines)
+    note = f"KDPL (CoOp) (unlabelled few-shot images, teacher); Seeing ({seen}); "
+    assert f"Data other than labelled few-shot images and base names: {note}" in " ".join(lines)
     frame = results.load(tmp_path)
-    row = frame[frame.method == "seeing"].iloc[0]
-    assert (row.labelled, row.unlabelled, row["names"], row.models) == ("few-shot", "test", "all", ("teacher",))
+    seen = {"seeing": ("few-shot", "test", "all", ("teacher",)), "kdpl": ("none", "few-shot", "base", ("teacher",))}
+    for method, values in seen.items():
+        row = frame[frame.method == method].iloc[0]
+        assert (row.labelled, row.unlabelled, row["names"], row.models) == values
     table = run_tables(frame)[0]
     assert render(table, "latex").count("\\midrule") == 2 and "$^\\S$" in render(table, "latex")
     assert render(table, "csv").splitlines()[0].count("sees_unlabelled") == 3
     assert main(["ls", "methods"]) == 0
     listed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("seeing "))
-    assert f"names, {seen}" in listed
+    assert "names, unlabelled test images, names of new classes, teacher" in listed
 
 
 def test_limited_results_are_marked_and_neither_averaged_with_whole_ones_nor_ranked(tmp_path):

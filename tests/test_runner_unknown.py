@@ -28,7 +28,7 @@ from procap.text import LabelSpace
 from runner.config import EvalSettings, RunConfig, Target
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
-from runner.evaluate import score_run
+from runner.evaluate import score_images
 from runner.planning import plan_run
 from runner.provenance import provenance
 from runner.results import ScoreResult, write_json
@@ -103,7 +103,7 @@ def test_scores_are_the_highest_softmax_of_plain_cosines(few_digits, short_check
     runtime, config = make_runtime(few_digits, tmp_path), plan(str(short_checkpoint))
     train(config, runtime)
     # Novel images, among the names of the base classes.
-    scored = score_run(make_run(config, runtime), NOVEL)
+    scored = score_images(make_run(config, runtime), NOVEL)
     loaded, shards = load_trained(config, runtime), open_dataset(few_digits, "digits")
     clip, space = loaded.clip, loaded.method.space
     assert isinstance(space, LabelSpace) and space.classnames == shards.classnames[:5]
@@ -117,9 +117,9 @@ def test_scores_are_the_highest_softmax_of_plain_cosines(few_digits, short_check
     # A file that is there is read, one of other weights is replaced.
     file = only_run(tmp_path).result_file(NOVEL, model=ScoreResult)
     written = file.stat().st_mtime_ns
-    assert score_run(make_run(config, runtime), NOVEL) == scored and file.stat().st_mtime_ns == written
+    assert score_images(make_run(config, runtime), NOVEL) == scored and file.stat().st_mtime_ns == written
     write_json(file, json.loads(file.read_text()) | {"checkpoint_sha256": "0" * 64})
-    again = score_run(make_run(config, runtime), NOVEL)
+    again = score_images(make_run(config, runtime), NOVEL)
     assert (again.scores, again.checkpoint_sha256) == (scored.scores, scored.checkpoint_sha256)
 
 
@@ -127,7 +127,7 @@ def scores_of_a_rank(data: str, results: str, checkpoint: str) -> None:
     runtime = make_runtime(data, results)
     with init_process_group(ranks_from_environment(), torch.device("cpu")) as group:
         train(plan(checkpoint), runtime, group=group)
-        score_run(make_run(plan(checkpoint), runtime, group), NOVEL)
+        score_images(make_run(plan(checkpoint), runtime, group), NOVEL)
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def scores_of_a_rank(data: str, results: str, checkpoint: str) -> None:
 def test_several_processes_write_the_scores_of_one(few_digits, short_checkpoint, tmp_path, size):
     alone = make_runtime(few_digits, tmp_path / "one")
     train(plan(str(short_checkpoint)), alone)
-    expected = score_run(make_run(plan(str(short_checkpoint)), alone), NOVEL)
+    expected = score_images(make_run(plan(str(short_checkpoint)), alone), NOVEL)
     run_ranks(size, scores_of_a_rank, str(few_digits), str(tmp_path / "several"), str(short_checkpoint))
     [result] = only_run(tmp_path / "several").read_results(ScoreResult)
     assert result.scores == expected.scores
@@ -145,11 +145,11 @@ def test_a_limit_marks_scores_and_never_replaces_those_of_all_images(few_digits,
     config = plan(str(short_checkpoint))
     train(config, make_runtime(few_digits, tmp_path))
     limited = make_run(config, make_runtime(few_digits, tmp_path, limit=3))
-    assert score_run(limited, NOVEL).limited and len(score_run(limited, NOVEL).scores) == 3
-    whole = score_run(make_run(config, make_runtime(few_digits, tmp_path)), NOVEL)
-    assert not whole.limited and score_run(limited, NOVEL) == whole
+    assert score_images(limited, NOVEL).limited and len(score_images(limited, NOVEL).scores) == 3
+    whole = score_images(make_run(config, make_runtime(few_digits, tmp_path)), NOVEL)
+    assert not whole.limited and score_images(limited, NOVEL) == whole
     with pytest.raises(Exception, match="counts fewer: leave out --limit"):
-        score_run(limited, NOVEL, force=True)
+        score_images(limited, NOVEL, force=True)
     assert evaluate(config, KNOWN, make_runtime(few_digits, tmp_path)).total > 0
 
 
@@ -159,7 +159,7 @@ def test_a_classifier_with_its_own_score_is_scored_by_that_under_its_name(few_di
         method="gallop", dataset="digits", shots=2, backbone=str(short_checkpoint), overrides={"epochs": 1}
     )
     train(config, runtime)
-    scored, loaded = score_run(make_run(config, runtime), NOVEL), load_trained(config, runtime)
+    scored, loaded = score_images(make_run(config, runtime), NOVEL), load_trained(config, runtime)
     test, transform = (
         open_dataset(few_digits, "digits").open_images("test"),
         EvalTransform(32, loaded.clip.preparation.mean, loaded.clip.preparation.std),

@@ -135,7 +135,7 @@ def _evaluate_all(
 
     Each run is loaded once, if it is needed.
     """
-    from runner.evaluate import evaluate_run, score_run
+    from runner.evaluate import evaluate_run, score_images
 
     done: list[Evaluated] = []
     detected: list[dict[str, Any]] = []
@@ -156,7 +156,7 @@ def _evaluate_all(
             with failures.collect(f"{config.path} on unknown images"):
                 pack_missing_with_progress([target.dataset for target in unknown], session.runtime.data)
                 known = known_target(config)
-                scores = [score_run(run, target, force=force) for target in (known, *unknown)]
+                scores = [score_images(run, target, force=force) for target in (known, *unknown)]
                 for name, each in detect_unknown(known, scores).items():
                     row = {"run": config.path, "known": str(known), "unknown": name, "score": each.unknown.score}
                     detected.append(row | {"auroc": each.auroc, "fpr95": each.fpr95})

@@ -162,9 +162,9 @@ def _backbones() -> Listing:
         admitted = "all" if len(plain) == 2 else f"{plain[0]} only" if plain else "features only"
         patch = f"patch {vision['patch_size']}" if vision.get("patch_size") else "ResNet"
         widths = f"widths {vision.get('width', '-')}/{text.get('width', '-')}"
-        note = f"{vision['image_size']} px, {vision.get('timm_model_name', patch)}, {widths}"
-        note += ", QuickGELU" * config.get("quick_gelu", False)
-        rows.append({"name": name, "methods": admitted, "note": note, "tags": list(published_weights(name))})
+        about = f"{vision['image_size']} px, {vision.get('timm_model_name', patch)}, {widths}"
+        about += ", QuickGELU" * config.get("quick_gelu", False)
+        rows.append({"name": name, "methods": admitted, "note": about, "tags": list(published_weights(name))})
     shown = [(row["name"], row["methods"], row["note"]) for row in rows]
     headers = ("backbone", "methods", "what it is; below it the weights for --pretrained")
     return _write_below(columns(headers, shown), [", ".join(row["tags"]) for row in rows]), rows

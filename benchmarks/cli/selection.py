@@ -210,8 +210,8 @@ def run_filter(selection: SelectionFlags) -> Callable[[RunConfig], bool]:
         # A run without training counts for all samples, and for all seeds if it draws nothing.
         unread = () if config.recipe.epochs else ("shots", "sampling")
         unread = unread if config.depends_on_seed else (*unread, "seed")
-        fields = [field for field in chosen if field not in unread]
-        return all(not chosen[field] or getattr(config, field) in chosen[field] for field in fields)
+        compared = [field for field in chosen if field not in unread]
+        return all(not chosen[field] or getattr(config, field) in chosen[field] for field in compared)
 
     return is_selected
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
+from procap.methods.data_use import FURTHER_IMAGES
 from runner.results import harmonic_mean
 
 if TYPE_CHECKING:
@@ -88,5 +89,5 @@ def marks_of(rows: pd.DataFrame) -> dict[str, bool]:
     """Return the marks of a metric made from these rows, without `limited`."""
     return {
         "chosen_on_test": bool(rows.chosen_on_test.any()),
-        "sees_unlabelled": bool((rows.unlabelled != "none").any()),
+        "sees_unlabelled": bool(rows.unlabelled.isin(FURTHER_IMAGES).any()),
     }

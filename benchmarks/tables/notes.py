@@ -10,6 +10,7 @@ from benchmarks.console.output import plural
 from benchmarks.experiment.titles import describe_settings, title_method
 from benchmarks.results.suite_results import SuiteResults
 from procap.methods import data_use, loading_error, method_source
+from procap.methods.data_use import FURTHER_IMAGES
 from procap.recipe import format_value
 from runner.config import RunConfig
 from shards.names import join_first
@@ -75,7 +76,7 @@ def run_notes(
     marks = {
         LIMITED: frame.limited.any(),
         CHOSEN_ON_TEST: frame.chosen_on_test.any(),
-        SEES_UNLABELLED: (frame.unlabelled != "none").any(),
+        SEES_UNLABELLED: frame.unlabelled.isin(FURTHER_IMAGES).any(),
     }
     limited = [*limited, *(note for note, is_used in marks.items() if is_used), *_note_twins(frame)]
     lines = [" ".join(filter(None, part)) for part in (setting, missing, limited, note_code(frame))]
@@ -109,7 +110,7 @@ def describe_shared(runs: Iterable[tuple[str, RunConfig]]) -> str:
 
 
 def describe_data_use(frame: pd.DataFrame) -> str:
-    """Name the methods that look at more than few-shot images and names of the classes trained on, and at what."""
+    """Name the methods that look at data besides labelled few-shot images and names of the classes trained on."""
     pairs = zip(map(str, frame.method), frame.options, strict=True)
     uses = {
         f"{title_method(name)} ({', '.join(data.further)})": None
@@ -117,7 +118,7 @@ def describe_data_use(frame: pd.DataFrame) -> str:
         if (data := data_use(name, options)).further
     }
     listed = "; ".join(uses)
-    return f"Beyond few-shot images and base names: {listed}." if listed else ""
+    return f"Data other than labelled few-shot images and base names: {listed}." if listed else ""
 
 
 def describe_recipes(runs: Iterable[tuple[str, RunConfig]]) -> list[str]:
