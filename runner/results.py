@@ -272,7 +272,7 @@ class EvalResult(TargetResult):
     predicted: list[Count] | None = Field(default=None, repr=False, description="predicted label of each image")
     confidence: Probabilities | None = Field(default=None, repr=False, description="of the predicted label")
     base_confidence: Probabilities | None = Field(
-        default=None, repr=False, description="highest probability of a class trained on, where there are others"
+        default=None, repr=False, description="of the likeliest label trained on"
     )
 
     @model_validator(mode="after")
