@@ -1,5 +1,6 @@
 """Unknown images: scores by maximum concept matching, their files, and what tables, pages and frames say of them."""
 
+import itertools
 import json
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 import yaml
 from command_line import run
 from made_results import put_run, put_score
+from matplotlib.text import Text
 from PIL import Image
 from rank_processes import run_ranks
 from sessions import evaluate, load_trained, make_run, train
@@ -248,7 +250,13 @@ def test_a_histogram_has_the_known_images_of_all_seeds_once():
         for i in range(2)
     ]
     frame = pd.DataFrame({"target": str(KNOWN), "title": "CLIP", "unknown": seeds})
-    [panel] = draw_styled(partial(score_histograms, frame)).axes
+    long = [frame.assign(title=f"CLIP (zero-shot), evaluation squash, {samples} samples") for samples in range(2, 5)]
+    figure = draw_styled(partial(score_histograms, pd.concat([frame, *long])))
+    figure.draw_without_rendering()
+    texts = [text for panel in figure.axes for text in panel.findobj(Text) if "CLIP" in text.get_text()]
+    titles = [text.get_window_extent() for text in texts]
+    assert len(titles) == 4 and all(left.x1 < right.x0 for left, right in itertools.pairwise(titles))
+    panel = figure.axes[0]
     drawn = {stairs.get_label(): stairs.get_data().values for stairs in panel.patches}
     shares = {name: values[values > 0].tolist() for name, values in drawn.items()}
     assert shares == {"known": [0.25] * 4, "holiday": [0.5] * 2, "tiles": [0.5] * 2}

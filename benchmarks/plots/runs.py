@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 COSTS = {"train_seconds": "training seconds", "parameters": "learned parameters"}
 MOST_BARS = 40
-MAX_PANELS, BINS = 8, 40
-"""Panels of histograms of scores, and their bins."""
+MAX_PANELS, BINS, TITLE = 8, 40, 24
+"""Panels of histograms of scores, their bins, and letters of a title that fit above a panel."""
 
 
 def cost_plots(frame: pd.DataFrame) -> Plots:
@@ -136,7 +137,7 @@ def score_histograms(frame: pd.DataFrame) -> Figure | None:
             # The known images are a grey area behind the lines of the others.
             look = {"color": style.make_look(number - 1).colour} if number else {"color": style.GREY, "fill": True}
             panel.stairs(np.histogram(values, edges)[0] / len(values), edges, label=name, **look)
-        panel.set_title(f"{title} ({score_rule(rows)}), {known.removesuffix(':test')}")
+        panel.set_title(textwrap.fill(f"{title} ({score_rule(rows)}), {known.removesuffix(':test')}", TITLE))
         style.grid(panel, "y")
     style.heading(figure, "Scores of known and unknown images")
     style.legend(figure)
