@@ -38,7 +38,10 @@ def results_root(location: str, cache: Path) -> tuple[Path, str | None]:
     Raises UsageError for a URL that cannot be written to, UserError if a package is missing.
     """
     if (folder := local_path(location)) is not None:
-        return folder.expanduser(), None
+        folder = folder.expanduser()
+        if in_place := next((path for path in (folder, *folder.parents) if path.is_file()), None):
+            raise UsageError(f"--results {folder}: {in_place} is a file, name a folder")
+        return folder, None
     url = canonical(location)
     if scheme(url) in ("http", "https", "hf"):
         raise UsageError(f"results cannot be written to {redact(url)}: name a folder or a URL such as s3://bucket/path")

@@ -278,6 +278,21 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work(run, photos, cap
     assert "--out /proc/p.csv cannot be written (No such file or directory): name another" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [
+    "predict RUN PHOTOS --html /proc/p.html",
+    "export RUN --out /proc/e",
+    "export RUN --out /proc/e --format onnx",
+    "export RUN --out /proc/e --format ledger",
+    "report --results RESULTS --out /proc/r",
+])  # fmt: skip
+def test_an_output_that_cannot_be_written_is_named_with_what_would_work(run, photos, capsys, words):
+    names = {"RUN": run.path, "PHOTOS": photos, "RESULTS": run.path.parents[5]}
+    assert main([str(names.get(word, word)) for word in words.split()]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("procap: error: cannot write /proc/"), error
+    assert error.endswith(": No such file or directory; name another folder"), error
+
+
 def test_a_tilde_is_expanded_in_the_paths_of_images(run, photos, capsys, monkeypatch):
     monkeypatch.setenv("HOME", str(photos))
     name = sorted(photos.glob("0*.png"))[0].name

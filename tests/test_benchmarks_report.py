@@ -218,6 +218,8 @@ def test_an_old_report_is_replaced_whole_and_nothing_else_ever(tmp_path):
     with pytest.raises(UsageError, match="no report"):
         write_report(root, own)
     assert (own / "index.html").read_text() == "<html>my thesis</html>"
+    with pytest.raises(UsageError, match="no report"):
+        write_report(root, own / "index.html")
 
 
 def test_pictures_of_a_suite_are_in_the_page_as_they_are(tmp_path):

@@ -216,6 +216,11 @@ def test_secrets_in_a_url_are_refused_and_not_printed(server, tmp_path):
         assert "hush" not in str(error.value)
 
 
+def test_a_cache_that_cannot_be_written_is_named_with_its_variable():
+    with pytest.raises(UserError, match=r"^cannot write /proc/cache/mirrors/\S+: No such file .*; set PROCAP_HOME to"):
+        mirror_root("http://127.0.0.1:1/data", Path("/proc/cache"))
+
+
 def read_all(splits: list[ImageList]) -> bool:
     return all(same_images(split, name) for split, name in zip(splits, COUNTS, strict=True))
 
