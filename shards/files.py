@@ -20,7 +20,7 @@ NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS
 
 @contextmanager
 def explain_writing(path: Path, advice: str = "name another folder") -> Iterator[None]:
-    """Raise UserError for an OSError of a block that writes `path`. advice: what would work, unless the disk is full."""
+    """Raise UserError if a block that writes `path` raises OSError. advice: what would work, but for a full disk."""
     try:
         yield
     except OSError as error:
