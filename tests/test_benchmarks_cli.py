@@ -141,6 +141,17 @@ def test_a_results_folder_that_cannot_be_written(capsys, shards):
     assert line.endswith(": No such file or directory; name another folder")
 
 
+@pytest.mark.parametrize("words", [
+    "train --methods zeroshot --datasets digits --results {}/results", "data pack {}",
+])  # fmt: skip
+def test_a_path_that_is_no_text_is_refused_before_the_work(capsys, tmp_path, words):
+    folder = tmp_path / "r\udce9"
+    folder.mkdir()
+    code, _, err = run(capsys, *words.format(folder).split())
+    assert code == 2 and "rename this folder, its path must be UTF-8" in err.splitlines()[-1], err
+    assert not [*folder.iterdir()]
+
+
 def test_a_broken_shard_is_named(capsys, tmp_path, shards):
     data = tmp_path / "data"
     subprocess.run(["cp", "-r", str(shards), str(data)], check=True)

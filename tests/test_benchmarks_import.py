@@ -293,6 +293,12 @@ def test_an_output_that_cannot_be_written_is_named_with_what_would_work(run, pho
     assert error.endswith(": No such file or directory; name another folder"), error
 
 
+def test_rows_for_stdout_by_its_file_are_printed(run, photos, capsys):
+    """The file that a shell appends stdout to would be truncated."""
+    assert main(["predict", str(run.path), str(photos), "--out", "/dev/stdout"]) == 0
+    assert capsys.readouterr().out.startswith("path,class,label,probability\n")
+
+
 def test_a_tilde_is_expanded_in_the_paths_of_images(run, photos, capsys, monkeypatch):
     monkeypatch.setenv("HOME", str(photos))
     name = sorted(photos.glob("0*.png"))[0].name

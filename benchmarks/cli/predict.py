@@ -71,6 +71,9 @@ def predict(
     for file, what in ((out, "--out {}: name a CSV file"), (html, "--html {}: name an HTML file")):
         if file and (file.is_dir() or not file.parent.is_dir() or is_image_name(file.name)):
             raise UsageError(f"{what.format(file)} in a folder that exists")
+    if str(out) == "/dev/stdout":
+        # A file that stdout is redirected to keeps what is in it.
+        out = None
     session = Session(runtime_config(flags.StorageFlags(results=results, data=data, device=device)))
     if best or flags.command_line(selection):
         paths = [run, *(paths or ())]

@@ -14,7 +14,7 @@ import yaml
 
 from procap.errors import UsageError, UserError
 from shards.catalogue import find, find_or_none
-from shards.names import first_few
+from shards.names import first_few, require_text
 from shards.raw.class_folders import (
     SPLIT_WORDS,
     ListedImage,
@@ -51,6 +51,7 @@ def find_description(folder: Path, max_side: int | None = None) -> tuple[Path, s
     Raises UsageError for a file that describes different images or has another `max_side`, UserError if no layout fits.
     """
     folder = folder.resolve()
+    require_text(folder)
     file = folder.with_name(f"{folder.name}.yaml")
     if not file.exists() and not os.access(folder.parent, os.W_OK):
         file = Path.cwd() / file.name
