@@ -99,6 +99,10 @@ def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False) -> Ite
     # A soft lock, filelock's fallback, would outlive a killed process.
     lock = FileLock(file, timeout=timeout, thread_local=False, fallback_to_soft=False)
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Where no file can be made, such as in a deleted folder, filelock takes the error for that of a file which its
+        # holder removes, and waits forever.
+        os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o666))
         lock.acquire()
     except Timeout:
         owner = ""
