@@ -106,6 +106,8 @@ WRONG: list[tuple[str, int, str]] = [
     ("eval --methods maple --datasets digits --targets digits:bse", 2, "did you mean base"),
     ("eval nowhere --methods maple", 2, "not both"),
     ("table", 1, "no results folder at results"),
+    ("data pack /", 2, "error: / is no folder of images"),
+    ("train --methods coop --datasets digits --results ~nobody-here/r", 2, "no such user or home folder"),
     ("data check all", 1, "nothing is packed in"),
     ("data show digits --data nowhere", 1, "procap data pack digits"),
     ("ui --results nowhere", 1, "no results folder at nowhere"),
@@ -139,6 +141,15 @@ def test_a_results_folder_that_cannot_be_written(capsys, shards):
     [line] = [text for text in err.splitlines() if text.startswith("procap: ")]
     assert code == 1 and line.startswith("procap: error: cannot write /proc/results/base/digits/zeroshot/mini/16shot/")
     assert line.endswith(": No such file or directory; name another folder")
+
+
+@pytest.mark.parametrize("words", [
+    ["train", "--methods", "zeroshot", "--datasets", "digits", "--results", ""], ["report", "--results="],
+    ["predict", "--best", ""], ["predict", "1a2b", ""], ["data", "pack", ""], ["ls", "runs", "--methods", ""],
+])  # fmt: skip
+def test_an_empty_argument_does_not_stand_for_the_current_folder(capsys, words):
+    code, out, err = run(capsys, *words)
+    assert code == 2 and not out and "is empty: is a variable of the shell not set?" in err
 
 
 @pytest.mark.parametrize("words", [

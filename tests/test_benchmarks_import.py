@@ -229,10 +229,6 @@ def test_a_run_is_selected_by_the_start_of_its_hash_or_by_flags(run, photos, few
     for words in (["fffffff0", photos], ["--methods", "coop", photos]):
         assert main(["predict", *map(str, (*words, *results))]) == 2
         assert "no run fits; see `procap ls runs" in capsys.readouterr().err
-    # An empty path is not the folder that one is in.
-    for words in ([str(run.path), ""], ["--best", ""]):
-        assert main(["predict", *words]) == 2
-        assert "a path is empty" in capsys.readouterr().err
 
 
 def test_an_image_of_python_that_cannot_be_read_is_named(run, photos, tmp_path):

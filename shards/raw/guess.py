@@ -52,6 +52,8 @@ def find_description(folder: Path, max_side: int | None = None) -> tuple[Path, s
     """
     folder = folder.resolve()
     require_text(folder)
+    if not folder.name:
+        raise UsageError(f"{folder} is no folder of images")
     file = folder.with_name(f"{folder.name}.yaml")
     if not file.exists() and not os.access(folder.parent, os.W_OK):
         file = Path.cwd() / file.name
