@@ -19,7 +19,7 @@ from cluster.run import validation_targets
 from cluster.space import RUN_FIELDS, Domain, Values, round_value, value_between
 from procap.errors import UsageError, UserError
 from runner.config import Count, FrozenModel, RuntimeConfig
-from runner.planning import control_options, plan_run
+from runner.planning import check_read, control_options, plan_run
 from runner.results import MaskedText, read_document, write_json
 from runner.run_collection import COLLECTION_NAME
 from runner.run_folders import RunFolder
@@ -192,11 +192,12 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
     run["options"] = {**controls, **settings.options.get(run["method"], {}), **options}
     # Targets are validation images only; held-out selection trains on half of the base classes.
     classes = "dev-base" if settings.metric == "held-out" else settings.classes
-    run |= {"shared_overrides": settings.overrides, "overrides": overrides}
+    run["overrides"] = {**settings.overrides, **overrides}
     configs = [
         plan_run(dataset=dataset, classes=classes, seed=seed, data=data, **run)
         for dataset, seed in itertools.product(settings.datasets, settings.seeds)
     ]
+    check_read(configs, overrides)
     return [RunSpec(config=config, targets=validation_targets(config.dataset, classes)) for config in configs]
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from procap.geometry import Geometry
-from procap.packing import PromptSet
 from procap.plan import NO_CHANGE, Plan
+from procap.prompt_packing import PromptSet
 from procap.towers import FrozenTower, TextTower, VisionTower
 from procap.weights.architectures import check_towers
 

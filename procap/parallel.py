@@ -14,8 +14,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from procap.packing import PromptSet
 from procap.plan import Plan
+from procap.prompt_packing import PromptSet
 
 SHARED_FROM = 32
 """With fewer classes every process encodes all of them, which saves a message.

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from procap.clip import CLIP
 from procap.geometry import Geometry
 from procap.low_rank import Dropout, LowRank
-from procap.packing import PromptSet
 from procap.plan import BLOCKS, INPUT, NO_CHANGE, Plan
+from procap.prompt_packing import PromptSet
 
 if TYPE_CHECKING:
     from procap.methods.method import Method

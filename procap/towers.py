@@ -5,7 +5,7 @@ et al. 2021, section 2.4).
 
 Both take exact shortcuts, none of which changes results beyond rounding:
 - Text prompts are packed side by side without padding, and the rows that all of them share are computed once
-  (`procap.packing`). Under a plan that packing does not cover they are padded to the longest of them.
+  (`procap.prompt_packing`). Under a plan that packing does not cover they are padded to the longest of them.
 - Text is encoded in chunks; training recomputes a chunk in the backward pass instead of keeping its activations.
 - In training, the packed text states that enter the first block that a plan changes are computed once for each set of
   prompts; they do not depend on anything learned.
@@ -29,8 +29,8 @@ from torch.utils.checkpoint import checkpoint
 from procap.attention import Block, LayerNorm
 from procap.errors import UserError
 from procap.geometry import Geometry
-from procap.packing import Layout, PackedSequence, PromptSet
 from procap.plan import INPUT, NO_CHANGE, Plan, SequenceStates, TokenSequence, call_with, check_plan
+from procap.prompt_packing import Layout, PackedSequence, PromptSet
 
 CHUNK_ROWS = 8192
 """Most text rows in the tower at a time. With ViT-B/16 in float32 a row keeps 287 kB for the backward pass (12 widths

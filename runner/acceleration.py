@@ -6,12 +6,11 @@ GPU `auto` adds what `procap check device` has found equal and faster on this de
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import logging
 import os
 import shutil
 import sysconfig
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     import torch
 
     from procap.clip import CLIP
-
-log = logging.getLogger(__name__)
 
 COMPILED = ("compile", "fused")
 """Accelerations that compile kernels when they are first used."""
@@ -74,11 +71,11 @@ class Acceleration:
     def _from_record(cls, device: torch.device) -> Acceleration:
         record = read_record(device)
         if record is None:
-            note_once("GPU: plain path; `procap check device` tests the faster ones, about a minute")
+            warnings.warn("GPU: plain path; `procap check device` tests the faster ones, about a minute", stacklevel=2)
             return cls()
         names = {*record.faster}
         if (compiled := names & {*COMPILED}) and (missing := missing_tool(device)):
-            note_once(f"GPU: without {', '.join(sorted(compiled))}, which need {missing}")
+            warnings.warn(f"GPU: without {', '.join(sorted(compiled))}, which need {missing}", stacklevel=2)
             names -= compiled
         return cls(record=record.digest)._with(names)
 
@@ -97,7 +94,8 @@ class Acceleration:
                 # Triton launches its kernels on the current device.
                 torch.cuda.set_device(clip.device)
             if self.compile or self.fused:
-                note_once("GPU: kernels are compiled at their first use, about a minute; later runs load them")
+                what = "kernels are compiled at their first use, about a minute; later runs load them"
+                warnings.warn(f"GPU: {what}", stacklevel=2)
             # torch 2.11 prefers cuDNN's attention on H100 and newer. It has given NaN gradients under masks of 64 keys
             # (modulo 128), and takes about a second for each new shape.
             torch.backends.cuda.enable_cudnn_sdp(self.cudnn)
@@ -108,12 +106,6 @@ class Acceleration:
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "compiled"))
             compile_blocks(clip)
         clip.fused_kernels = self.fused
-
-
-@functools.cache
-def note_once(text: str) -> None:
-    """Log a line once per process: each run of a command parses its accelerations."""
-    log.warning(text)
 
 
 def missing_tool(device: torch.device) -> str:

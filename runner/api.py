@@ -28,7 +28,7 @@ from runner.config import Precision, RunConfig, RuntimeConfig, Target
 from runner.engine import autocast
 from runner.evaluate import evaluate_run
 from runner.feature_store import EncodedImages
-from runner.planning import RunChoices, plan_run
+from runner.planning import RunChoices, check_read, plan_run
 from runner.remote_results import results_root
 from runner.results import write_bytes
 from runner.run_state import RunState, read_state
@@ -160,7 +160,9 @@ class Session(session.Session):
 
         choices: of `runner.planning.RunChoices`, such as method="coop", dataset="digits", shots=4; or config.
         """
-        return Run(self, config or plan_run(data=self.runtime.data, **choices))
+        planned = config or plan_run(data=self.runtime.data, **choices)
+        check_read([planned], choices.get("overrides", {}))
+        return Run(self, planned)
 
     def find(self, folder: str | PathLike[str]) -> Run:
         """Return the run in `folder`."""

@@ -28,14 +28,10 @@ def _decode_probabilities(value: object) -> object:
     return np.frombuffer(base64.b64decode(value, validate=True), "<f4").astype(float).round(DECIMALS).tolist()
 
 
-def _encode_probabilities(values: list[float]) -> str:
-    return base64.b64encode(np.array(values, "<f4").tobytes()).decode()
-
-
 Probabilities = Annotated[
     list[Annotated[float, Field(ge=0, le=1)]],
     BeforeValidator(_decode_probabilities),
-    PlainSerializer(_encode_probabilities),
+    PlainSerializer(lambda values: base64.b64encode(np.array(values, "<f4").tobytes()).decode()),
 ]
 """Probabilities of DECIMALS decimals; in files the base64 of little-endian float32 values."""
 

@@ -19,7 +19,7 @@ from runner.devices import check_device_name
 from shards.default_paths import data_root
 from shards.image_selection import Classes, parse_classes
 from shards.names import has_control
-from shards.sampling import BALANCED, CANONICAL
+from shards.sampling import BALANCED, Sampling
 from shards.urls import redact
 
 # Incremented when the meaning of a field changes: runs before it then have other hashes and are trained again.
@@ -69,12 +69,10 @@ class RunConfig(FrozenModel):
     dataset: str
     classes: Classes = "all"
     shots: int = Field(default=16, ge=0, description="training images per class; 0 takes all of them")
-    sampling: str = Field(default=BALANCED, pattern=CANONICAL, description="see `shards.sampling.parse_sampling`")
+    sampling: Sampling = BALANCED
     seed: int = Field(default=1, ge=0, lt=2**32)
     precision: Precision = "fp32"
-    held_out: str = Field(
-        default="", pattern="^([1-9]/[1-9])?$", description="fold of the training images that is left out, as 1/4"
-    )
+    held_out: str = Field(default="", pattern="^([1-9]/[1-9])?$", description="fold of the images left out, as 1/4")
     init: str = Field(default="", description="folder of the run that the training starts from, in these results")
     init_digest: str = Field(default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of its checkpoint")
 
@@ -95,12 +93,9 @@ class RunConfig(FrozenModel):
         """
         plain = self.portable().model_dump(mode="json", exclude={"recipe_name", "init"})
         # Left out instead of empty, so that runs without them keep the hash they had before these fields existed.
-        for name in ("init_digest", "held_out"):
-            if not plain[name]:
+        for name in ("init_digest", "held_out", "sampling"):
+            if plain[name] in ("", BALANCED):
                 del plain[name]
-        # Likewise; and a method without training has no samples.
-        if self.sampling == BALANCED or not self.recipe.epochs:
-            del plain["sampling"]
         if self.weights_digest:
             plain |= {"backbone": self.backbone_name, "pretrained": None}
         recipe, schema = plain["recipe"], IDENTITY_SCHEMA
@@ -110,9 +105,10 @@ class RunConfig(FrozenModel):
                 del recipe[name]
             else:
                 recipe[name] = Recipe.model_fields[name].default
-        # Without epochs nothing is trained, so zero-shot CLIP is one run under all recipes.
+        # Without epochs nothing is trained, so zero-shot CLIP is one run under all recipes and samplings.
         if not self.recipe.epochs:
             plain["recipe"] = None
+            plain.pop("sampling", None)
         elif self.recipe.schedule == "step" and self.recipe.warmup != "none":
             # Under schema 2 a schedule per step had no warm-up.
             schema = 3
@@ -181,7 +177,6 @@ class EvalSettings(FrozenModel):
     samples: int = Field(
         default=0, ge=0, description="draws of Gaussian tokens, whose probabilities are averaged; 0: their means alone"
     )
-
     temperature: Literal["shots"] | None = Field(
         default=None, description="shots: divide logits by a number that is fitted on held-out few-shot images"
     )
@@ -199,7 +194,7 @@ class EvalSettings(FrozenModel):
         return self.model_copy(update={"precision": None}) if self.precision == config.precision else self
 
     @property
-    def label(self) -> str:
+    def name(self) -> str:
         """What differs from the default, as `fp32, squash, 8 samples`; empty if nothing does."""
         samples = f"{self.samples} sample{'s' * (self.samples > 1)}" if self.samples else ""
         temperature = f"temperature {self.temperature}" if self.temperature else ""
@@ -267,8 +262,8 @@ class Target:
 
     def file(self, settings: EvalSettings) -> str:
         """Name the file of a result, as `digits-base-test.json` or `digits-base-test.fp32-squash-8-samples.json`."""
-        label = settings.label.replace(", ", "-").replace(" ", "-")
-        return f"{self.dataset}-{self.classes}-{self.split}{label and '.'}{label}.json"
+        name = settings.name.replace(", ", "-").replace(" ", "-")
+        return f"{self.dataset}-{self.classes}-{self.split}{name and '.'}{name}.json"
 
     def __str__(self) -> str:
         return f"{self.dataset}:{self.classes}:{self.split}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from procap.errors import UsageError, UserError
-from procap.methods import method_class
+from procap.methods import data_use, method_class
 from procap.methods.features import FeatureMethod
 from runner.checkpoint import InitialRun, decode_checkpoint, read_checkpoint_bytes
 from runner.config import RunConfig
@@ -41,6 +41,10 @@ def check_same_images(earlier: RunConfig, config: RunConfig) -> None:
     images = ("classes", "shots", "sampling", "seed")
     if earlier.dataset == config.dataset and any(getattr(earlier, name) != getattr(config, name) for name in images):
         raise UsageError(f"{earlier.path} has seen other images: train with its {', '.join(images)}")
+    seen, said = (data_use(run.method, run.options) for run in (earlier, config))
+    has_wider_pool = seen.unlabelled in ("base", "train") and said.unlabelled not in (seen.unlabelled, "train")
+    if earlier.dataset == config.dataset and (has_wider_pool or (seen.names == "all" and said.names != "all")):
+        raise UsageError(f"{earlier.path} has looked at {seen}, of which tables would say only: {said}")
 
 
 def preliminary_run(config: RunConfig) -> RunConfig | None:

@@ -1,4 +1,4 @@
-"""Carry out a training step: gradients and update, in one process or averaged over the ranks by DDP.
+"""Hold a method and its optimizer: loss terms, gradients and update, in one process or averaged over ranks by DDP.
 
 Shapes: B images, T loss terms, W processes.
 """

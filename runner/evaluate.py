@@ -1,14 +1,14 @@
 """Evaluate a trained run: each image of a target once, with integer counts and the calibration of its probabilities.
 
 Or score how well images fit the classes of the run, to tell those of unknown classes, by maximum concept matching: the
-highest softmax probability of a class name, of cosines that no factor scales. Logits are divided by the method's
-factor, so that those of a cosine classifier are the cosines.
-Source: Ming et al. 2022, "Delving into Out-of-Distribution Detection with Vision-Language Representations", section 3,
-and its public code, both at temperature 1. Classifiers that define a score, such as GalLoP's, are scored by that.
+highest softmax probability of a class, of logits divided by the method's factor, which are plain cosines (Ming et al.
+2022, "Delving into Out-of-Distribution Detection with Vision-Language Representations", section 3, and public code).
+Classifiers that define a score, such as GalLoP's, are scored by that.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -16,31 +16,22 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from procap.errors import UserError
-from procap.text import LabelSpace
 from runner.calibration import ImagePredictions, measure_calibration
-from runner.config import RunConfig, RuntimeConfig, Target
-from runner.inference import Inference, LogitSettings, count_by_class
+from runner.config import Target
+from runner.inference import Inference, LogitSettings, count_by_class, predict_images, prepare_inference
 from runner.meters import peak_memory, start_memory_peak
-from runner.predictions import predict_images, prepare_inference
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import MCM, EvalResult, ScoreResult, write_json
 from runner.run_folders import AnyResult
-from runner.session import Run, Session
-from runner.setup import label_space, make_test_transform, unlabelled_pool
-from runner.stop_signals import Interrupted, StopRequest
+from runner.session import Run
+from runner.setup import label_space, make_test_transform
+from runner.stop_signals import StopRequest
 from runner.temperature import fit_temperature
 from runner.trained_runs import load_trained, read_current_training
-from shards.eval_views import AnyEvalTransform
 from shards.image_selection import TargetImages, select_class_labels, select_target_images
-
-
-def evaluate(config: RunConfig, target: Target, runtime: RuntimeConfig, *, force: bool = False) -> EvalResult:
-    """Evaluate one finished run in a new session."""
-    return evaluate_run(Session(runtime).get_run(config), target, force=force)
 
 
 def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:
@@ -71,7 +62,7 @@ def obtain_result(
     with StopRequest() as stop:
         result = compute(stop)
         if session.is_first:
-            write_json(run.folder.result_file(target, run.settings, model), result)
+            write_json(run.folder.result_file(target, run.eval_settings, model), result)
             session.remote.push(run.path)
         result = session.group.broadcast_object(result)
         # Signals that arrived since the last batch are obeyed here, when the result is safe.
@@ -92,7 +83,7 @@ def _find_result(run: Run, target: Target, model: type[AnyResult], *, force: boo
     if session.is_first:
         # `force` replaces a broken file.
         with suppress(UserError) if force else nullcontext():
-            existing = run.folder.read_result(model, target, run.settings)
+            existing = run.folder.read_result(model, target, run.eval_settings)
         # A result of earlier weights is no result of this run; one of fewer images can still be too short, see below.
         if existing and not existing.has_weights(training):
             existing = None
@@ -110,21 +101,18 @@ def _find_result(run: Run, target: Target, model: type[AnyResult], *, force: boo
 
 def _evaluate(run: Run, target: Target, stop: StopRequest, *, force: bool) -> EvalResult:
     config, session = run.config, run.session
-    temperature = fit_temperature(run, stop, force=force) if run.settings.temperature else None
-    method, selection = load_trained(run).method, select_target(run, target)
-    transform = make_test_transform(method, target.dataset, config.seed, run.settings.resize)
-    first = range(len(selection.images))[: session.runtime.limit]
-    # Kept crops; cropping them again, as the transform does, changes nothing.
-    images = session.crops.wrap(selection.images.subset(first), transform)
-    start_memory_peak(session.device)
-    space = label_space(session.dataset(target.dataset).manifest, selection.classnames)
-    logit_settings = LogitSettings(_find_base_classes(run, target, selection), temperature or 1.0)
-    inference = prepare_inference(run, images, space, logit_settings)
-    predictions = predict_target(run, target, inference, transform, stop)
+    temperature = fit_temperature(run, stop, force=force) if run.eval_settings.temperature else None
+    selection, base_classes = _select(run, target), None
+    if target.dataset == config.dataset:
+        trained = select_class_labels(session.dataset(config.dataset), config.classes)
+        positions = np.flatnonzero(np.isin(selection.labels, trained))
+        base_classes = positions if 0 < len(positions) < len(selection.labels) else None
+    logit_settings = LogitSettings(base_classes, temperature or 1.0)
+    inference, predictions, fields = _predict(run, target, selection, target.dataset, logit_settings, stop)
     per_class = count_by_class(predictions.labels, predictions.is_correct, selection.classnames)
     meter = inference.meter
     return EvalResult(
-        **describe_inference(run, target, selection, inference),
+        **fields,
         correct=sum(per_class.correct),
         per_class=per_class,
         calibration=measure_calibration(predictions),
@@ -145,87 +133,63 @@ def _evaluate(run: Run, target: Target, stop: StopRequest, *, force: bool) -> Ev
     )
 
 
-def select_target(run: Run, target: Target) -> TargetImages:
+def _select(run: Run, target: Target) -> TargetImages:
     """Select all images of a target. Raises UserError unless all ranks have the same."""
     shards = run.session.dataset(target.dataset)
     run.session.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
     return select_target_images(shards, target.classes, target.split)
 
 
-def predict_target(
-    run: Run, target: Target, inference: Inference, transform: AnyEvalTransform, stop: StopRequest
-) -> ImagePredictions:
-    """Predict the images of `inference`, those of a target, and show the progress; `Interrupted` on a signal."""
-    what, session = f"{run.path} on {target}", run.session
-    quiet = session.runtime.quiet or not session.is_first
-    with ProgressDisplay(what, len(inference.images), unit="images", quiet=quiet) as display:
-        signum, predictions = predict_images(run, inference, transform, stop, display)
-    # No rank leaves while another may still exchange the flags.
-    if predictions is None:
-        session.group.barrier()
-        raise Interrupted(signum, f"stopped the evaluation of {what}; it starts over when repeated")
-    return predictions
-
-
-def describe_inference(run: Run, target: Target, selection: TargetImages, inference: Inference) -> dict[str, Any]:
-    """Return the fields of a `TargetResult`."""
-    training = load_trained(run).training
-    return {
-        "config_hash": run.config.hash,
-        "target": str(target),
-        "total": len(inference.images),
-        "limit": run.session.runtime.limit,
-        "dataset_size": len(selection.images),
-        "precision": inference.precision,
-        "settings": run.settings,
-        "manifest_digest": run.session.dataset(target.dataset).manifest.digest,
-        "backbone_digest": training.backbone_digest,
-        "checkpoint_sha256": training.checkpoint_sha256,
-        **provenance(describe_environment(run.session.device)),
-    }
-
-
-def _find_base_classes(run: Run, target: Target, selection: TargetImages) -> NDArray[np.int64] | None:
-    """Find the classes of the target that the run was trained on; None if it has no others."""
-    config = run.config
-    if target.dataset != config.dataset:
-        return None
-    trained = select_class_labels(run.session.dataset(config.dataset), config.classes)
-    positions = np.flatnonzero(np.isin(selection.labels, trained))
-    return positions if 0 < len(positions) < len(selection.labels) else None
-
-
-def score_run(run: Run, target: Target, *, force: bool = False) -> ScoreResult:
+def score_images(run: Run, target: Target, *, force: bool = False) -> ScoreResult:
     """Score the images of `target`, whatever they show, among the classes of a finished run; see `obtain_result`."""
     return obtain_result(run, target, ScoreResult, partial(_score, run, target), force=force)
 
 
 def _score(run: Run, target: Target, stop: StopRequest) -> ScoreResult:
-    config, session, method = run.config, run.session, load_trained(run).method
-    selection = select_target(run, target)
-    # Known and unknown images have equal views, whatever set the unknown ones are from.
-    transform = make_test_transform(method, config.dataset, config.seed, run.settings.resize)
-    # Their labels are no classes of the run; predictions need some that are.
-    relabel = dict.fromkeys(range(len(selection.classnames)), 0)
-    first = range(len(selection.images))[: session.runtime.limit]
-    images = session.crops.wrap(selection.images.subset(first, relabel), transform)
-    # At temperature 1, not at that of the classifier: see the source above.
-    logit_settings = LogitSettings(temperature=float(method.scale()), unknown_rule=MCM)
-    inference = prepare_inference(run, images, _known_names(run), logit_settings)
-    predictions = predict_target(run, target, inference, transform, stop)
-    return ScoreResult(
-        **describe_inference(run, target, selection, inference),
-        score=inference.logit_settings.unknown_rule,
-        # Of a thousand classes all scores lie near 0.001, so that decimals would not tell them apart.
-        scores=[float(f"{score:.6g}") for score in predictions.confidence],
-    )
-
-
-def _known_names(run: Run) -> LabelSpace:
-    """Return the names of the run's classes; without labels it may have learned more."""
-    config, space = run.config, load_trained(run).method.space
-    if unlabelled_pool(config) != "all":
-        return space
+    config, selection = run.config, _select(run, target)
     shards = run.session.dataset(config.dataset)
+    # Those of the run: a training on images without labels may have learned more.
     names = tuple(shards.classnames[label] for label in select_class_labels(shards, config.classes))
-    return replace(space, classnames=names)
+    # Labels of other sets are no classes of the run, and predictions need some that are.
+    images = selection.images.subset(range(len(selection.images)), defaultdict(int))
+    logit_settings = LogitSettings(temperature=float(load_trained(run).method.scale()), scores=True)
+    # Known and unknown images have equal views, whatever set the unknown ones are from.
+    shown = replace(selection, images=images, classnames=names)
+    inference, predictions, fields = _predict(run, target, shown, config.dataset, logit_settings, stop)
+    # Of a thousand classes all scores lie near 0.001, so that decimals would not tell them apart.
+    scores = [float(f"{score:.6g}") for score in predictions.confidence]
+    return ScoreResult(**fields, score=inference.score_name or MCM, scores=scores)
+
+
+def _predict(
+    run: Run, target: Target, selection: TargetImages, dataset: str, logit_settings: LogitSettings, stop: StopRequest
+) -> tuple[Inference, ImagePredictions, dict[str, Any]]:
+    """Predict the images of a target, prepared and named as those of `dataset`, and show the progress.
+
+    Returns also the fields of a `TargetResult`.
+    """
+    config, session = run.config, run.session
+    trained, quiet = load_trained(run), session.runtime.quiet or not session.is_first
+    transform = make_test_transform(trained.method, dataset, config.seed, run.eval_settings.resize)
+    first = range(len(selection.images))[: session.runtime.limit]
+    # Kept crops; cropping them again, as the transform does, changes nothing.
+    images = session.crops.wrap(selection.images.subset(first), transform)
+    start_memory_peak(session.device)
+    space = label_space(session.dataset(dataset).manifest, selection.classnames)
+    inference = prepare_inference(run, images, space, logit_settings)
+    with ProgressDisplay(f"{run.path} on {target}", len(images), unit="images", quiet=quiet) as display:
+        predictions = predict_images(run, inference, transform, stop, display)
+    fields = {
+        "config_hash": config.hash,
+        "target": str(target),
+        "total": len(images),
+        "limit": session.runtime.limit,
+        "dataset_size": len(selection.images),
+        "precision": inference.precision,
+        "settings": run.eval_settings,
+        "manifest_digest": session.dataset(target.dataset).manifest.digest,
+        "backbone_digest": trained.training.backbone_digest,
+        "checkpoint_sha256": trained.training.checkpoint_sha256,
+        **provenance(describe_environment(session.device)),
+    }
+    return inference, predictions, fields

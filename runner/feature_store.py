@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import logging
 import os
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError
-from runner.acceleration import Acceleration, note_once
+from runner.acceleration import Acceleration
 from runner.provenance import cpu_name
 from shards.files import write_file
 
@@ -91,7 +92,7 @@ class FeatureStore:
             self._make_room(len(content))
             write_file(self._file(key), content)
         except OSError as error:
-            note_once(f"features are not stored in {self.folder} ({error.strerror})")
+            warnings.warn(f"features are not stored in {self.folder} ({error.strerror})", stacklevel=2)
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"

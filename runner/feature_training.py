@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
-from PIL.Image import Image
 from torch import Tensor
 
 from procap.methods.features import FeatureBank, FeatureMethod
@@ -22,34 +21,31 @@ from runner.feature_store import EncodedImages
 from runner.meters import Meter
 from runner.session import Run
 from runner.setup import Setup, make_eval_transform, train_augment
-from runner.stop_signals import Interrupted, StopRequest
+from runner.stop_signals import StopRequest
 from runner.training_steps import TrainingSteps
 from shards.image_selection import VAL_SHOTS, TrainingSelection, draw_positions, select_target_images
-from shards.loader import DecodedImages, StreamOptions, TrainStream, prepare_batches
-from shards.reader import ImageList
+from shards.loader import DecodedImages, LoaderOptions, TrainLoader, prepare_batches
+from shards.reader import ImageList, LazyImage
 from shards.rng import generator
 from shards.transforms import TrainAugment
-
-Loader = tuple[int, Callable[[], Image]]
-"""The index of an image in a list, and a function that decodes it."""
 
 
 @dataclass(frozen=True)
 class View:
     """Images in one view of each.
 
-    loaders: yields those at given indices. prepare: writes the pixels of one to a tensor [3, S, S]. how: describes that
-    for `feature_key`.
+    lazy_images: yields those at given indices. prepare: writes the pixels of one to a tensor [3, S, S]. how: describes
+        that for `feature_key`.
     """
 
     images: ImageList
-    loaders: Callable[[Sequence[int]], Generator[Loader]]
-    prepare: Callable[[Loader, Tensor], object]
+    lazy_images: Callable[[Sequence[int]], Generator[LazyImage]]
+    prepare: Callable[[LazyImage, Tensor], object]
     how: str
 
 
-class FeatureStream(TrainStream):
-    """The batches of `TrainStream`, of which each process gets all features instead of its share of the images.
+class FeatureLoader(TrainLoader):
+    """The batches of `TrainLoader`, of which each process gets all features instead of its share of the images.
 
     pooled: batches are drawn from all views of all images, see `FeatureMethod.pools_views`.
     """
@@ -58,7 +54,7 @@ class FeatureStream(TrainStream):
         self, bank: FeatureBank, images: ImageList, config: RunConfig, augment: TrainAugment, *, pooled: bool = False
     ) -> None:
         recipe = config.recipe
-        super().__init__(images, recipe.batch_size, augment, config.seed, StreamOptions(drop_last=recipe.drop_last))
+        super().__init__(images, recipe.batch_size, augment, config.seed, LoaderOptions(drop_last=recipe.drop_last))
         # On the host, as images are: the training loop moves batches to the device.
         self._features, self._pooled = bank.features.cpu(), pooled
 
@@ -87,16 +83,16 @@ def learn_from_features(run: Run, setup: Setup, stop: StopRequest, meter: Meter)
     meter: gets the time of features that an earlier run has stored.
     Raises Interrupted on all ranks if one of them gets a signal while images are encoded.
     """
-    method, config, fewshot = setup.method, run.config, setup.fewshot
-    assert isinstance(method, FeatureMethod) and fewshot is not None
-    method.bank = SampleEncoder(run, method, stop, meter).encode(fewshot)
+    method, config, selection = setup.method, run.config, setup.selection
+    assert isinstance(method, FeatureMethod) and selection is not None
+    method.bank = SampleEncoder(run, method, stop, meter).encode(selection)
     method.fit(method.bank)
     if not learned_parameters(method):
         return setup
     augment = train_augment(config.recipe, method.clip)
-    stream = FeatureStream(method.bank, fewshot.train, config, augment, pooled=method.pools_views)
+    loader = FeatureLoader(method.bank, selection.train, config, augment, pooled=method.pools_views)
     method.begin_stage(0)
-    return replace(setup, engine=setup.make_engine(), training_steps=TrainingSteps(config.recipe, stream, method))
+    return replace(setup, engine=setup.make_engine(), training_steps=TrainingSteps(config.recipe, loader, method))
 
 
 def choosing_images(run: Run, method: FeatureMethod, val: ImageList) -> tuple[ImageList, ImageList]:
@@ -126,40 +122,40 @@ class SampleEncoder:
         self.run, self.session, self.config = run, run.session, run.config
         self.method, self.clip, self.stop, self.meter = method, method.clip, stop, meter
 
-    def encode(self, fewshot: TrainingSelection) -> FeatureBank:
+    def encode(self, selection: TrainingSelection) -> FeatureBank:
         """Encode the views of the training images, and the images that the method chooses by."""
-        method, config, train = self.method, self.config, fewshot.train
+        method, config, train = self.method, self.config, selection.train
         # Raises its errors before minutes are spent on the views.
-        val, test = choosing_images(self.run, method, fewshot.val)
+        val, test = choosing_images(self.run, method, selection.val)
         if method.augments:
-            stream = TrainStream(train, config.recipe.batch_size, train_augment(config.recipe, self.clip), config.seed)
+            loader = TrainLoader(train, config.recipe.batch_size, train_augment(config.recipe, self.clip), config.seed)
             number, decoded = method.fixed_views(method.options) or config.recipe.epochs, DecodedImages(train)
-            views = [self._augmented(train, view, stream, decoded) for view in range(number)]
+            views = [self._augmented(train, view, loader, decoded) for view in range(number)]
         else:
             views = [self._plain(train, mirrored=mirrored)[0] for mirrored in (False, True)[: 1 + method.mirrors]]
         labels = torch.from_numpy(train.labels).to(self.clip.device)
         return FeatureBank(torch.stack(views, dim=1), labels, *self._plain(val), *self._plain(test))
 
-    def _augmented(self, images: ImageList, view: int, stream: TrainStream, decoded: DecodedImages) -> Tensor:
+    def _augmented(self, images: ImageList, view: int, loader: TrainLoader, decoded: DecodedImages) -> Tensor:
         """Encode view `view`, which is what the images look like in that epoch of a training on images."""
 
-        def prepare(loader: Loader, out: Tensor) -> None:
-            i, load = loader
-            stream.augment(decoded.keep(i, load()), stream.augment_generator(view, i), out)
+        def prepare(image: LazyImage, out: Tensor) -> None:
+            i, load = image
+            loader.augment(decoded.keep(i, load()), loader.augment_generator(view, i), out)
 
-        how = f"{stream.augment}, seed {self.config.seed}, view {view}"
-        return self._read_or_encode(View(images, decoded.loaders, prepare, how))
+        how = f"{loader.augment}, seed {self.config.seed}, view {view}"
+        return self._read_or_encode(View(images, decoded.lazy_images, prepare, how))
 
     def _plain(self, images: ImageList, *, mirrored: bool = False) -> tuple[Tensor, Tensor]:
         """Encode images as a test does; returns features and labels."""
         transform = make_eval_transform(self.clip)
 
-        def prepare(loader: Loader, out: Tensor) -> None:
-            transform(loader[1](), out)
+        def prepare(image: LazyImage, out: Tensor) -> None:
+            transform(image[1](), out)
             if mirrored:
                 out.copy_(out.flip(-1))
 
-        features = self._read_or_encode(View(images, images.loaders, prepare, f"{transform}, mirrored {mirrored}"))
+        features = self._read_or_encode(View(images, images.lazy_images, prepare, f"{transform}, mirrored {mirrored}"))
         return features, torch.from_numpy(images.labels).to(self.clip.device)
 
     def _read_or_encode(self, view: View) -> Tensor:
@@ -189,16 +185,14 @@ class SampleEncoder:
         width = plan.weights["proj"].shape[1] if "proj" in plan.weights else clip.geometry.embed_dim
         features = torch.zeros(count, width, device=clip.device)
         indices = range(group.rank, count, group.size)
-        with closing(view.loaders(indices)) as images:
+        with closing(view.lazy_images(indices)) as images:
             # As many batches on all ranks, of which the last can be empty: after each they agree whether to stop.
             batches = ([*islice(images, batch_size)] for _ in range(0, -(-count // group.size), batch_size))
             for batch, pixels in prepare_batches(batches, view.prepare, (3, size, size), self.session.decoders):
                 if batch:
                     with autocast(self.config.precision, clip.device):
                         features[[i for i, _ in batch]] = clip.encode_image(pixels.to(clip.device), plan).float()
-                if signum := group.exchange_flags(signum=self.stop.signum).signum:
-                    group.barrier()
-                    what = f"stopped {self.config.path} while it encoded images; it starts over when repeated"
-                    raise Interrupted(signum, what)
+                what = f"stopped {self.config.path} while it encoded images; it starts over when repeated"
+                self.stop.check_ranks(group, what)
         group.merge_rows(features)
         return features

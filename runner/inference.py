@@ -1,4 +1,4 @@
-"""Compute logits of the images of a target, and collect predictions.
+"""Predict the images of a target with the method of a run, on all ranks: compute logits, collect predictions.
 
 An image is named by its index in the target (0 .. N - 1), -1 for padding.
 
@@ -8,7 +8,7 @@ Shapes: B images, C classes, E joint embedding, N images of the target, S image 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from procap.classifier import Classifier, OnlineClassifier
 from procap.clip import CLIP
+from procap.errors import UserError
+from procap.text import LabelSpace
 from runner.acceleration import Acceleration
 from runner.calibration import DECIMALS, ImagePredictions
 from runner.config import Precision
@@ -24,8 +26,15 @@ from runner.cuda_graphs import GraphedFunction
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.engine import autocast
+from runner.feature_store import EncodedImages
 from runner.meters import Meter
-from runner.results import MCM, PerClass
+from runner.progress_bar import ProgressDisplay
+from runner.results import PerClass
+from runner.session import Run
+from runner.setup import warn_of_names
+from runner.stop_signals import StopRequest
+from runner.threads import fitting_threads
+from runner.trained_runs import load_trained
 from shards.device.evaluation import device_evaluation_batches, resizes_on_device
 from shards.eval_views import AnyEvalTransform
 from shards.loader import deal_batches, evaluation_batches
@@ -34,6 +43,8 @@ from shards.rng import generator
 from shards.transfer import to_device, upload
 
 WARMUP_BATCHES = 2
+SCORED = 4096
+"""Images of an online classifier that are scored at once."""
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 """Images [B, 3, S, S] to logits [B, C], or of an online classifier to features [B, E]."""
@@ -45,24 +56,20 @@ class LogitSettings:
 
     base_classes: the classes [K] that the run was trained on, where there are others as well; their highest probability
         is recorded. temperature: divides the logits before their softmax.
-    unknown_rule: by which images of unknown classes are told from known ones, if that is the purpose. Then the
-        confidence is not rounded, and it is the classifier's own score under another rule than MCM.
+    scores: the confidence tells images of known classes from others: it is not rounded, and a classifier's own score
+        if it has one.
     """
 
     base_classes: NDArray[np.int64] | None = None
     temperature: float = 1.0
-    unknown_rule: str = ""
-
-    @property
-    def uses_own_score(self) -> bool:
-        """Whether logits have the classifier's own score in a last column."""
-        return self.unknown_rule not in ("", MCM)
+    scores: bool = False
 
 
 class Inference:
     """Logits of N images.
 
     is_online: they depend on the images before; batches give features, of which `adapt` makes logits at the end.
+    score_name: of the classifier's own score [B, 1], which is computed instead of logits; "" without one.
     features: of all images [N, E], stored by an earlier run, instead of which batches have images; None without.
     kept: collects the features to be stored; None if they are not. meter: the time of the work; no batch is a warm-up.
     """
@@ -79,8 +86,7 @@ class Inference:
         """acceleration: `graphs` replays the forward pass, `images` resizes on the device, if that is a GPU."""
         self.clip, self.images, self.precision = clip, images, precision
         self.logit_settings = logit_settings or LogitSettings()
-        if self.logit_settings.unknown_rule and classifier.score_name:
-            self.logit_settings = replace(self.logit_settings, unknown_rule=classifier.score_name)
+        self.score_name = classifier.score_name if self.logit_settings.scores else ""
         self.acceleration = on = acceleration or Acceleration()
         # A CPU is slower at that than Pillow.
         self._on_device = on.images and clip.device.type == "cuda"
@@ -90,7 +96,7 @@ class Inference:
         self._encode: Forward = GraphedFunction(encode) if on.graphs else encode
         # Methods that adapt to the views of an image compute gradients, which a graph of a function has not.
         self._forward: Forward = GraphedFunction(forward) if on.graphs and classifier.views == 1 else forward
-        if self.logit_settings.uses_own_score:
+        if self.score_name:
             self._forward = lambda images: self._logits_of(self._encode(images))
         self.features: torch.Tensor | None = None
         self.kept: FeatureCollector | None = None
@@ -155,12 +161,7 @@ class Inference:
     def _logits_of(self, features: torch.Tensor) -> torch.Tensor:
         if self.is_online:
             return features
-        logits = self._classifier.logits(features)
-        return (
-            torch.cat([logits, self._classifier.score(features)[:, None]], dim=1)
-            if self.logit_settings.uses_own_score
-            else logits
-        )
+        return self._classifier.score(features)[:, None] if self.score_name else self._classifier.logits(features)
 
     @torch.inference_mode()
     def adapt(self, features: torch.Tensor, seed: int) -> torch.Tensor:
@@ -209,31 +210,32 @@ class FeatureCollector(RowCollector):
         self.meter, self.dtype = Meter(device, warmup=0), torch.float32
 
 
-class PredictionCollector:
-    """Collects predictions of images, as `RowCollector` does."""
+class PredictionCollector(RowCollector):
+    """Collects predictions of images."""
 
-    def __init__(self, labels: NDArray[np.int64], logit_settings: LogitSettings | None = None) -> None:
-        """labels: the true classes [N] of the target."""
-        self._labels, self._logit_settings = labels, logit_settings or LogitSettings()
-        self._rows = RowCollector(len(labels))
-        self._finite: list[torch.Tensor] = []
+    def __init__(
+        self, labels: NDArray[np.int64], logit_settings: LogitSettings | None = None, *, own_score: bool = False
+    ) -> None:
+        """labels: the true classes [N] of the target. own_score: as in `Inference`, scores stand for logits."""
+        super().__init__(len(labels))
+        self._labels, self._logit_settings, self._own_score = labels, logit_settings or LogitSettings(), own_score
 
     def add(self, logits: torch.Tensor, indices: NDArray[np.int64]) -> int:
         """Add logits [B, C] of the images at `indices` [B], -1 for padding; returns the number of real images."""
         # Padding (-1) gets the label of the last image; `gather` drops its row.
         labels = upload(torch.from_numpy(self._labels[indices]), logits.device)
-        self._finite.append(torch.isfinite(logits).all())
-        return self._rows.add(_predict_rows(logits, labels, self._logit_settings), indices)
+        rows = _predict_rows(logits, labels, self._logit_settings)
+        if self._own_score:
+            rows[:, 2] = logits[:, 0]
+        return super().add(rows, indices)
 
-    def are_finite(self, group: ProcessGroup) -> bool:
-        """Whether all logits of all ranks were finite."""
-        return all(group.all_gather_object(bool(torch.stack(self._finite).all())))
-
-    def gather(self, group: ProcessGroup) -> ImagePredictions:
-        """Return the predictions of all N images on every rank; exactly one rank must have added each image."""
-        # [N, 4] or [N, 5] to columns [N], in the order of the target.
-        predicted, confidence, nll, brier, *base = self._rows.gather(group).numpy().astype(np.float64).T
-        confidence = confidence if self._logit_settings.unknown_rule else confidence.round(DECIMALS)
+    def gather_predictions(self, group: ProcessGroup) -> ImagePredictions | None:
+        """Return the predictions of all N images on every rank, as `gather` does; None if a logit is not finite."""
+        # [N, 5] or [N, 6] to columns [N], in the order of the target.
+        is_finite, predicted, confidence, nll, brier, *base = self.gather(group).numpy().astype(np.float64).T
+        if not is_finite.all():
+            return None
+        confidence = confidence if self._logit_settings.scores else confidence.round(DECIMALS)
         base = [probability.round(DECIMALS) for probability in base]
         return ImagePredictions(self._labels, predicted.astype(np.int64), confidence, nll, brier, *base)
 
@@ -245,23 +247,114 @@ def count_by_class(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], nam
 
 
 def _predict_rows(logits: torch.Tensor, labels: torch.Tensor, logit_settings: LogitSettings) -> torch.Tensor:
-    """Compute rows [B, 4] of logits [B, C] and labels [B]: predicted class, confidence, NLL and Brier score.
+    """Compute rows [B, 5] of logits [B, C] and labels [B]: if finite, predicted class, confidence, NLL, Brier score.
 
-    With base classes, rows [B, 5]: the last column is their highest probability.
+    With base classes, rows [B, 6]: the last column is their highest probability.
     """
-    true, score = labels[:, None], None
-    if logit_settings.uses_own_score:
-        logits, score = logits[:, :-1], logits[:, -1]
+    true = labels[:, None]
     # In float32: a softmax in bf16 would keep three digits.
     log_probabilities = (logits.float() / logit_settings.temperature).log_softmax(dim=1)
     probabilities = log_probabilities.exp()
     # Subtracting from 0 gives no -0.0, where a target has a single class.
     nll = 0 - log_probabilities.gather(1, true)[:, 0]
     brier = probabilities.scatter_add(1, true, -torch.ones_like(nll)[:, None]).square().sum(dim=1)
-    confidence = probabilities.amax(dim=1) if score is None else score
-    columns = [logits.argmax(dim=1).float(), confidence, nll, brier]
+    is_finite = torch.isfinite(logits).all(dim=1).float()
+    columns = [is_finite, logits.argmax(dim=1).float(), probabilities.amax(dim=1), nll, brier]
     if logit_settings.base_classes is not None:
         base_classes = upload(torch.from_numpy(logit_settings.base_classes), logits.device)
         columns.append(probabilities.index_select(1, base_classes).amax(dim=1))
     # One tensor for one copy to the host; float32 holds class numbers up to 2^24 exactly.
     return torch.stack(columns, dim=1)
+
+
+def prepare_inference(
+    run: Run, images: ImageList, space: LabelSpace, logit_settings: LogitSettings | None = None
+) -> Inference:
+    """Make the classifier of the classes of `space`, with draws of its Gaussian tokens if asked for, and warm up."""
+    config, session, settings, trained = run.config, run.session, run.eval_settings, load_trained(run)
+    method, precision, meter = trained.method, settings.precision or config.precision, Meter(session.device, warmup=0)
+    with meter.phase("classes", rated=False), autocast(precision, session.device):
+        warn_of_names(method, space)
+        if settings.samples:
+            # The first draws are the same for any number of samples, and on every process and device.
+            draws = (method.draw(generator(config.seed, "samples", number)) for number in range(settings.samples))
+            noise = [tuple(upload(tensor, session.device) for tensor in draw) for draw in draws]
+            classifier = method.sampled_classifier(noise, space)
+        else:
+            classifier = method.classifier(space)
+    inference = Inference(trained.clip, classifier, images, precision, session.acceleration, logit_settings)
+    inference.meter = meter
+    with meter.phase("warm-up", rated=False):
+        # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
+        # is enough: two full batches could cost as much as the evaluation.
+        full_batch = min(config.recipe.test_batch_size, len(images))
+        inference.warm_up(full_batch if session.device.type == "cuda" else 1)
+    meter.settle()
+    return inference
+
+
+def predict_images(
+    run: Run,
+    inference: Inference,
+    transform: AnyEvalTransform,
+    stop: StopRequest,
+    display: ProgressDisplay | None = None,
+) -> ImagePredictions:
+    """Predict the images of `inference`, of which each rank encodes its share; features may be stored.
+
+    An online classifier adapts on each rank to the features of all images, and its time counts in the rates.
+    Raises UserError if a logit is not finite, and `Interrupted` on all ranks for a signal to one of them.
+    """
+    config, session, group, meter = run.config, run.session, run.session.group, inference.meter
+    images, batch_size = inference.images, config.recipe.test_batch_size
+    own_score, features = bool(inference.score_name), RowCollector(len(images))
+    collector = PredictionCollector(images.labels, inference.logit_settings, own_score=own_score)
+    added, remaining = features if inference.is_online else collector, len(images)
+    with fitting_threads(inference.clip, min(batch_size, remaining), "eval"):
+        key = _read_features(run, inference, transform) if inference.encodes_frozen else ""
+        batches = inference.batches(transform, batch_size, session.decoders, group.ranks)
+        for batch, indices in meter.iterate("data", batches):
+            # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
+            with meter.phase("model"):
+                # Rank 0, which reports, has a batch in every step.
+                evaluated = min(group.size * added.add(inference(batch, indices), indices), remaining)
+            remaining -= evaluated
+            meter.step(evaluated)
+            if display:
+                display.update(display.done + evaluated)
+            stop.check_ranks(group, f"stopped the predictions of {config.path}; they start over when repeated")
+        if inference.is_online:
+            with meter.phase("adaptation"):
+                rows = inference.adapt(features.gather(group), config.seed)
+                for part in np.array_split(np.arange(len(rows)), range(SCORED, len(rows), SCORED)):
+                    collector.add(rows[torch.from_numpy(part)], part)
+            # Every rank has the logits of all images.
+            group = ProcessGroup()
+        meter.settle()
+    if (predictions := collector.gather_predictions(group)) is None:
+        lower = f"evaluate in {config.precision}" if inference.precision != config.precision else ""
+        hint = lower or f"train with {config.stability_hint}"
+        raise UserError(f"{config.path} gives logits on {images.dataset} that are not finite: {hint}")
+    if kept := inference.kept:
+        kept.meter.settle()
+        encoded = kept.gather(session.group).to(kept.dtype)
+        if session.is_first:
+            seconds = {"data": meter.rate.seconds.get("data", 0.0), **kept.meter.phases}
+            session.features.write(key, EncodedImages(encoded, seconds))
+    return predictions
+
+
+def _read_features(run: Run, inference: Inference, transform: AnyEvalTransform) -> str:
+    """Give `inference` the stored features of its images, with their time, or make it keep those that it computes.
+
+    Returns the key under which these are stored; "" without a store.
+    """
+    how = {"transform": repr(transform), "precision": inference.precision, "batch": run.config.recipe.test_batch_size}
+    clip, images, acceleration = inference.clip, inference.images, inference.acceleration
+    key, stored = run.session.read_features(clip, images, acceleration=acceleration, **how)
+    if stored:
+        inference.features = stored.features
+        inference.meter.add(stored.seconds)
+    elif key:
+        inference.kept = FeatureCollector(len(images), clip.device)
+    return key

@@ -15,7 +15,7 @@ from runner.config import Amount, Count, FrozenModel, Precision, Rate, TargetNam
 from runner.results import WRITTEN, StoredDocument, write_json
 from runner.session import Run
 from shards.manifest import Sha256
-from shards.sampling import BALANCED, CANONICAL
+from shards.sampling import BALANCED, Sampling
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 
@@ -46,7 +46,7 @@ class LedgerEntry(StoredDocument):
     dataset: str
     classes: str
     shots: Count = Field(description="training images per class; 0: all of them")
-    sampling: str = Field(default=BALANCED, pattern=CANONICAL, description="see `shards.sampling.parse_sampling`")
+    sampling: Sampling = BALANCED
     init_digest: str = Field(default="", pattern="^([0-9a-f]{64})?$", description="of the run that it started from")
     seed: Count
     backbone: str
@@ -75,7 +75,7 @@ def write_entry(run: Run, folder: Path) -> Path:
     if training is None:
         raise UserError(f"{run.path} is not finished")
     results = [result for result in run.folder.read_evaluations() if result.is_current(training, None)]
-    whole = [result for result in results if not result.limited and not result.settings.label]
+    whole = [result for result in results if not result.limited and not result.settings.name]
     if not whole:
         raise UserError(f"{run.path} has no result of all images: evaluate it first")
     machine = training.environment

@@ -82,8 +82,8 @@ class CheckCase:
         """
         # A tenth of the rate, because differences by rounding grow in a training that diverges on this backbone.
         lr = method_class(name).recipe().lr / 10
-        shared = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
-        config = plan_run(method=name, shots=SHOTS, shared_overrides=shared, data=runtime.data, **chosen)
+        overrides = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
+        config = plan_run(method=name, shots=SHOTS, overrides=overrides, data=runtime.data, **chosen)
         return cls(Session(runtime).get_run(config))
 
     def elsewhere(self, name: str) -> Run:
@@ -165,6 +165,8 @@ def check_inference(case: CheckCase) -> str:
     replaced = [name for name in rules if getattr(cls, name) is not getattr(Method, name)]
     remedy = "inference uses plans(), image_adapter and text_adapter, or a make_classifier() of the method's own"
     _require(replaced != ["features"], f"features() is replaced, which only loss() calls: {remedy}")
+    remedy = 'its training has no labels: declare uses = DataUse(labelled="none", unlabelled="few-shot")'
+    _require(not cls.learns_unlabelled or cls.uses.labelled == "none", remedy)
     before, learned = case.logits(method), learned_parameters(method) or dict(method.named_parameters())
     if isinstance(method.classifier(), OnlineClassifier):
         _require(cls.uses.unlabelled == "test", 'it adapts to test images: declare uses = DataUse(unlabelled="test")')
@@ -256,7 +258,7 @@ def check_reloaded(case: CheckCase) -> str:
     """
     setup = case.set_up()
     method = setup.method
-    for stage in range(sum(start < setup.steps for start in method.stage_starts(setup.steps))):
+    for stage in range(sum(start < setup.total_steps for start in method.stage_starts(setup.total_steps))):
         if stage:
             method.begin_stage(stage)
         _, gradients = case.step(setup)

@@ -12,7 +12,7 @@ from procap.recipe import Recipe, format_value
 from runner.config import RunConfig, Target
 from shards.default_paths import data_root
 from shards.image_selection import CLASS_CHOICES, parse_classes
-from shards.sampling import BALANCED, parse_sampling
+from shards.sampling import BALANCED, check_sampling
 
 if TYPE_CHECKING:
     from procap.methods.method import Method
@@ -23,8 +23,7 @@ class RunChoices:
     """What is chosen of a run before it is resolved.
 
     classes: by default "base", or "all" of a data set of test images alone, which has no halves.
-    recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields,
-        which the training must read. shared_overrides: changes for several methods, some of which may read them.
+    recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields.
     task: selects the published recipe and options; None: "few-shot" on all classes, else "base-to-novel".
     options: fields of the method; the others get the values published for `task` (recipe "published"), else defaults.
     """
@@ -41,15 +40,14 @@ class RunChoices:
     recipe: str = "published"
     task: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    shared_overrides: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     """Resolve names, defaults and recipes into a `RunConfig`. Raises UsageError.
 
-    choices: fields of `RunChoices`. data: folder of packed sets that are not in the catalogue; None: `$PROCAP_DATA`,
-    else the cache. A derived set uses the recipe of its base.
+    choices: fields of `RunChoices`; `check_read` refuses overrides without effect. data: folder of packed sets that are
+    not in the catalogue; None: `$PROCAP_DATA`, else the cache. A derived set uses the recipe of its base.
     """
     from procap.methods import method_class, method_options
     from shards.resolve import resolve_dataset
@@ -61,47 +59,44 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     dataset = resolve_dataset(chosen.dataset, data or data_root())
     classes = parse_classes(chosen.classes or ("all" if dataset.test_only else "base"))
     fields = {"dataset": dataset.name, "classes": classes, "shots": shots, "seed": chosen.seed}
-    fields |= {"method": method, "precision": chosen.precision, "sampling": parse_sampling(chosen.sampling)}
-    changes = {**chosen.shared_overrides, **chosen.overrides}
+    fields |= {"method": method, "precision": chosen.precision, "sampling": check_sampling(chosen.sampling)}
+    changes = dict(chosen.overrides)
     # Checks `changes` with placeholders for the rest, before the import of the method, which takes seconds.
-    recipe = validate(Recipe, {"lr": 1.0, "epochs": 0, "batch_size": 1, **changes}, "recipe")
-    validate(RunConfig, {"recipe": recipe, **fields}, "run")
+    checked = validate(Recipe, {"lr": 1.0, "epochs": 0, "batch_size": 1, **changes}, "recipe")
+    validate(RunConfig, {"recipe": checked, **fields}, "run")
     cls = method_class(method)
     from procap.methods.method import TASKS
 
     task = chosen.task or ("few-shot" if classes == "all" else "base-to-novel")
     if task not in TASKS:
         raise unknown_name("task", task, TASKS)
-    published = chosen.recipe == "published"
-    published_recipe = cls.recipe(task, shots, dataset.name)
-    named_recipe = published_recipe if published else method_class("procap").recipe(task, shots, dataset.name)
+    published, published_options = cls.recipe(task, shots, dataset.name), cls.task_options(task, shots, dataset.name)
+    named_recipe = published
+    if chosen.recipe == "procap":
+        named_recipe, published_options = method_class("procap").recipe(task, shots, dataset.name), {}
     # A method that is not trained stays so in the recipe of a different one.
-    if published_recipe.epochs == 0:
+    if published.epochs == 0:
         changes["epochs"] = 0
     if "epochs" in changes:
         # Without `iterations` epochs are passes over the images, as a user who gives their number expects.
         changes = {"iterations": None, **changes}
-    resolved = validate(Recipe, {**named_recipe.model_dump(), **changes}, "recipe")
-    if published_recipe.epochs and not resolved.epochs:
+    recipe = validate(Recipe, {**named_recipe.model_dump(), **changes}, "recipe")
+    if published.epochs and not recipe.epochs:
         raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
-    published_options = cls.task_options(task, shots, dataset.name) if published else {}
-    filled = method_options(method, {**published_options, **chosen.options})
-    of_method = cls.unread_fields(filled) | (set() if resolved.epochs else {*resolved.unread()})
-    unread = {name: getattr(named_recipe, name) for name in (*resolved.unread(), *of_method)}
-    resolved = resolved.model_copy(update=unread)
-    recipe_name = "custom" if resolved != named_recipe and published_recipe.epochs > 0 else chosen.recipe
+    options = method_options(method, {**published_options, **chosen.options})
+    unread_by_method = cls.unread_fields(options) | (set() if recipe.epochs else {*recipe.unread()})
+    unread = {name: getattr(named_recipe, name) for name in (*recipe.unread(), *unread_by_method)}
+    recipe = recipe.model_copy(update=unread)
+    recipe_name = "custom" if recipe != named_recipe and published.epochs > 0 else chosen.recipe
     # Equal trainings are one run: under any recipe a method has its own values of what it does not read.
-    resolved = resolved.model_copy(update={name: getattr(published_recipe, name) for name in of_method})
-    fields |= {"options": filled.model_dump(mode="json"), "recipe_name": recipe_name}
-    fields |= {"recipe": resolved, **_resolve_backbone(cls, method, chosen.backbone, chosen.pretrained)}
-    config = validate(RunConfig, fields, "run")
-    check_read([config], chosen.overrides)
-    return config
+    recipe = recipe.model_copy(update={name: getattr(published, name) for name in unread_by_method})
+    fields |= {"options": options.model_dump(mode="json"), "recipe": recipe, "recipe_name": recipe_name}
+    return validate(RunConfig, fields | _resolve_backbone(cls, method, chosen.backbone, chosen.pretrained), "run")
 
 
-def check_read(configs: Sequence[RunConfig], changes: Mapping[str, Any]) -> None:
+def check_read(configs: Sequence[RunConfig], overrides: Mapping[str, Any]) -> None:
     """Raise UsageError for a changed recipe field that none of the trainings reads."""
-    for name, value in changes.items():
+    for name, value in overrides.items():
         changed = getattr(validate(Recipe, {"lr": 1.0, "epochs": 0, "batch_size": 1, name: value}, "recipe"), name)
         unread = [config for config in configs if getattr(config.recipe, name) != changed and name in _unread(config)]
         if unread and len(unread) == len(configs):
@@ -159,9 +154,3 @@ def can_classify(config: RunConfig, target: Target, data: Path | None = None) ->
 def known_target(config: RunConfig) -> Target:
     """Return the images of a run's classes: those of test, or val where a run helps to choose a method."""
     return Target(config.dataset, config.classes, "val" if config.classes.startswith("dev-") else "test")
-
-
-def check_unknown(config: RunConfig, target: Target) -> None:
-    """Raise UsageError if a target has images of the classes that a run was trained on."""
-    if target.dataset == config.dataset and target.classes in (config.classes, "all"):
-        raise UsageError(f"--unknown {target}: {config.path} was trained on classes of it")

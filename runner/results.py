@@ -25,7 +25,7 @@ from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate,
 from shards.credentials import mask
 from shards.files import explain_writing, read_regular, write_file
 from shards.manifest import lines_digest
-from shards.sampling import BALANCED, CANONICAL
+from shards.sampling import BALANCED, Sampling
 
 SCHEMA: Literal[1] = 1
 Document = TypeVar("Document", bound=BaseModel)
@@ -59,7 +59,7 @@ class EpochLog(FrozenModel):
 
 class FewShotRecord(FrozenModel):
     shots: Count
-    sampling: str = Field(default=BALANCED, pattern=CANONICAL)
+    sampling: Sampling = BALANCED
     seed: Count
     digest: str = Field(description="of the paths of the chosen training images, in order")
     samples: list[str] = Field(description="paths of the chosen training images")
@@ -229,6 +229,13 @@ class TargetResult(RunDocument):
         """Whether images of the target were left out because of a limit."""
         return self.total < self.dataset_size
 
+    @model_validator(mode="after")
+    def _has_all_images(self) -> TargetResult:
+        for name in ("labels", "predicted", "confidence", "base_confidence", "scores"):
+            if (values := getattr(self, name, None)) is not None and len(values) != self.total:
+                raise ValueError(f"{name} has {len(values)} images, total is {self.total}")
+        return self
+
 
 MCM = "MCM"
 """Maximum concept matching, the rule of scores: the highest probability of a class."""
@@ -240,15 +247,7 @@ class ScoreResult(TargetResult):
     FOLDER = "scores"
 
     score: str = Field(default=MCM, description="the rule of the scores: MCM, or one of the method's own")
-    scores: list[Amount] = Field(
-        repr=False, description="by `runner.evaluate`, in the order of the images, six significant digits"
-    )
-
-    @model_validator(mode="after")
-    def _has_all_images(self) -> ScoreResult:
-        if len(self.scores) != self.total:
-            raise ValueError(f"there are {len(self.scores)} scores, total is {self.total}")
-        return self
+    scores: list[Amount] = Field(repr=False, description="of the images, in order, with six significant digits")
 
 
 class EvalResult(TargetResult):
@@ -307,18 +306,11 @@ class EvalResult(TargetResult):
         if (labels is None) != (predicted is None):
             yield "labels and predicted belong together"
         elif labels is not None and predicted is not None:
-            if not len(labels) == len(predicted) == self.total:
-                yield f"labels and predicted have {len(labels)} and {len(predicted)} images"
             if (last := max(max(labels), max(predicted))) >= classes:
                 yield f"labels and predicted name class {last} of {classes}"
             true, is_right = np.array(labels), np.equal(labels, predicted)
             if [np.bincount(each, minlength=classes).tolist() for each in (true[is_right], true)] != [correct, total]:
                 yield "labels and predicted contradict per_class"
-        for name, probabilities in (("confidence", self.confidence), ("base_confidence", self.base_confidence)):
-            if probabilities is not None and len(probabilities) != self.total:
-                yield f"{name} has {len(probabilities)} images, total is {self.total}"
-        if self.base_confidence and (not self.confidence or np.greater(self.base_confidence, self.confidence).any()):
-            yield "base_confidence is higher than confidence, the highest probability"
 
     def correct_images(self) -> NDArray[np.bool_] | None:
         """Return whether each image of the target was right [total]; None if not recorded."""

@@ -27,7 +27,7 @@ class ResumableTraining:
 
     def __post_init__(self) -> None:
         card = self.setup.card
-        self.config, self.steps = card.config, self.setup.steps
+        self.config, self.total_steps = card.config, self.setup.total_steps
         self.folder, self.group = self.run.folder, self.run.session.group
         recipe = self.config.recipe
         self.average = EpochAverage(self.setup.method, recipe.epochs, *recipe.average) if recipe.average else None
@@ -36,11 +36,11 @@ class ResumableTraining:
             "backbone_digest": card.backbone_digest,
             "manifest_digest": card.manifest_digest,
             "engine": self.setup.engine.name if self.setup.engine else "",
-            **{f"SHA-256 of {option}": digest for option, digest in self.setup.files.items()},
+            **{f"SHA-256 of {option}": digest for option, digest in self.setup.file_digests.items()},
         }
         if source := self.setup.method_source:
             identity[f"source of {self.config.method}"] = str(source)
-        self.files = StateFiles(self.folder.state, identity)
+        self.state_files = StateFiles(self.folder.state, identity)
         self.state = TrainState()
         self._saved_time = time.monotonic()
 
@@ -52,9 +52,9 @@ class ResumableTraining:
     def restore(self) -> TrainState:
         """Load the newest intact state on disk into method and optimizer; without one, the state at the beginning."""
         # The bytes are sent, not the path, because other machines may not have rank 0's folder.
-        data = self.group.call_on_first(self.files.newest)
+        data = self.group.call_on_first(self.state_files.newest)
         if data:
-            self.state, parts = self.files.unpack(data)
+            self.state, parts = self.state_files.unpack(data)
             # First the stage: it decides what is learned, and so which tensors the optimizer's state is for.
             if self.state.stage:
                 self.begin_stage(self.state.stage)
@@ -91,7 +91,7 @@ class ResumableTraining:
             # Before the write: a run must not resume from weights that are not finite.
             check_finite(parts["method"], f"after step {self.state.step}")
             if self.group.ranks.is_first:
-                self.files.save(self.state, parts)
+                self.state_files.save(self.state, parts)
         self.write_progress(status)
         if self.group.ranks.is_first:
             with self.meter.phase("tracking", rated=False):
@@ -103,7 +103,7 @@ class ResumableTraining:
         self.save("interrupted")
         # A launcher may kill all ranks as soon as one exits, so wait until rank 0 has written the state.
         self.group.barrier()
-        position = f"step {self.state.step} of {self.steps}"
+        position = f"step {self.state.step} of {self.total_steps}"
         raise Interrupted(signum, f"stopped {self.config.path} at {position}; repeat the command to resume")
 
     def finish(self, status: RunStatus) -> Progress:
@@ -120,7 +120,7 @@ class ResumableTraining:
             config_hash=self.config.hash,
             status=status,
             step=self.state.step,
-            steps=self.steps,
+            steps=self.total_steps,
             epochs=self.state.epochs,
             seconds=self.meter.seconds,
             resumed=self.state.resumed,

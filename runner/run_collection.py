@@ -14,7 +14,7 @@ from runner.results import MaskedText, StoredDocument, read_document, write_json
 from runner.stop_signals import Interrupted
 from shards.files import file_lock
 
-COLLECTIONS, FILE = "collections", "collection.json"
+COLLECTIONS, COLLECTION_FILE = "collections", "collection.json"
 LOCK_SECONDS = 30.0
 COLLECTION_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
@@ -53,7 +53,8 @@ def status_after(error: BaseException) -> Status:
 
 def read_collection(folder: Path) -> Collection | None:
     """Read the collection of a folder, None if it has none. Raises UserError for a broken file."""
-    return read_document(folder / FILE, Collection, "move it away and type the command again, its runs are kept")
+    repair = "move it away and type the command again, its runs are kept"
+    return read_document(folder / COLLECTION_FILE, Collection, repair)
 
 
 def write_collection(results: Path, collection: Collection) -> Collection:
@@ -68,13 +69,13 @@ def write_collection(results: Path, collection: Collection) -> Collection:
             if before.status == "running":
                 changes["runs"] = tuple(dict.fromkeys([*before.runs, *collection.runs]))
             collection = collection.model_copy(update=changes)
-        write_json(folder / FILE, collection)
+        write_json(folder / COLLECTION_FILE, collection)
     return collection
 
 
 def find_collections(results: Path) -> list[Path]:
     """List the folders of all collections of `results`, ordered by kind and name."""
-    return [file.parent for file in sorted((results / COLLECTIONS).glob(f"*/*/{FILE}"))]
+    return [file.parent for file in sorted((results / COLLECTIONS).glob(f"*/*/{COLLECTION_FILE}"))]
 
 
 def read_collections(results: Path, on_error: Callable[[str, UserError], None] | None = None) -> list[Collection]:

@@ -22,7 +22,6 @@ from runner.results import (
     EvalResult,
     Progress,
     RunDocument,
-    ScoreResult,
     TargetResult,
     TrainResult,
     ValidationCount,
@@ -115,18 +114,14 @@ class RunFolder:
 
     def read_evaluations(self) -> list[EvalResult]:
         """Read every evaluation of the run under any settings, in the order of their file names."""
-        return self._read_results(EvalResult)
-
-    def read_scores(self) -> list[ScoreResult]:
-        """Read the scores of all targets, as `read_evaluations` does."""
-        return self._read_results(ScoreResult)
+        return self.read_results(EvalResult)
 
     def result_files(self, model: type[TargetResult] = EvalResult) -> list[Path]:
         folder = self.path / model.FOLDER
         names = os.listdir(folder) if folder.is_dir() else []
         return [folder / name for name in sorted(names) if name.endswith(".json")]
 
-    def _read_results(self, model: type[AnyResult]) -> list[AnyResult]:
+    def read_results(self, model: type[AnyResult]) -> list[AnyResult]:
         results = (self._read_result_file(file, model) for file in self.result_files(model))
         return [result for result in results if result is not None]
 
@@ -134,7 +129,7 @@ class RunFolder:
         """Read a result. Raises UserError if its target is not in its name."""
         result = self._read(path, model)
         if result and result.file != path.name:
-            under = f" under {result.settings.label}" if result.settings.label else ""
+            under = f" under {result.settings.name}" if result.settings.name else ""
             raise UserError(f"{path} holds {result.target!r}{under}: delete it, or restore its name")
         config = self._config
         if result and config and result.precision != (result.settings.precision or config.precision):

@@ -66,16 +66,16 @@ class RunState(NamedTuple):
         return self.status in ("finished", "not evaluated")
 
 
-def read_states(session: Session, runs: Iterable[RunSpec], *, force: bool = False) -> dict[str, RunState]:
+def read_states(session: Session, specs: Iterable[RunSpec], *, force: bool = False) -> dict[str, RunState]:
     """Map the path of each run to what exists of it; no file of them raises an error."""
     states: dict[str, RunState] = {}
-    for run in runs:
+    for spec in specs:
         try:
-            states[run.path] = read_state(session.get_run(run.config), run.targets, force=force)
+            states[spec.path] = read_state(session.get_run(spec.config), spec.targets, force=force)
         except OtherContent as error:
-            states[run.path] = RunState("other data", run.targets, str(error))
+            states[spec.path] = RunState("other data", spec.targets, str(error))
         except UserError as error:
-            states[run.path] = RunState("repeat" if force else "broken", run.targets, str(error))
+            states[spec.path] = RunState("repeat" if force else "broken", spec.targets, str(error))
     return states
 
 
@@ -123,7 +123,7 @@ def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False, any_c
 
 def read_result(run: Run, target: str) -> EvalResult | None:
     """Read the result of a target under the session's settings of the evaluation."""
-    return run.folder.read_evaluation(Target.parse_unchecked(target), run.settings)
+    return run.folder.read_evaluation(Target.parse_unchecked(target), run.eval_settings)
 
 
 def score(accuracies: Sequence[float]) -> float:

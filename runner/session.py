@@ -22,7 +22,7 @@ from runner.remote_results import RemoteResults
 from runner.run_folders import OtherContent, RunFolder, RunHeld, locate_run
 from runner.tracking.exporter import Exporter
 from shards.default_paths import cache_home
-from shards.manifest import FILE
+from shards.manifest import MANIFEST_FILE
 from shards.reader import ShardSet, open_dataset
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Session:
     def check_content(self, config: RunConfig, dataset: str, digest: str) -> None:
         """Raise OtherContent if `dataset` is packed here and its digest is not `digest`, that of a result."""
         # Results can be shown where their data set is not packed.
-        if dataset not in self._datasets and not (self.runtime.data / dataset / FILE).exists():
+        if dataset not in self._datasets and not (self.runtime.data / dataset / MANIFEST_FILE).exists():
             return
         if (packed := self.dataset(dataset).manifest.digest) != digest:
             raise OtherContent(
@@ -190,7 +190,7 @@ class Run:
         return self.config.path
 
     @property
-    def settings(self) -> EvalSettings:
+    def eval_settings(self) -> EvalSettings:
         """The session's settings of the evaluation, for this run."""
         return self.session.runtime.evaluation.for_run(self.config)
 

@@ -1,4 +1,4 @@
-"""Build the parts of a run: the frozen model, the method on it, its classes, the data stream, the engine."""
+"""Build the parts of a run: the frozen model, the method on it, its classes, the training loader, the engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from procap.methods.options import Pool, PoolOptions
 from procap.methods.plugins import MethodSource
 from procap.recipe import Recipe
 from procap.text import LabelSpace
-from runner.acceleration import Acceleration, note_once
+from runner.acceleration import Acceleration
 from runner.checkpoint import CheckpointCard, InitialRun
 from runner.config import RunConfig
 from runner.distributed.ranks import Ranks
@@ -30,16 +30,16 @@ from runner.engine import Engine
 from runner.session import Run
 from runner.training_steps import TrainingSteps
 from shards.device.crops import augments_on_device
-from shards.device.stream import DeviceTrainStream
+from shards.device.loader import DeviceTrainLoader
 from shards.eval_views import AnyEvalTransform, EvalViews
 from shards.image_selection import (
     TrainingSelection,
-    load_few_shot,
     select_class_labels,
+    select_training_images,
     select_unlabelled,
     split_fold,
 )
-from shards.loader import WINDOW_BYTES, StreamOptions, TrainStream
+from shards.loader import WINDOW_BYTES, LoaderOptions, TrainLoader
 from shards.manifest import Manifest, lines_digest
 from shards.names import first_few, join_first
 from shards.reader import ImageList, ShardSet
@@ -49,11 +49,11 @@ from shards.transforms import EvalTransform, TrainAugment
 
 @dataclass(frozen=True)
 class Setup:
-    """A method and everything that trains it; without epochs no engine, no steps and no few-shot samples.
+    """A method and everything that trains it; without epochs no engine, no steps and no training images.
 
     A `FeatureMethod` gets its engine and steps from `runner.feature_training.learn_from_features`.
 
-    files: the SHA-256 of files that the method has read, by option. method_source: the code of the method.
+    file_digests: the SHA-256 of files that the method has read, by option. method_source: the code of the method.
     """
 
     method: Method
@@ -61,13 +61,13 @@ class Setup:
     engine: Engine | None
     make_engine: Callable[[], Engine]
     training_steps: TrainingSteps | None
-    fewshot: TrainingSelection | None
+    selection: TrainingSelection | None
     acceleration: Acceleration
-    files: Mapping[str, str]
+    file_digests: Mapping[str, str]
     method_source: MethodSource | None
 
     @property
-    def steps(self) -> int:
+    def total_steps(self) -> int:
         """Optimizer steps of the whole training."""
         return self.training_steps.total if self.training_steps else 0
 
@@ -83,23 +83,24 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         # A CUDA graph cannot hold DDP's messages.
         acceleration = replace(acceleration, graphs=False)
         if device.type == "cuda":
-            note_once("several GPUs train each run together; one run per GPU, as `procap bench` starts them, is faster")
+            how = "one run per GPU, as `procap bench` starts them, is faster"
+            warnings.warn(f"several GPUs train each run together; {how}", stacklevel=2)
     shards = session.dataset(config.dataset)
-    stream = engine = training_steps = None
-    files: dict[str, str] = {}
+    loader = engine = training_steps = None
+    file_digests: dict[str, str] = {}
     # Missing shards are reported before minutes are spent on a backbone.
     learns_from_features = issubclass(method_class(config.method), FeatureMethod)
     # Features of all images are on every process, so that their batches are not dealt out.
-    fewshot = load_training_images(config, shards, 1 if learns_from_features else group.size)
+    selection = select_training(config, shards, 1 if learns_from_features else group.size)
     clip = session.backbones.load(config, device, acceleration)
-    if fewshot and not learns_from_features:
-        images = fewshot.unlabelled.images if fewshot.unlabelled else fewshot.train
-        stream = train_stream(images, config, clip, acceleration, session.decoders, group.ranks)
-    selected = fewshot.unlabelled or fewshot if fewshot else None
+    if selection and not learns_from_features:
+        images = selection.unlabelled.images if selection.unlabelled else selection.train
+        loader = train_loader(images, config, clip, acceleration, session.decoders, group.ranks)
+    selected = selection.unlabelled or selection if selection else None
     labels = selected.labels if selected else select_class_labels(shards, config.classes)
     method, card = build_method_and_card(config, shards, clip, labels)
     warn_of_names(method, method.space)
-    if stream and not any(parameter.requires_grad for parameter in method.parameters()):
+    if loader and not any(parameter.requires_grad for parameter in method.parameters()):
         raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
     source = method_source(config.method)
     if group.size > 1:
@@ -110,44 +111,44 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         group.check_same(f"the content of {config.dataset}", card.manifest_digest)
         group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
     make = partial(make_engine, method, run)
-    if stream:
-        training_steps = TrainingSteps(config.recipe, stream, method)
-        method.training_images = stream
+    if loader:
+        training_steps = TrainingSteps(config.recipe, loader, method)
+        method.training_images = loader
         if isinstance(method, TaughtMethod):
             method.set_teacher(teacher.classifier if teacher else lambda space: None)
-    if fewshot:
+    if selection:
         # Before digests are computed, because its errors name the option or file that is missing.
         method.prepare_training()
-        files = method.file_digests(method.options, method.space.dataset)
-        for option, digest in files.items():
+        file_digests = method.file_digests(method.options, method.space.dataset)
+        for option, digest in file_digests.items():
             group.check_same(f"the file of option {option}", digest)
-    if stream:
+    if loader:
         if initial:
             initial.load_into(method)
-            files = {**files, "init": initial.sha256}
+            file_digests = {**file_digests, "init": initial.sha256}
         # Before the engine, whose optimizer takes the tensors that require a gradient by then.
         method.begin_stage(0)
         engine = make()
-    return Setup(method, card, engine, make, training_steps, fewshot, acceleration, files, source)
+    return Setup(method, card, engine, make, training_steps, selection, acceleration, file_digests, source)
 
 
-def load_training_images(config: RunConfig, shards: ShardSet, processes: int) -> TrainingSelection | None:
+def select_training(config: RunConfig, shards: ShardSet, processes: int) -> TrainingSelection | None:
     """Select the images that a run trains on, None without training; raises the user errors of data and batches."""
     if not config.recipe.epochs:
         return None
-    fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, config.sampling)
+    selection = select_training_images(shards, config.shots, config.seed, config.classes, config.sampling)
     if config.held_out:
-        train = split_fold(fewshot.train, config.held_out)[0]
-        fewshot = replace(fewshot, train=train, digest=lines_digest(train.paths))
+        train = split_fold(selection.train, config.held_out)[0]
+        selection = replace(selection, train=train, digest=lines_digest(train.paths))
     if method_class(config.method).needs_every_class:
-        check_class_sizes(fewshot, 1, f"{config.method} learns from images of each class: give --sampling natural")
-    batch, images = config.recipe.batch_size, len(fewshot.train)
+        check_class_sizes(selection, 1, f"{config.method} learns from images of each class: give --sampling natural")
+    batch, images = config.recipe.batch_size, len(selection.train)
     if pool := unlabelled_pool(config):
-        unlabelled = select_unlabelled(shards, fewshot, pool, config.classes)
-        fewshot, images = replace(fewshot, unlabelled=unlabelled), len(unlabelled.images)
+        unlabelled = select_unlabelled(shards, selection, pool, config.classes)
+        selection, images = replace(selection, unlabelled=unlabelled), len(unlabelled.images)
     if config.recipe.batches == "class":
         rule = f"a batch has {batch} of one class: give more --shots, or --recipe-field batches=random"
-        check_class_sizes(fewshot, batch, rule)
+        check_class_sizes(selection, batch, rule)
     last = batch if config.recipe.drop_last else images % batch
     for size in (min(batch, images), last):
         # A gather needs equally many rows on all ranks.
@@ -156,7 +157,7 @@ def load_training_images(config: RunConfig, shards: ShardSet, processes: int) ->
                 f"a global batch of {size} images cannot be dealt out evenly to {processes} processes: "
                 f"give --global-batch-size a multiple of {processes}, or start another number of processes"
             )
-    return fewshot
+    return selection
 
 
 def unlabelled_pool(config: RunConfig) -> Pool | None:
@@ -219,11 +220,11 @@ def describe_names(clip: CLIP, space: LabelSpace) -> list[str]:
     return reasons
 
 
-def check_class_sizes(fewshot: TrainingSelection, least: int, rule: str) -> None:
+def check_class_sizes(selection: TrainingSelection, least: int, rule: str) -> None:
     """Raise UsageError with the broken `rule` for a class with fewer training images than `least`."""
-    for label, count in enumerate(np.bincount(fewshot.train.labels, minlength=len(fewshot.classnames)).tolist()):
+    for label, count in enumerate(np.bincount(selection.train.labels, minlength=len(selection.classnames)).tolist()):
         if count < least:
-            raise UsageError(f"class '{fewshot.classnames[label]}' has {count} training images, but {rule}")
+            raise UsageError(f"class '{selection.classnames[label]}' has {count} training images, but {rule}")
 
 
 def make_engine(method: Method, run: Run) -> Engine:
@@ -253,18 +254,18 @@ def changed_file(config: RunConfig, recorded: Mapping[str, str]) -> str:
     return ""
 
 
-def train_stream(
+def train_loader(
     images: ImageList,
     config: RunConfig,
     clip: CLIP,
     acceleration: Acceleration,
     workers: int,
     ranks: Ranks | None = None,
-) -> TrainStream:
+) -> TrainLoader:
     """Make the run's training batches, or one rank's part; augmented on the device if switched on and possible."""
     ranks, recipe = ranks or Ranks(), config.recipe
     augment = train_augment(recipe, clip, method_class(config.method).views)
-    options = StreamOptions(
+    options = LoaderOptions(
         workers=workers,
         rank=ranks.rank,
         world_size=ranks.size,
@@ -273,8 +274,8 @@ def train_stream(
         window_bytes=None if config.shots and unlabelled_pool(config) in (None, "few-shot") else WINDOW_BYTES,
     )
     if acceleration.images and augments_on_device(augment):
-        return DeviceTrainStream(images, recipe.batch_size, augment, config.seed, options, clip.device)
-    return TrainStream(images, recipe.batch_size, augment, config.seed, options)
+        return DeviceTrainLoader(images, recipe.batch_size, augment, config.seed, options, clip.device)
+    return TrainLoader(images, recipe.batch_size, augment, config.seed, options)
 
 
 def train_augment(recipe: Recipe, clip: CLIP, views: int = 1) -> TrainAugment:

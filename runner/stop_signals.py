@@ -7,9 +7,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from procap.errors import UserError
+
+if TYPE_CHECKING:
+    from runner.distributed.collectives import ProcessGroup
 
 
 class Interrupted(UserError):
@@ -17,7 +20,7 @@ class Interrupted(UserError):
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(f"{signal.Signals(signum).name}: {message}")
-        self.exit_code = 128 + signum
+        self.signum, self.exit_code = signum, 128 + signum
 
 
 class StopRequest:
@@ -52,6 +55,13 @@ class StopRequest:
         """Raise `Interrupted` if a signal has arrived."""
         if self.signum:
             raise Interrupted(self.signum, message)
+
+    def check_ranks(self, group: ProcessGroup, message: str) -> None:
+        """Raise `Interrupted` on all ranks if a signal has arrived on one of them."""
+        if signum := group.exchange_flags(signum=self.signum).signum:
+            # No rank leaves while another may still exchange the flags.
+            group.barrier()
+            raise Interrupted(signum, message)
 
 
 @contextmanager

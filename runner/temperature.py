@@ -16,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from runner.distributed.ranks import Ranks
-from runner.predictions import prepare_inference
+from runner.inference import prepare_inference
 from runner.session import Run
 from runner.setup import make_test_transform
-from runner.stop_signals import Interrupted, StopRequest
+from runner.stop_signals import StopRequest
 from runner.threads import fitting_threads
 from runner.train import train_run
 from runner.trained_runs import load_trained
-from shards.image_selection import load_few_shot, split_fold
+from shards.image_selection import select_training_images, split_fold
 from shards.reader import ImageList
 
 FOLDS = 4
@@ -41,13 +41,15 @@ def fit_temperature(run: Run, stop: StopRequest, *, force: bool = False) -> floa
     """
     if run.temperature is None:
         config, session = run.config, run.session
-        shards = session.dataset(config.dataset)
-        images = load_few_shot(shards, config.shots, config.seed, config.classes, config.sampling).train
-        count = min(FOLDS, config.shots)
-        folds = [f"{number}/{count}" for number in range(1, count + 1)] if config.recipe.epochs else []
-        parts = [(_train_fold(run, fold, stop, force), split_fold(images, fold)[1]) for fold in folds] or [
-            (run, images)
-        ]
+        shards, folds = session.dataset(config.dataset), min(FOLDS, config.shots) if config.recipe.epochs else 0
+        images = select_training_images(shards, config.shots, config.seed, config.classes, config.sampling).train
+        trainings, parts = session.elsewhere(run.folder.path / ".folds", tracking_uri="off"), []
+        for fold in (f"{number}/{folds}" for number in range(1, folds + 1)):
+            stop.check_ranks(session.group, f"stopped the temperature of {run.path}; it goes on when repeated")
+            fold_run = trainings.get_run(config.model_copy(update={"held_out": fold}))
+            train_run(fold_run, force=force)
+            parts.append((fold_run, split_fold(images, fold)[1]))
+        parts = parts or [(run, images)]
         logits = np.concatenate([_compute_logits(*part) for part in parts])
         labels = np.concatenate([held_out.labels for _, held_out in parts])
         # All ranks have computed the same, but for their hardware.
@@ -68,21 +70,10 @@ def minimize_nll(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> floa
     return round(math.exp(best), DECIMALS)
 
 
-def _train_fold(run: Run, fold: str, stop: StopRequest, force: bool) -> Run:
-    """Train the run without a fold of its few-shot images; `Interrupted` on a signal that has come before."""
-    if signum := run.session.group.exchange_flags(signum=stop.signum).signum:
-        run.session.group.barrier()
-        raise Interrupted(signum, f"stopped the temperature of {run.path}; it goes on when repeated")
-    session = run.session.elsewhere(run.folder.path / ".folds", tracking_uri="off")
-    fold_run = session.get_run(run.config.model_copy(update={"held_out": fold}))
-    train_run(fold_run, force=force)
-    return fold_run
-
-
 def _compute_logits(run: Run, images: ImageList) -> NDArray[np.float64]:
     """Compute logits [N, C] of images under the settings of the evaluation."""
     session, method, batch_size = run.session, load_trained(run).method, run.config.recipe.test_batch_size
-    transform = make_test_transform(method, run.config.dataset, run.config.seed, run.settings.resize)
+    transform = make_test_transform(method, run.config.dataset, run.config.seed, run.eval_settings.resize)
     with fitting_threads(method.clip, min(batch_size, len(images)), "eval"):
         inference = prepare_inference(run, images, method.space)
         # They are few: each rank predicts all, so that the number of ranks does not change the size of a batch.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
 
 from torch import Tensor
 
@@ -15,12 +15,10 @@ from procap.methods import method_class
 from procap.methods.features import FeatureMethod
 from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
-from runner.acceleration import note_once
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
-from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
 from runner.earlier_runs import preliminary_run, read_initial_run
-from runner.engine import Batch, term_gradients
+from runner.engine import Batch, autocast, term_gradients
 from runner.failures import describe_failure
 from runner.feature_training import learn_from_features
 from runner.meters import Meter, peak_memory, start_memory_peak
@@ -29,14 +27,14 @@ from runner.provenance import describe_environment, provenance
 from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
-from runner.session import Run, Session
+from runner.session import Run
 from runner.setup import changed_file, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
 from runner.trained_runs import load_teacher
 from runner.validate import Callbacks, Validator
-from shards.device.stream import DeviceTrainStream
+from shards.device.loader import DeviceTrainLoader
 from shards.rng import generator
 from shards.transfer import to_device
 
@@ -49,11 +47,6 @@ MEASURE_STEPS = 50
 """Gradient norms of loss terms are measured after an epoch, and no more often than once in this many steps."""
 MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
-
-
-def train(config: RunConfig, runtime: RuntimeConfig, **more: Any) -> TrainResult | Progress:
-    """Train one configuration in a new session. more: arguments of `train_run`."""
-    return train_run(Session(runtime).get_run(config), **more)
 
 
 def train_run(
@@ -87,7 +80,7 @@ def train_run(
     run.trained = None
     if earlier := preliminary_run(run.config):
         # Runs of several seeds may have the same one, so that it is waited for in any case.
-        train_run(run.session.get_run(earlier), on_held=on_held or note_once)
+        train_run(run.session.get_run(earlier), on_held=on_held or warnings.warn)
     with run.work(resumes=not force, on_held=on_held):
         run.session.group.call_on_first(lambda: run.folder.check_config(run.config, force=force))
         # Another process may have finished the run between the look above and the lock.
@@ -153,7 +146,7 @@ def _train(
         try:
             with fitting_threads(method.clip, recipe.batch_size // group.size):
                 validator = Validator(callbacks, training, stop)
-                state = fit(training, validator, min(until or recipe.epochs, recipe.epochs))
+                state = train_epochs(training, validator, min(until or recipe.epochs, recipe.epochs))
                 if state.epoch < recipe.epochs:
                     return training.finish("paused")
         finally:
@@ -172,12 +165,12 @@ def _train(
     return result
 
 
-def fit(training: ResumableTraining, validator: Validator, epochs: int) -> TrainState:
+def train_epochs(training: ResumableTraining, validator: Validator, epochs: int) -> TrainState:
     """Train to the end of epoch `epochs` from the newest saved state; an error is recorded in `progress.json`."""
     try:
         state = training.restore()
         validator.resume()
-        session, steps = training.run.session, training.steps
+        session, steps = training.run.session, training.total_steps
         quiet = session.runtime.quiet or not session.is_first
         with ProgressDisplay(training.config.path, steps, done=state.step, quiet=quiet) as display:
             if state.resumed:
@@ -214,7 +207,7 @@ class TrainLoop:
         self.training, self.stop, self.display = training, stop, display
         self.runtime = training.run.session.runtime
         self.config, self.state, self.meter = training.config, training.state, training.meter
-        self.method, self.steps = training.setup.method, training.setup.training_steps
+        self.method, self.training_steps = training.setup.method, training.setup.training_steps
         self.group = training.group
         device = self.method.clip.device
         self.graphs = training.setup.acceleration.graphs and self.runtime.engine == "ddp"
@@ -222,16 +215,18 @@ class TrainLoop:
         self.losses = AsyncLosses(device)
         # A measurement takes about two steps: at most 5 % of the training, apart from that after the last epoch.
         epochs = self.config.recipe.epochs
-        self._measure_every = -(-MEASURE_STEPS * epochs // max(1, self.steps.total))
+        self._measure_every = -(-MEASURE_STEPS * epochs // max(1, self.training_steps.total))
 
     def train_epoch(self, epoch: int) -> None:
         """Take the steps that are left of an epoch, and add it to the log."""
-        rate = self.steps.rates(self.steps.first_step(epoch), epoch)[0]
-        if self.method.begin_epoch(epoch, rate, self.config.recipe):
+        rate = self.training_steps.rates(self.training_steps.first_step(epoch), epoch)[0]
+        with autocast(self.config.precision, self.method.clip.device):
+            changes_work = self.method.begin_epoch(epoch, rate, self.config.recipe)
+        if changes_work:
             # A CUDA graph replays the work of the epochs before.
             self.step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
-        batches = self.steps.batches(epoch, start_step=self.state.step_in_epoch)
-        on_device = isinstance(self.steps.stream, DeviceTrainStream)
+        batches = self.training_steps.batches(epoch, start_step=self.state.step_in_epoch)
+        on_device = isinstance(self.training_steps.loader, DeviceTrainLoader)
         moved = batches if on_device else to_device(batches, self.method.clip.device)
         for images, labels in self.meter.iterate("data", moved):
             self._take_step(epoch, images, labels)
@@ -250,13 +245,13 @@ class TrainLoop:
         """Take the next step on a batch, without waiting for its losses."""
         # The state lags behind by the steps whose losses a GPU has not delivered yet.
         number = self.state.step + len(self.losses)
-        stage = self.steps.stage(number)
+        stage = self.training_steps.stage(number)
         if stage != self.state.stage:
             self._count_losses(wait=True)
             self.training.begin_stage(stage)
             # A CUDA graph replays the work of one stage.
             self.step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
-        rates = self.steps.rates(number, epoch)
+        rates = self.training_steps.rates(number, epoch)
         self.training.engine.set_rates(rates)
         batch = Batch.make(self.method, self.config.seed, number, images, labels)
         if self.step.needs_capture:
@@ -271,7 +266,7 @@ class TrainLoop:
                     break
                 outcome = self.step(batch)
         self.losses.send(outcome)
-        self.meter.step(self.steps.images(number))
+        self.meter.step(self.training_steps.images(number))
         loss = self._count_losses()
         if loss is not None:
             position = f"{epoch + 1}/{self.config.recipe.epochs}"
@@ -300,7 +295,7 @@ class TrainLoop:
             # Raised before the step is counted: no saved state holds weights after such a loss.
             if not math.isfinite(loss):
                 raise self._diverged(named_terms)
-            self.state.count(self.steps.images(self.state.step), named_terms, bool(skipped))
+            self.state.count(self.training_steps.images(self.state.step), named_terms, bool(skipped))
         return loss
 
     def _diverged(self, terms: Mapping[str, float]) -> UserError:
@@ -308,14 +303,14 @@ class TrainLoop:
         self.training.write_progress("failed")
         shown = ", ".join(f"{name} = {value:g}" for name, value in terms.items())
         return UserError(
-            f"{self.config.path}: the loss of step {self.state.step + 1} of {self.training.steps} "
+            f"{self.config.path}: the loss of step {self.state.step + 1} of {self.training.total_steps} "
             f"(epoch {self.state.epoch + 1}) is not finite: {shown}; the same command fails again: train "
             f"another run with {self.config.stability_hint}"
         )
 
     def _close_epoch(self, epoch: int) -> None:
         """Add the epoch to the log, with gradient norms."""
-        last_rate = self.steps.rates(self.steps.first_step(epoch + 1) - 1, epoch)[0]
+        last_rate = self.training_steps.rates(self.training_steps.first_step(epoch + 1) - 1, epoch)[0]
         norms: dict[str, float] = {}
         is_last = epoch == self.config.recipe.epochs - 1
         if isinstance(self.method, DiagnosedMethod) and (is_last or (epoch + 1) % self._measure_every == 0):
@@ -326,10 +321,10 @@ class TrainLoop:
 
 def measure_terms(training: ResumableTraining) -> dict[str, float]:
     """Compute the norm of each weighted loss term's gradient, on the training's first batch with the weights of now."""
-    method, steps = training.setup.method, training.setup.training_steps
-    assert steps is not None
+    method, training_steps = training.setup.method, training.setup.training_steps
+    assert training_steps is not None
     device = method.clip.device
-    images, labels = (tensor.to(device) for tensor in next(steps.batches(0)))
+    images, labels = (tensor.to(device) for tensor in next(training_steps.batches(0)))
     # Always the same batch and noise, so that the norms of epochs can be compared.
     noise = method.draw(generator(training.config.seed, "noise", 0))
     objective = training.engine.objective
@@ -351,17 +346,17 @@ def _record_failure(folder: RunFolder, error: Exception) -> None:
 def _write_result(training: ResumableTraining) -> TrainResult:
     """Write the checkpoint, then `train.json`, which marks the run as finished."""
     setup, state, meter, folder = training.setup, training.state, training.meter, training.folder
-    config, few = training.config, setup.fewshot
+    config, selection = training.config, setup.selection
     on_features = isinstance(setup.method, FeatureMethod)
     diagnosed = setup.method if isinstance(setup.method, DiagnosedMethod) else None
     drawn = {name: getattr(config, name) for name in ("shots", "sampling", "seed")}
     for name, document in setup.method.records().items():
         write_json(folder.path / name, document)
-    pool = few.unlabelled if few else None
+    pool = selection.unlabelled if selection else None
     few_shot = None
     # A training on another pool of images has seen no few-shot sample.
-    if few and (pool is None or pool.pool == "few-shot"):
-        few_shot = FewShotRecord(**drawn, digest=few.digest, samples=few.train.paths)
+    if selection and (pool is None or pool.pool == "few-shot"):
+        few_shot = FewShotRecord(**drawn, digest=selection.digest, samples=selection.train.paths)
     unlabelled = UnlabelledRecord(pool=pool.pool, images=len(pool.images), digest=pool.digest) if pool else None
     result = TrainResult(
         config_hash=config.hash,
@@ -388,7 +383,7 @@ def _write_result(training: ResumableTraining) -> TrainResult:
         **provenance(training.environment),
         resumed=state.resumed,
         processes=training.group.size,
-        files=dict(setup.files),
+        files=dict(setup.file_digests),
         method_source=setup.method_source,
     )
     write_json(folder.train_file, result)

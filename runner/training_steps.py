@@ -10,7 +10,7 @@ from torch import Tensor
 
 from procap.methods.method import Method
 from procap.recipe import Recipe, epoch_rate, step_rate
-from shards.loader import TrainStream
+from shards.loader import TrainLoader
 
 
 def peak_rates(method: Method, recipe: Recipe) -> dict[str, float]:
@@ -28,12 +28,12 @@ def distinct_peak_rates(method: Method, recipe: Recipe) -> list[float]:
 class TrainingSteps:
     """The `total` steps of a training, counted from 0: batches, rates, and stages, from their `stage_starts` on."""
 
-    def __init__(self, recipe: Recipe, stream: TrainStream, method: Method) -> None:
+    def __init__(self, recipe: Recipe, loader: TrainLoader, method: Method) -> None:
         self.recipe = recipe
-        self.stream = stream
+        self.loader = loader
         # One recipe for each peak rate, from which the rate of a step or epoch is computed.
         self._recipe_per_peak = [recipe.model_copy(update={"lr": peak}) for peak in distinct_peak_rates(method, recipe)]
-        self.total = recipe.iterations or recipe.epochs * stream.steps_per_epoch
+        self.total = recipe.iterations or recipe.epochs * loader.steps_per_epoch
         self.stage_starts, self.cycles = method.stage_starts(self.total), method.cycles
 
     def first_step(self, epoch: int) -> int:
@@ -59,16 +59,16 @@ class TrainingSteps:
 
     def images(self, step: int) -> int:
         """Return the number of images of the global batch of `step`."""
-        position = step % self.stream.steps_per_epoch
-        return min(self.recipe.batch_size, self.stream.num_samples - position * self.recipe.batch_size)
+        position = step % self.loader.steps_per_epoch
+        return min(self.recipe.batch_size, self.loader.num_samples - position * self.recipe.batch_size)
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of `TrainStream.epoch` for the steps of `epoch` from its step `start_step` on."""
+        """Yield the batches of `TrainLoader.epoch` for the steps of `epoch` from its step `start_step` on."""
         # With a budget of iterations an epoch is no pass over the images: it can begin inside one.
         step, end = self.first_step(epoch) + start_step, self.first_step(epoch + 1)
         while step < end:
-            number, position = divmod(step, self.stream.steps_per_epoch)
-            with closing(self.stream.epoch(number, start_step=position)) as batches:
+            number, position = divmod(step, self.loader.steps_per_epoch)
+            with closing(self.loader.epoch(number, start_step=position)) as batches:
                 # `end - step` is computed once, before the loop counts on.
                 for batch in islice(batches, end - step):
                     yield batch

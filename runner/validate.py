@@ -9,12 +9,11 @@ from procap.errors import UsageError
 from procap.text import LabelSpace
 from runner.config import Target
 from runner.engine import autocast
-from runner.inference import Inference
-from runner.predictions import predict_images
+from runner.inference import Inference, predict_images
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
 from runner.resumable_training import ResumableTraining
 from runner.setup import label_space, make_test_transform
-from runner.stop_signals import StopRequest
+from runner.stop_signals import Interrupted, StopRequest
 from shards.eval_views import AnyEvalTransform
 from shards.image_selection import select_target_images
 from shards.reader import ImageList
@@ -87,21 +86,21 @@ class Validator:
         training, epoch = self.training, self.training.state.epoch - 1
         if not self._targets:
             return
-        config, clip, signum = training.config, self.method.clip, 0
+        config, clip = training.config, self.method.clip
         counts = [count for count in self._counts if count.epoch != epoch]
-        with training.meter.phase("validation", rated=False):
-            # The memory of a graph, and images that are resized on the device, are for longer work than this.
-            acceleration = replace(training.setup.acceleration, graphs=False, images=False)
-            for target, space, images in self._targets:
-                with autocast(config.precision, clip.device):
-                    inference = Inference(clip, self.method.classifier(space), images, config.precision, acceleration)
-                signum, predictions = predict_images(training.run, inference, self._transform(target), self.stop)
-                if predictions is None:
-                    break
-                correct = int(predictions.is_correct.sum())
-                counts.append(ValidationCount(epoch=epoch, target=str(target), correct=correct, total=len(images)))
-        if signum:
-            training.stop(signum)
+        # The memory of a graph, and images that are resized on the device, are for longer work than this.
+        acceleration = replace(training.setup.acceleration, graphs=False, images=False)
+        try:
+            with training.meter.phase("validation", rated=False):
+                for target, space, images in self._targets:
+                    with autocast(config.precision, clip.device):
+                        classifier = self.method.classifier(space)
+                    inference = Inference(clip, classifier, images, config.precision, acceleration)
+                    predictions = predict_images(training.run, inference, self._transform(target), self.stop)
+                    correct = int(predictions.is_correct.sum())
+                    counts.append(ValidationCount(epoch=epoch, target=str(target), correct=correct, total=len(images)))
+        except Interrupted as interrupted:
+            training.stop(interrupted.signum)
         # Only now: counts of a validation that a signal has stopped are made again.
         self._counts = counts
         if self.group.ranks.is_first:

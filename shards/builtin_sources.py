@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.catalogue import Dataset
-from shards.records import ImageRecord, Source, png
 from shards.rng import stream_seed
+from shards.source import ImageRecord, Source, png
 from shards.world.generate import VERSION, paint, sample_seed
 from shards.world.scenes import DIGITS
 

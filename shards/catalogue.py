@@ -109,9 +109,7 @@ CATALOGUE: Mapping[str, Dataset] = MappingProxyType(_load_catalogue())
 UNLABELLED = tuple(dataset for dataset in CATALOGUE.values() if dataset.raw and dataset.raw.layout == "unlabelled")
 """Images that show none of ImageNet's classes, as the sets say that list them; they have one class, `UNKNOWN`."""
 UNKNOWN = "unknown"
-PUBLISHED = tuple(
-    dataset for dataset in CATALOGUE.values() if dataset.images_from == "published" and dataset not in UNLABELLED
-)
+PUBLISHED = tuple(dataset for dataset in CATALOGUE.values() if dataset.raw and dataset.raw.layout != "unlabelled")
 
 GROUPS: Mapping[str, tuple[Dataset, ...]] = {
     "all": (generated := tuple(dataset for dataset in CATALOGUE.values() if dataset.images_from != "published")),

@@ -13,9 +13,9 @@ from procap.errors import UserError
 from shards.index import list_digest
 from shards.manifest import Shard, is_mirror
 from shards.names import MAX_NAMED, join_first
-from shards.pools import map_in_order
 from shards.reader import ImageList, open_dataset, shard_problem
-from shards.records import ImageRange, ImageRecord
+from shards.source import ImageRange, ImageRecord
+from shards.tasks import map_in_order
 
 IMAGES_PER_TASK = 250
 """Images of one task; starting a process takes as long as decoding a few hundred."""

@@ -134,13 +134,13 @@ def check_few_shot(shards: ShardSet, shots: int, classes: str = "all", sampling:
         raise UsageError(f"--sampling {sampling} with --shots {shots or 'full'}: {has}; give fewer shots")
 
 
-def load_few_shot(
+def select_training_images(
     shards: ShardSet, shots: int, seed: int, classes: str = "all", sampling: str = BALANCED
 ) -> TrainingSelection:
     """Select the images a run trains on, drawn by CoOp's rule; `shots` 0 takes all of train and val.
 
     A class with fewer images than `shots` gives all it has, as in CoOp. Few images lie anywhere in the shards, so only
-    all of them can be streamed. sampling: see `parse_sampling`; an uneven sample is drawn within the chosen classes,
+    all of them can be streamed. sampling: see `Sampling`; an uneven sample is drawn within the chosen classes,
     with no more validation images of a class than training images.
     """
     check_few_shot(shards, shots, classes, sampling)
@@ -163,14 +163,14 @@ def load_few_shot(
 
 
 def select_unlabelled(
-    shards: ShardSet, fewshot: TrainingSelection, pool: Pool, classes: str = "all"
+    shards: ShardSet, selection: TrainingSelection, pool: Pool, classes: str = "all"
 ) -> UnlabelledImages:
-    """Select the images that a run on `classes` trains on without labels: `fewshot`, or all training images in order.
+    """Select the images that a run on `classes` trains on without labels: `selection`, or all training images in order.
 
     pool: "few-shot"; "base": all of the chosen classes; "all": of every class, but for half of the base classes, with
     which a method is chosen, of the base classes alone.
     """
-    images, labels = fewshot.train, [*fewshot.labels]
+    images, labels = selection.train, [*selection.labels]
     if pool != "few-shot":
         whole = "base" if classes.startswith("dev-") else "all"
         labels = select_class_labels(shards, classes if pool == "base" else whole)

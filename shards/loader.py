@@ -24,9 +24,9 @@ from torch import Tensor
 
 from procap.errors import UsageError
 from shards.eval_views import AnyEvalTransform
-from shards.pools import prefetch, thread_pool
-from shards.reader import ImageList
+from shards.reader import ImageList, LazyImage
 from shards.rng import generator, stream_seed
+from shards.tasks import prefetch, thread_pool
 from shards.transforms import TrainAugment
 
 # Main memory for decoded training images, the encoded images that a training on all images mixes with each other, and
@@ -51,14 +51,14 @@ class DecodedImages:
         image = self._decoded.get(i)
         return self.keep(i, self.images.image(i) if image is None else image)
 
-    def loaders(self, order: Sequence[int]) -> Generator[tuple[int, Callable[[], Image]]]:
+    def lazy_images(self, order: Sequence[int]) -> Generator[LazyImage]:
         """Yield each index of `order`, all different, with a function that returns its image without keeping it."""
         # Now: what is kept from here on is among them.
         absent = [i for i in order if i not in self._decoded]
         are_absent = set(absent)
-        with closing(self.images.loaders(absent)) as loaders:
+        with closing(self.images.lazy_images(absent)) as lazy_images:
             for i in order:
-                yield next(loaders) if i in are_absent else (i, partial(self._decoded.__getitem__, i))
+                yield next(lazy_images) if i in are_absent else (i, partial(self._decoded.__getitem__, i))
 
     def keep(self, i: int, image: Image) -> Image:
         """Keep a decoded image if there is room, and return it."""
@@ -73,15 +73,15 @@ class DecodedImages:
 
 
 @dataclass(frozen=True)
-class StreamOptions:
-    """How a `TrainStream` makes batches, and with what.
+class LoaderOptions:
+    """How a `TrainLoader` makes batches, and with what.
 
     workers: threads that decode. With `world_size` processes each gets every world_size-th image of a global batch,
     from its rank on, so that their union is the batch of a single process.
     drop_last: drop the last incomplete batch if there is a complete one (Dassl's rule), so that an epoch has
         max(1, N // batch_size) steps. one_class: all images of a batch have the same label; what remains of a class is
         left out of the epoch. window_bytes: see `shard_order`; None mixes all images.
-    cache_bytes: memory for decoded images. device_bytes: see `shards.device.stream`.
+    cache_bytes: memory for decoded images. device_bytes: see `shards.device.loader`.
     """
 
     workers: int = 0
@@ -94,10 +94,10 @@ class StreamOptions:
     device_bytes: int | None = None
 
 
-DEFAULTS = StreamOptions()
+DEFAULTS = LoaderOptions()
 
 
-class TrainStream:
+class TrainLoader:
     """The training images, in a new seeded order and with new augmentation in each epoch; `batch_size` is global."""
 
     def __init__(
@@ -106,7 +106,7 @@ class TrainStream:
         batch_size: int,
         augment: TrainAugment,
         seed: int,
-        options: StreamOptions = DEFAULTS,
+        options: LoaderOptions = DEFAULTS,
     ) -> None:
         if not len(images):
             raise UsageError("there are no training images of these classes")
@@ -143,14 +143,14 @@ class TrainStream:
         which changes no later batch.
         """
 
-        def prepare(item: tuple[int, Callable[[], Image]], out: Tensor) -> None:
+        def prepare(item: LazyImage, out: Tensor) -> None:
             i, load = item
             self.augment(self._decoded.keep(i, load()), self.augment_generator(epoch, i), out)
 
         batches = [*self.batch_indices(epoch, start_step)]
         shares = [self.share(batch) for batch in batches]
-        with closing(self._decoded.loaders([i for share in shares for i in share])) as loaders:
-            loaded = ([next(loaders) for _ in share] for share in shares)
+        with closing(self._decoded.lazy_images([i for share in shares for i in share])) as lazy_images:
+            loaded = ([next(lazy_images) for _ in share] for share in shares)
             prepared = prepare_batches(loaded, prepare, self.augment.shape, self.options.workers)
             for (_, images), batch in zip(prepared, batches, strict=True):
                 # All ranks compute the loss of the gathered batch, so they need all of its labels.

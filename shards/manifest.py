@@ -15,7 +15,7 @@ from procap.errors import UserError, describe_invalid
 from shards.files import read_regular
 from shards.names import NAME, unfit_texts
 
-FILE = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 MIRROR_FILE = "mirror.json"
 UPRIGHT = "EXIF orientation applied"
 """Part of the source of data sets whose images are turned upright when they are decoded, as those of CoOp are not."""
@@ -23,13 +23,13 @@ UPRIGHT = "EXIF orientation applied"
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class Entry(BaseModel):
+class ManifestPart(BaseModel):
     """A part of the manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Shard(Entry):
+class Shard(ManifestPart):
     """One tar file of a split."""
 
     file: str = Field(description="<split>/<number>.tar", pattern=rf"^{NAME.pattern}/[0-9]{{1,9}}\.tar$")
@@ -38,7 +38,7 @@ class Shard(Entry):
     count: int = Field(ge=1, description="images")
 
 
-class SplitEntry(Entry):
+class SplitEntry(ManifestPart):
     """One split: its number of images, the digest of its list, its shards, and the hashes of index and paths."""
 
     count: int = Field(ge=1, lt=2**40)
@@ -57,7 +57,7 @@ class SplitEntry(Entry):
         return self
 
 
-class Manifest(Entry):
+class Manifest(ManifestPart):
     """A packed data set as data; two packings of the same images have the same manifest."""
 
     schema_version: Literal[2] = 2
@@ -130,11 +130,11 @@ def repack_hint(folder: Path) -> str:
 
 def read_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of the packed data set in `folder`, which must be called like the folder."""
-    file, remedy = folder / FILE, repack_hint(folder)
+    file, remedy = folder / MANIFEST_FILE, repack_hint(folder)
     try:
         text = read_regular(file).decode()
     except FileNotFoundError:
-        state = f"it has no {FILE}" if folder.is_dir() else "there is no such folder"
+        state = f"it has no {MANIFEST_FILE}" if folder.is_dir() else "there is no such folder"
         remedy = f"procap data pack {folder.name} --data {shlex.quote(str(folder.parent))}"
         raise UserError(f"no shards of '{folder.name}' in {folder} ({state}); pack them: {remedy}") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 from procap.errors import Unreachable, UsageError
 from shards.files import explain_writing, write_file
 from shards.index import INDEX_FILE, PATHS_FILE
-from shards.manifest import FILE, MIRROR_FILE, SplitEntry, is_mirror, parse_manifest
+from shards.manifest import MANIFEST_FILE, MIRROR_FILE, SplitEntry, is_mirror, parse_manifest
 from shards.names import NAME
 from shards.remote import download, read_file
 from shards.urls import cache_name, canonical, join, local_path, redact
@@ -65,7 +65,7 @@ def refresh(root: Path, name: str) -> Path:
         return root / name
     if not NAME.fullmatch(name):
         raise UsageError(f"'{name}' cannot be the name of a data set")
-    file, url = root / name / FILE, join(root_url, f"{name}/{FILE}")
+    file, url = root / name / MANIFEST_FILE, join(root_url, f"{name}/{MANIFEST_FILE}")
     try:
         content = read_file(url, MANIFEST_BYTES)
     except Unreachable as error:
@@ -77,7 +77,8 @@ def refresh(root: Path, name: str) -> Path:
     text = content.decode(errors="replace")
     manifest = parse_manifest(text, redact(url), name, "report it to the publisher of the data")
     version = root / manifest.digest
-    copies = {version / MIRROR_FILE: (root / MIRROR_FILE).read_bytes(), version / name / FILE: content, file: content}
+    mirror = (root / MIRROR_FILE).read_bytes()
+    copies = {version / MIRROR_FILE: mirror, version / name / MANIFEST_FILE: content, file: content}
     for copy, expected in copies.items():
         if not copy.is_file() or copy.read_bytes() != expected:
             write_file(copy, expected)

@@ -35,13 +35,13 @@ from shards.check import (
 )
 from shards.files import file_lock, file_sha256, write_file
 from shards.index import DIGESTS_FILE, INDEX, INDEX_FILE, PATHS_FILE, image_digest, list_digest, shards_digest
-from shards.manifest import FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror, read_manifest
+from shards.manifest import MANIFEST_FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror, read_manifest
 from shards.mirror import refuse_packing
 from shards.names import first_few, unfit_texts
-from shards.pools import map_in_order
 from shards.reader import ImageList, open_dataset
-from shards.records import IMAGES, ImageRange, Source, make_sample, sample_key
 from shards.resolve import is_packed, resolve_dataset
+from shards.source import MEMBER_EXTENSIONS, ImageRange, Source, make_sample, sample_key
+from shards.tasks import map_in_order
 
 SHARD_BYTES = 10**9
 """Largest size of a shard, about."""
@@ -93,7 +93,8 @@ def pack_source(
             if not force and not source.problems and (manifest := _find_valid(source, data_root, workers)):
                 return manifest
             # The folder is deleted below: never one that packing did not write, such as raw images of that name.
-            if folder.exists() and not (folder / FILE).exists() and (not folder.is_dir() or any(folder.iterdir())):
+            is_packed_set = (folder / MANIFEST_FILE).exists()
+            if folder.exists() and not is_packed_set and (not folder.is_dir() or any(folder.iterdir())):
                 hint = "move it away or choose another --data folder"
                 raise UserError(f"{folder} exists but is no packed data set; {hint}")
             try:
@@ -125,7 +126,7 @@ def check_same_source(source: Source, data_root: Path, yaml_file: Path) -> None:
 
 def _find_valid(source: Source, data_root: Path, workers: int) -> Manifest | None:
     """Return the manifest of the existing set if it is whole and has what `source` would pack today."""
-    if not (data_root / source.name / FILE).exists():
+    if not (data_root / source.name / MANIFEST_FILE).exists():
         return None
     try:
         shards = open_dataset(data_root, source.name)
@@ -136,7 +137,7 @@ def _find_valid(source: Source, data_root: Path, workers: int) -> Manifest | Non
         if packed != today:
             return None
         # Without a size there are no files to read: the origin says which program has made the images.
-        ranges = source.ranges(IMAGES_PER_TASK) if source.size is not None else []
+        ranges = source.ranges(IMAGES_PER_TASK) if source.total_bytes is not None else []
         parts = [(source.part(*part), images[part[0]].subset(range(*part[1:]))) for part in ranges]
         is_same = all(map_in_order(_has_content, parts, min(workers, len(parts) // 2)))
     except UserError:
@@ -181,7 +182,7 @@ def _write(
     images = sum(counts.values())
     per_shard = source.per_shard
     # By the average size, because the shards are planned before any image is read.
-    while per_shard > 1 and per_shard * (source.size or 0) > SHARD_BYTES * images:
+    while per_shard > 1 and per_shard * (source.total_bytes or 0) > SHARD_BYTES * images:
         per_shard //= 2
     ranges = source.ranges(per_shard)
     # Those of the lists come first. After a problem nothing more is stored, but all images are read nevertheless,
@@ -215,7 +216,7 @@ def _write(
     )
     for file, text in convention_texts(manifest).items():
         write_file(folder / file, text)
-    write_file(folder / FILE, manifest.to_json())
+    write_file(folder / MANIFEST_FILE, manifest.to_json())
     return manifest
 
 
@@ -242,7 +243,7 @@ def pack_shard(task: PackTask) -> tuple[PackedShard, list[str]]:
     if problems or not task.folder:
         return (None, images), problems
     with tarfile.open(file, "r:") as archive:
-        members = [member for member in archive if member.name.rpartition(".")[2] in IMAGES]
+        members = [member for member in archive if member.name.rpartition(".")[2] in MEMBER_EXTENSIONS]
     pairs = zip(images, members, strict=True)
     images = [image._replace(offset=member.offset_data, size=member.size) for image, member in pairs]
     shard = Shard(file=task.file, sha256=file_sha256(file), size=file.stat().st_size, count=task.stop - task.start)

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,16 @@ from shards.files import file_sha256, read_regular, require_regular
 from shards.index import DIGEST_BYTES, DIGESTS_FILE, image_digest, read_index, read_paths, shards_digest
 from shards.manifest import Manifest, Shard, SplitEntry, is_mirror, read_manifest, repack_hint
 from shards.mirror import fetch_lists, fetch_shards, mirrored_url, refresh
-from shards.records import sample_key
+from shards.source import sample_key
 from shards.streaming import LocatedShards, make_pipeline, stream_images
 from shards.urls import join
 
 if TYPE_CHECKING:
     import webdataset
     from PIL.Image import Image
+
+LazyImage: TypeAlias = "tuple[int, Callable[[], Image]]"
+"""The index of an image in a list, and a function that decodes it."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ class ImageList:
         """Yield the encoded bytes of the images `order`, each at most once, from shards that are read as a whole."""
         return stream_images(self._files.located_shards(), self.rows, self.positions, order)
 
-    def loaders(self, order: Iterable[int]) -> Generator[tuple[int, Callable[[], Image]]]:
+    def lazy_images(self, order: Iterable[int]) -> Generator[LazyImage]:
         """Yield each index of `order` with a function that decodes its image; a streamed split is read as `stream`."""
         if not self._files.remote:
             yield from ((i, partial(self.image, i)) for i in order)
@@ -216,7 +219,7 @@ class ShardSet:
     def open_images(self, name: str, *, sequential: bool = False) -> ImageList:
         """List the images of a split whose shards have the manifest's sizes; those of a mirror are downloaded first.
 
-        sequential: images are read by `ImageList.stream` or `loaders`, so that shards of a URL need not be stored.
+        sequential: images are read by `ImageList.stream` or `lazy_images`, so that shards of a URL need not be stored.
         """
         images = self.list_images(name, remote=sequential and self.stream)
         if not (sequential and self.stream):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from procap.errors import NotFound, Unreachable, UsageError, UserError
 from shards.files import file_lock, file_sha256, replace_at_end
-from shards.pools import thread_pool
+from shards.tasks import thread_pool
 from shards.urls import canonical, is_url, join, local_path, redact, scheme
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import Literal
 
 from procap.errors import NotFound, UsageError, UserError
 from shards.catalogue import CATALOGUE, Dataset, find, find_or_none
-from shards.manifest import FILE, is_mirror, read_manifest
+from shards.manifest import MANIFEST_FILE, is_mirror, read_manifest
 from shards.mirror import refresh
 from shards.names import NAME, PACKED_NAME
 
@@ -68,7 +68,7 @@ def _packed_dataset(folder: Path) -> Dataset:
 def is_packed(data_root: Path, name: str) -> bool:
     """Whether `data_root`, or the server that it mirrors, holds a data set of that exact name."""
     if not is_mirror(data_root):
-        return (data_root / name / FILE).is_file()
+        return (data_root / name / MANIFEST_FILE).is_file()
     with suppress(NotFound):
         return bool(NAME.fullmatch(name) and refresh(data_root, name))
     return False
@@ -78,7 +78,7 @@ def packed_names(data_root: Path) -> list[str]:
     """List the packed data sets of a data root, sorted; of a mirror those that were opened already."""
     if not data_root.is_dir():
         return []
-    names = [file.parent.name for file in data_root.glob(f"*/{FILE}")]
+    names = [file.parent.name for file in data_root.glob(f"*/{MANIFEST_FILE}")]
     # `glob` also finds hidden folders, such as that of a packing in progress, whose names do not match.
     return sorted(name for name in names if PACKED_NAME.fullmatch(name))
 

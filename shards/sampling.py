@@ -6,38 +6,34 @@ Source: CPT (CVPR 2026) for the decays; SS-Text (MICCAI 2025) for natural sample
 from __future__ import annotations
 
 import random
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from procap.errors import UsageError
 from shards.rng import stream_seed
 
-BALANCED, NATURAL, NATURAL_ANY = "balanced", "natural", "natural-any"
-CANONICAL = r"^(balanced|natural|natural-any|decay:0\.\d+)$"
-"""What `parse_sampling` returns, as a pattern."""
-
+BALANCED, NATURAL = "balanced", "natural"
+RULE = r"^(balanced|natural|natural-any|decay:0\.\d{0,3}[1-9])$"
+Sampling = Annotated[str, Field(pattern=RULE)]
+"""balanced: `shots` images of each class. decay:RATIO: sizes fall exponentially from `shots` to RATIO * `shots`, not
+below 1. natural-any: `shots` images per class on average, drawn from all images alike, so that a class may have none.
+natural: the same, with at least one image of each class.
+"""
 Labels = Sequence[int] | NDArray[np.int64]
 
 
-def parse_sampling(text: str) -> str:
-    """Return the canonical name of a rule: `decay:.060` is `decay:0.06`, and `decay:1` is balanced. Raises UsageError.
-
-    balanced: `shots` images of each class. decay: sizes fall exponentially from `shots` to RATIO * `shots`, and not
-    below 1. natural-any: `shots` images per class on average, drawn from all images alike, so that a class may have
-    none. natural: the same, with at least one image of each class.
-    """
-    name, _, ratio = text.partition(":")
-    if text in (BALANCED, NATURAL, NATURAL_ANY):
-        return text
-    with suppress(ValueError):
-        if name == "decay" and 1e-4 <= (value := float(ratio)) <= 1:
-            return f"decay:{value:g}" if value < 1 else BALANCED
-    known = "balanced, decay:RATIO with 0.0001 <= RATIO <= 1, natural, natural-any"
-    raise UsageError(f"--sampling {text}: known are {known}")
+def check_sampling(text: str) -> str:
+    """Return the name of a rule. Raises UsageError if there is none."""
+    if not re.fullmatch(RULE, text):
+        known = "balanced, natural, natural-any, and decay:RATIO with four decimals at most, such as decay:0.06"
+        raise UsageError(f"--sampling {text}: known are {known}")
+    return text
 
 
 def draw_uneven(
@@ -51,8 +47,8 @@ def draw_uneven(
     if sampling.startswith("decay:"):
         # All ratios have one order of classes, so that the images of a smaller ratio are among those of a larger one.
         order, ratio = rng.sample(classes, len(classes)), float(sampling.partition(":")[2])
-        shares = [ratio ** (rank / max(1, len(order) - 1)) for rank in range(len(order))]
-        sizes = {label: max(1, round(shots * share)) for label, share in zip(order, shares, strict=True)}
+        last = max(1, len(order) - 1)
+        sizes = {label: max(1, round(shots * ratio ** (rank / last))) for rank, label in enumerate(order)}
         return first_images(balanced, train_labels, sizes)
     chosen = {*classes}
     mixed = [position for position, label in enumerate(train_labels) if int(label) in chosen]

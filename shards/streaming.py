@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from procap.errors import UserError
 from shards.manifest import Shard
-from shards.pools import prefetch, thread_pool
-from shards.records import IMAGES
 from shards.remote import CutAnswer, read_file, repeat_cut
+from shards.source import MEMBER_EXTENSIONS
+from shards.tasks import prefetch, thread_pool
 from shards.urls import redact
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _read_shard(located_shard: tuple[str, Shard], positions: set[int]) -> dict[i
         # The number in the key, which begins with a letter (`sample_key`).
         position = int(sample["__key__"][1:])
         if position in positions:
-            images[position] = next(sample[extension] for extension in IMAGES if extension in sample)
+            images[position] = next(sample[extension] for extension in MEMBER_EXTENSIONS if extension in sample)
     if len(images) != len(positions):
         raise UserError(f"{redact(located_shard[0])} has no sample for some images of its index")
     return images

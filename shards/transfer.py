@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from shards.pools import prefetch
+from shards.tasks import prefetch
 
 
 def to_device(

@@ -22,7 +22,7 @@ from shards.raw.published import (
     published_classnames,
     read_published,
 )
-from shards.records import Source
+from shards.source import Source
 from shards.world.generate import CLASSNAMES, paint, sample_seed
 
 # Of a thousand classes these: neighbours in the order of text and of numbers, and the two pairs that share a name.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shards.records import png
+from shards.source import png
 
 CLASSES = ("Zebra finch", "bee_eater", "coal tit", "Ara")
 

@@ -21,7 +21,7 @@ def results(tmp_path):
 
 
 def test_accuracies_are_averaged_over_the_data_sets_that_all_have(results):
-    means = average_results(load(results))
+    means = average_results(load(results).rename(columns={"variant": "title"}))
     assert means.accuracy.to_dict() == pytest.approx({"ProCAP": 50.0, "CoOp": 49.0})
     assert set(means.train_seconds) == {12.5} and set(means.parameters) == {2048}
     assert describe_best(means) == "best by mean of HMs is ProCAP with 50.00 %"

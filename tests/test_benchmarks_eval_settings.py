@@ -68,7 +68,7 @@ def test_other_settings_have_their_own_files_and_rows(config, runtime, monkeypat
 def test_the_precision_of_the_training_is_the_default(config, runtime):
     assert EvalSettings(precision="fp32").for_run(config) == EvalSettings()
     settings = EvalSettings(precision="fp32").for_run(config.model_copy(update={"precision": "fp16"}))
-    assert settings.label == "fp32"
+    assert settings.name == "fp32"
     written = run_folders.RunFolder(runtime.results / config.path).result_file(TARGET).stat().st_mtime_ns
     sessions.evaluate(config, TARGET, replace(runtime, evaluation=EvalSettings(precision="fp32")))
     assert run_folders.RunFolder(runtime.results / config.path).result_file(TARGET).stat().st_mtime_ns == written

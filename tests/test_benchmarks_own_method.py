@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from functools import partial
 from procap.classifier import OnlineClassifier, cosine_logits
 from procap.methods.data_use import DataUse
+from procap.methods.options import PoolOptions
 from own_tokens import OwnTokens
 from procap.plan import INPUT, Plan, TokenOp
 from procap.methods.twosfs import TwoSFS
@@ -79,6 +80,9 @@ class Undeclared(OwnTokens):
         return OnlineClassifier(self.clip, head, len(text), image_plan)
 class Foreseeing(Undeclared):
     uses = DataUse(unlabelled="test")
+class Unlabelled(OwnTokens):
+    Options = type("Options", (OwnTokens.Options, PoolOptions), {})
+    learns_unlabelled = True
 class Endless(TwoSFS):
     title = "Endless"
     def stage_starts(self, steps):
@@ -87,7 +91,7 @@ for kind in (*OwnTokens.__subclasses__(), Foreseeing):
     kind.title = kind.__name__
 """
 KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Behind", "Covering", "Failing", "Alone",
-         "Shaped", "Reading", "Unaware", "Undeclared", "Foreseeing", "Endless")  # fmt: skip
+         "Shaped", "Reading", "Unaware", "Undeclared", "Foreseeing", "Unlabelled", "Endless")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +140,7 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
     ("behind", "inference", "features() is replaced, which only loss() calls: inference uses plans(), image_adapter"),
     ("covering", "inference", "classes have equal logits: the text plan replaces the rows of their names"),
     ("undeclared", "inference", 'declare uses = DataUse(unlabelled="test")'),
+    ("unlabelled", "inference", 'declare uses = DataUse(labelled="none"'),
     ("foreseeing", "inference", "without the next one of the stream"),
     ("failing", "gradients", "method 'failing' (plug-in) fails in "),
     ("shaped", "shapes", "loss term 'ce' of method 'shaped' has the shape [4], a tensor without shape is needed"),

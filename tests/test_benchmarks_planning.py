@@ -190,11 +190,12 @@ def test_runs_of_several_suites_are_merged_with_all_their_targets(tmp_path):
     assert all(f"{target}:all:test" in specs[0].targets for target in ("shapes", "tiles", "shapes-art"))
 
 
-def test_the_profile_is_that_of_the_packed_data_and_generated_data_by_default(tmp_path):
+def test_the_profile_is_that_of_the_packed_data_and_generated_data_by_default_and_says_so(tmp_path, capsys):
     def chosen(flags):
         return plan("base-to-novel", flags, tmp_path).options
 
     assert chosen(SuiteFlags()).datasets == MINI.datasets
+    assert capsys.readouterr().err == "profile mini, generated data: --data has no data set of the paper\n"
     assert chosen(SuiteFlags(profile="mini", seeds="4")).seeds == (4,)
     with pytest.raises(UsageError, match="mini"):
         chosen(SuiteFlags(profile="mimi"))
@@ -206,7 +207,8 @@ def test_the_profile_is_that_of_the_packed_data_and_generated_data_by_default(tm
         (tmp_path / name / "manifest.json").write_text("{}")
     assert chosen(SuiteFlags()).profile is PAPER
     assert chosen(SuiteFlags(datasets="tiles,digits")).profile is MINI
-    assert chosen(SuiteFlags(profile="mini")).profile is MINI
+    capsys.readouterr()
+    assert chosen(SuiteFlags(profile="mini")).profile is MINI and not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda profile: profile.name)

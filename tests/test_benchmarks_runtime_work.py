@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 PLAIN, GRAPHS = Acceleration(), Acceleration(graphs=True)
 
 
-@pytest.mark.parametrize("name", mark_slow(IMAGE_METHODS))
+@pytest.mark.parametrize("name", mark_slow((*IMAGE_METHODS, "kdpl", "promptkd")))
 def test_modes_of_every_method_give_the_same_logits_and_losses(tiny_clip, name):
     logits, losses = [], []
     for mode, clip in workload.models_by_mode(tiny_clip, PLAIN).items():

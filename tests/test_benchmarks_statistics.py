@@ -14,8 +14,8 @@ from made_results import answer_fields, made, put_run, put_score
 from benchmarks.cli import main
 from benchmarks.experiment.titles import choose_reference
 from benchmarks.results import load
-from benchmarks.results.frame import metric_over_seeds, read_frame
-from benchmarks.results.metrics import harmonic, make_metric
+from benchmarks.results.frame import read_frame
+from benchmarks.results.metrics import harmonic, make_metric, metric_over_seeds
 from benchmarks.results.statistics import Comparison, compare, holm, measure_of, sign_flip_p
 from benchmarks.tables.comparison import comparison_table
 from procap.errors import UserError

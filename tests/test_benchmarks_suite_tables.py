@@ -22,6 +22,8 @@ from benchmarks.tables.comparison import comparison_table
 from benchmarks.tables.render import SUFFIXES, render, to_dict, write_tables
 from benchmarks.tables.runs import run_tables
 from benchmarks.tables.table import Column, Row, Table
+from runner import run_folders
+from runner.results import read_document
 
 SEEDS = (1, 2, 3)
 
@@ -177,25 +179,30 @@ class Streaming(Seeing):
 def test_methods_that_look_at_unlabelled_images_are_marked_and_ranked_apart(tmp_path, monkeypatch, capsys):
     install(tmp_path / "packages", {"seeing": SEEING}, {"seeing": "seeing:Seeing", "streaming": "seeing:Streaming"})
     monkeypatch.syspath_prepend(tmp_path / "packages")
-    accuracies = {"seeing": 99, "streaming": 98, "coop": 80, "maple": 70, "procap": 60}
+    accuracies = {"seeing": 99, "streaming": 98, "coop": 80, "kdpl": 75, "maple": 70, "procap": 60}
     for method, base in accuracies.items():
         put_halves(tmp_path, method, "tiles", (base, 100), (base, 100))
     assert main(["table", "--results", str(tmp_path)]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("|", "-"))]
-    names = ["CoOp", "MaPLe", "ProCAP (reference)", "", "Seeing", "Streaming"]
-    assert [line.split("|")[2].strip() for line in lines[2:8]] == names
-    assert ["**80.00**" in lines[2], "**99.00** §" in lines[6], "<u>98.00</u> §" in lines[7]] == [True] * 3
+    names = ["CoOp", "MaPLe", "KDPL (CoOp)", "ProCAP (reference)", "", "Seeing", "Streaming"]
+    assert [line.split("|")[2].strip() for line in lines[2:9]] == names
+    # KDPL reads no labels of the few-shot images, and sees no further ones.
+    assert ["**80.00**" in lines[2], "**99.00** §" in lines[7], "<u>98.00</u> §" in lines[8]] == [True] * 3
+    assert "<u>75.00</u> |" in lines[4]
     seen = "unlabelled test images, names of new classes, teacher"
-    assert f"Beyond few-shot images and base names: Seeing ({seen}); " in " ".join(lines)
+    note = f"KDPL (CoOp) (unlabelled few-shot images, teacher); Seeing ({seen}); "
+    assert f"Data other than labelled few-shot images and base names: {note}" in " ".join(lines)
     frame = results.load(tmp_path)
-    row = frame[frame.method == "seeing"].iloc[0]
-    assert (row.labelled, row.unlabelled, row["names"], row.models) == ("few-shot", "test", "all", ("teacher",))
+    seen = {"seeing": ("few-shot", "test", "all", ("teacher",)), "kdpl": ("none", "few-shot", "base", ("teacher",))}
+    for method, values in seen.items():
+        row = frame[frame.method == method].iloc[0]
+        assert (row.labelled, row.unlabelled, row["names"], row.models) == values
     table = run_tables(frame)[0]
     assert render(table, "latex").count("\\midrule") == 2 and "$^\\S$" in render(table, "latex")
     assert render(table, "csv").splitlines()[0].count("sees_unlabelled") == 3
     assert main(["ls", "methods"]) == 0
     listed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("seeing "))
-    assert f"names, {seen}" in listed
+    assert "names, unlabelled test images, names of new classes, teacher" in listed
 
 
 def test_limited_results_are_marked_and_neither_averaged_with_whole_ones_nor_ranked(tmp_path):
@@ -209,6 +216,20 @@ def test_limited_results_are_marked_and_neither_averaged_with_whole_ones_nor_ran
     assert found["tiles", "ProCAP"]["Base limited"] == "true" and not found["Average", "ProCAP"]["Base"]
     text = render(table, "md")
     assert "99.00 †" in text and "**99.00**" not in text and "† --limit" in text
+
+
+def test_a_suite_reads_each_file_once_and_leaves_out_a_run_with_a_broken_one(tmp_path, monkeypatch):
+    done = made(tmp_path, "base-to-novel", datasets=("tiles",), methods=("maple", "procap"), seeds=(1,))
+    read = []
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folders, "read_document", lambda path, model: read.append(path) or read_document(path, model))
+        assert len(SuiteResults.read(done.suite, done.options, tmp_path).frame) == 4
+    files = [path for path in read if path.name != "config.json"]
+    assert len(files) == len({*files}) == 6
+    [path] = [run.path for run in done.runs if run.variant.method == "maple"]
+    (tmp_path / path / "eval/tiles-novel-test.json").write_text("{")
+    again = SuiteResults.read(done.suite, done.options, tmp_path)
+    assert {*again.frame.method} == {"procap"} and list(again.unreadable) == [path]
 
 
 def test_published_rows_land_beside_ours_with_the_difference(tmp_path):

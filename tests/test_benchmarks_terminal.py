@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -105,7 +106,9 @@ def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_for
     page, number = "http://127.0.0.1:5001/#", store.experiment_id
     pages = "workflowType=machine_learning"
     [suite] = store.client.search_runs([number], "tags.suite = 'base-to-novel'")
-    assert table == f"table: {page}/experiments/{number}/runs/{suite.info.run_id}?{pages}"
+    assert table == f"table: {page}/experiments/{number}/runs/{suite.info.run_id}/artifacts/methods.html?{pages}"
+    [artifact] = (tmp_path / "mlartifacts" / suite.info.run_id).rglob("methods.html")
+    assert re.findall("<td>(.*)</td>", artifact.read_text()) == ["MaPLe", "60.00", "300", "10.5"]
     assert (
         compared
         == f'side by side: {page}/compare-runs?runs=["{exported.info.run_id}"]&experiments=["{number}"]&{pages}'

@@ -212,9 +212,7 @@ def test_what_would_be_lost_or_never_run_is_refused(capsys, line, message):
 
 def run(method="coop", seed=1, epochs=1, **more):
     changes = {"epochs": epochs, "batch_size": 16, "warmup_epochs": 0, "lr": 0.01}
-    return plan_run(
-        method=method, dataset="digits", seed=seed, shots=4, recipe="procap", shared_overrides=changes, **more
-    )
+    return plan_run(method=method, dataset="digits", seed=seed, shots=4, recipe="procap", overrides=changes, **more)
 
 
 def spec(config, targets=("digits:base", "digits:novel")):

@@ -147,7 +147,7 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         return folder / name
 
     kinds: dict[str, tuple[Path, Any, Callable[[], object]]] = {
-        "manifest": (packed / manifest.FILE, json_damage, lambda: manifest.read_manifest(packed)),
+        "manifest": (packed / manifest.MANIFEST_FILE, json_damage, lambda: manifest.read_manifest(packed)),
         "config": (run.config_file, json_damage, lambda: (run.read_config(), load(results))),
         "train": (run.train_file, json_damage, lambda: (run.read_training(), load(results))),
         "evaluation": (evaluation, json_damage, read_evaluation),

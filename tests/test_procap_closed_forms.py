@@ -19,7 +19,7 @@ from procap.methods.features import FeatureBank
 from procap.methods.gda import ALPHAS, gaussian_logits
 from procap.methods.public import load_public_state, public_state
 from runner.engine import Batch, Engine
-from runner.feature_training import FeatureStream
+from runner.feature_training import FeatureLoader
 from runner.planning import plan_run
 from shards.catalogue import CATALOGUE
 
@@ -184,13 +184,13 @@ def test_batches_of_clap_have_any_views_of_any_images():
     # Feature v + 10 i belongs to view v of image i.
     views = torch.arange(4) + 10 * torch.arange(6)[:, None]
     config = plan_run(method="clap", dataset="dtd", seed=seed, overrides={"batch_size": 16})
-    stream = FeatureStream(
+    loader = FeatureLoader(
         bank_of(views[..., None].float(), torch.tensor(labels)), Samples(labels), config, None, pooled=True
     )
-    [(first, first_labels)], [(second, _)] = ([*stream.epoch(epoch)] for epoch in (0, 1))
+    [(first, first_labels)], [(second, _)] = ([*loader.epoch(epoch)] for epoch in (0, 1))
     assert len(first) == 16 and len({*first[:, 0].tolist()}) == 16 and not torch.equal(first, second)
     assert first_labels.tolist() == [labels[int(value // 10)] for value in first[:, 0]]
-    assert torch.equal(first, next(stream.epoch(0))[0])
+    assert torch.equal(first, next(loader.epoch(0))[0])
 
 
 def test_a_checkpoint_of_claps_public_code_is_read():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from procap import attention, errors, methods, packing, reference, towers
+from procap import attention, errors, methods, prompt_packing, reference, towers
 from procap.clip import CLIP
 from procap.geometry import Geometry
 from procap.plan import BLOCKS, INPUT, Plan, TokenOp
@@ -45,8 +45,8 @@ def models() -> dict[str, CLIP]:
 def chosen(clip, choice):
     """`clip` with all optimizations, without any, with chunks of a few prompts, or with small groups of rows."""
     rows = 16 if choice == "chunked" else towers.CHUNK_ROWS
-    group = 8 if choice == "grouped" else packing.GROUP_ROWS
-    with patch.object(towers, "CHUNK_ROWS", rows), patch.object(packing, "GROUP_ROWS", group):
+    group = 8 if choice == "grouped" else prompt_packing.GROUP_ROWS
+    with patch.object(towers, "CHUNK_ROWS", rows), patch.object(prompt_packing, "GROUP_ROWS", group):
         yield clip.without_optimizations() if choice == "plain" else clip
 
 
@@ -150,7 +150,7 @@ def test_text_tower_is_exact_under_any_plan(models, case):
 def test_training_computes_text_states_below_the_first_change_once(models, choice):
     """Later steps, with other learned values, still give the features and gradients of the reference."""
     clip, draw = models["quickgelu"], seeded(2)
-    prompts = packing.PromptSet(clip.tokenize([f"a photo of a {word}." for word in WORDS]))
+    prompts = prompt_packing.PromptSet(clip.tokenize([f"a photo of a {word}." for word in WORDS]))
     calls: list[object] = []
     handle = clip.text.transformer.resblocks[0].register_forward_hook(lambda *call: calls.append(call))
     first_calls = 0
@@ -292,13 +292,13 @@ def counted() -> tuple[CLIP, Tensor, tuple[int, ...]]:
     """A text tower of 3 blocks, width 32; ids of six prompts with 3 shared leading columns, and their lengths."""
     clip = CLIP.random(Geometry(32, 8, 64, 3, 1, 32, 3, 1, 77, 49408, 16, quick_gelu=True), seed=0)
     ids = clip.tokenize([f"X X {word}." for word in ("cat", "red circle", "a b c d e", "dog", "x y", "horse cow")])
-    return clip, ids, packing.PromptSet(ids).lengths
+    return clip, ids, prompt_packing.PromptSet(ids).lengths
 
 
 def text_work(clip: CLIP, ids: Tensor) -> int:
     """Forward operations, in units of one row through one D x D matrix; the projection left out."""
     width, joint = clip.geometry.text_width, clip.geometry.embed_dim
-    prompts = packing.PromptSet(ids)
+    prompts = prompt_packing.PromptSet(ids)
     with Work() as forward:
         clip.encode_text(prompts, Plan((TokenOp(INPUT, "replace", torch.zeros(2, width), 1),)))
     units, rest = divmod(forward.flops - 2 * len(ids) * width * joint, 2 * width * width)
@@ -444,7 +444,7 @@ def test_no_step_waits_for_the_device(short_clip, tiny_space, name, options, cho
 
 
 def test_prompts_laid_out_in_inference_train_afterwards(tiny_clip):
-    prompts, tokens = packing.PromptSet(tiny_clip.tokenize(["X X cat.", "X X red circle."])), torch.zeros(2, 64)
+    prompts, tokens = prompt_packing.PromptSet(tiny_clip.tokenize(["X X cat.", "X X red circle."])), torch.zeros(2, 64)
     plan = Plan((TokenOp(INPUT, "replace", tokens.requires_grad_(), 1),))
     with torch.inference_mode():
         tiny_clip.encode_text(prompts, plan)

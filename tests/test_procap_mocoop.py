@@ -1,13 +1,14 @@
 """MoCoOp equals its public code; figures as in test_procap_public_code."""
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import public_code
 import pytest
 import torch
-from public_code import LABELS, figures_of, images, near, near_condensed, small_clip, take_steps, walk
+from public_code import CLASSNAMES, LABELS, figures_of, images, near, near_condensed, small_clip, take_steps, walk
 
 from procap.errors import UserError
 from procap.methods import data_use, public
@@ -121,6 +122,14 @@ def test_a_checkpoint_of_mocoops_public_code_is_read_without_what_is_not_learned
     }  # fmt: skip
     public.load_public_state(twin, state)
     assert torch.equal(twin.gate.weight, method.gate.weight)
+
+
+def test_a_file_of_new_names_may_be_called_templates_and_list_all_classes(name_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    new = Path(name_file).read_text().splitlines()
+    Path("templates").write_text("\n".join([*CLASSNAMES, "annual crop", *new, "", "dog ", *new]), "utf-8-sig")
+    names = built_mocoop("templates").text_space.names()
+    assert names == tuple(name.replace("_", " ") for name in (*CLASSNAMES, *new))
 
 
 def test_mocoop_says_when_its_training_saw_names_of_new_classes(name_file, tmp_path):

@@ -3,6 +3,7 @@
 import hashlib
 import random
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -175,6 +176,15 @@ def test_the_teacher_of_kdpl_predicts_at_the_scale_of_the_student():
     assert method.file_digests(method.options, "") == {"teacher": hashlib.sha256(file.read_bytes()).hexdigest()}
     with pytest.raises(UsageError, match="KDPL needs --option teacher="):
         build_method("kdpl", mini_clip, space, {}, torch.Generator().manual_seed(0)).prepare_training()
+
+
+def test_a_backbone_is_the_teacher_beside_the_folder_of_a_run_with_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mini").mkdir()
+    Path("mini/config.json").touch()
+    cls = method_class("kdpl")
+    named = {name: cls.teacher_run(cls.Options(teacher=name)) for name in ("mini", "./mini", str(tmp_path / "mini"))}
+    assert named == {"mini": None, "./mini": Path("mini"), str(tmp_path / "mini"): tmp_path / "mini"}
 
 
 def pool_of_images(images, shots):

@@ -19,22 +19,20 @@ PASSED, FAILED = PartResult(status="passed", seconds=1.0), PartResult(status="fa
 
 
 @pytest.fixture
-def gpu(monkeypatch, tmp_path, caplog):
+def gpu(monkeypatch, tmp_path):
     """What this machine says about a GPU; its records lie in an empty cache."""
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     monkeypatch.setattr(acceleration, "missing_tool", lambda device: "")
-    acceleration.note_once.cache_clear()
 
 
 def record(gains, **parts):
     return DeviceRecord(identity=identify(GPU), written="2026-01-31T12:00:00Z", parts=parts, gains=gains)
 
 
-def test_a_gpu_without_a_record_takes_the_plain_path_and_says_so_once(gpu, caplog):
-    for _ in range(2):
+def test_a_gpu_without_a_record_takes_the_plain_path_and_says_so(gpu):
+    with pytest.warns(UserWarning, match="GPU: plain path; `procap check device` tests the faster ones"):
         assert Acceleration.parse("auto", GPU) == Acceleration()
-    assert caplog.text.count("GPU: plain path; `procap check device` tests the faster ones") == 1
     assert Acceleration.parse("auto", CPU) == Acceleration.parse("off", GPU) == Acceleration()
 
 
@@ -75,15 +73,14 @@ def lacks_headers(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("take_away", [lacks_compiler, lacks_headers])
-def test_without_a_compiler_only_an_explicit_choice_is_refused(monkeypatch, tmp_path, caplog, take_away):
+def test_without_a_compiler_only_an_explicit_choice_is_refused(monkeypatch, tmp_path, take_away):
     """`auto` goes on without what it cannot compile."""
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    acceleration.note_once.cache_clear()
     write_record(record({"graphs": 2.0, "compile": 2.0, "fused": 2.0}, graphs=PASSED, compile=PASSED, fused=PASSED))
     tool = take_away(monkeypatch, tmp_path)
-    assert Acceleration.parse("auto", GPU) == Acceleration(graphs=True, record=read_record(GPU).digest)
-    assert f"GPU: without compile, fused, which need {tool}" in caplog.text
+    with pytest.warns(UserWarning, match=f"GPU: without compile, fused, which need {tool}"):
+        assert Acceleration.parse("auto", GPU) == Acceleration(graphs=True, record=read_record(GPU).digest)
     for name in ("compile", "fused"):
         with pytest.raises(UsageError, match=f"--accelerate {name} needs {tool}"):
             Acceleration.parse(name, GPU)

@@ -21,6 +21,7 @@ from procap.errors import UsageError, UserError
 from procap.methods import METHODS
 from procap.recipe import READ_UNDER, Recipe
 from runner import checkpoint
+from runner.api import Session
 from runner.config import EvalSettings, RunConfig, Target
 from runner.devices import resolve_device
 from runner.environment_defaults import set_environment_defaults
@@ -80,7 +81,7 @@ def test_every_field_that_depends_on_another_one_is_in_the_cases_below():
 def test_a_field_that_its_recipe_does_not_read_is_refused_and_is_no_part_of_the_identity(name):
     recipe, value = UNREAD[name]
     with pytest.raises(UsageError, match=f"{name} = .* is not read by coop in this recipe: give {READ_UNDER[name][0]}"):
-        plan_run(method="coop", dataset="shapes", overrides={**recipe, name: value})
+        Session().get_run(method="coop", dataset="shapes", overrides={**recipe, name: value})
     plain = plan_run(method="coop", dataset="shapes", overrides=recipe)
     changed = plain.recipe.model_copy(update={name: value})
     assert plain.model_copy(update={"recipe": changed}).hash == plain.hash
@@ -100,7 +101,7 @@ def test_a_method_is_trained_at_a_rate_of_its_vision_tower_or_refuses_it(name):
         assert plan(overrides={"vision_lr": 0.5}).hash != plan().hash
     else:
         with pytest.raises(UsageError, match=f"vision_lr = 0.5 is not read by {name} in this recipe: leave it out"):
-            plan(overrides={"vision_lr": 0.5})
+            Session().get_run(method=name, dataset="shapes", overrides={"vision_lr": 0.5})
 
 
 @pytest.mark.parametrize(("method", "name", "value"), [
@@ -110,7 +111,7 @@ def test_a_method_is_trained_at_a_rate_of_its_vision_tower_or_refuses_it(name):
 ])  # fmt: skip
 def test_a_method_refuses_what_its_training_does_not_read(method, name, value):
     with pytest.raises(UsageError, match=f"{name} = .* is not read by {method} in this recipe: leave it out"):
-        plan_run(method=method, dataset="shapes", overrides={name: value})
+        Session().get_run(method=method, dataset="shapes", overrides={name: value})
 
 
 def test_a_closed_form_is_one_run_under_all_recipes():

@@ -35,7 +35,7 @@ def test_labels_that_do_not_fit_the_counts_are_refused(tmp_path):
     document = json.loads(file.read_text()) | counts
     sound = {"labels": [0, 0, 0, 0, 1, 1, 1, 1], "predicted": [0, 0, 1, 1, 1, 0, 0, 0]}
     assert EvalResult.model_validate(document | sound).wrong_images().T.tolist() == [[0, 1]] * 2 + [[1, 0]] * 3
-    with pytest.raises(ValueError, match="7 and 7 images"):
+    with pytest.raises(ValueError, match="labels has 7 images"):
         EvalResult.model_validate(document | {name: labels[:7] for name, labels in sound.items()})
 
 
@@ -166,7 +166,7 @@ def measure_drawn(group: ProcessGroup) -> str:
     places[-1] = -1
     own = places[: 51 if group.size == 1 else None][group.rank :: group.size]
     collector.add(logits[torch.from_numpy(own)], own)
-    return measure_calibration(collector.gather(group)).model_dump_json()
+    return measure_calibration(collector.gather_predictions(group)).model_dump_json()
 
 
 MEASURED = {"written", "seconds", "images_per_second", "images_per_second_model", "phases", "environment"}
@@ -194,7 +194,7 @@ def measure(logits: torch.Tensor, labels: list[int], batch: int = 7) -> Calibrat
     for start in range(0, len(labels), batch):
         indices = np.append(backwards[start : start + batch], -1)
         collector.add(logits[torch.from_numpy(indices)], indices)
-    return measure_calibration(collector.gather(ProcessGroup()))
+    return measure_calibration(collector.gather_predictions(ProcessGroup()))
 
 
 def draw(count: int, classes: int, scale: float = 3.0) -> tuple[torch.Tensor, list[int]]:
@@ -228,6 +228,15 @@ def test_measures_are_those_of_plain_formulas(count, classes):
 def test_sums_depend_neither_on_batches_nor_on_their_order():
     logits, labels = draw(101, 6)
     assert measure(logits, labels, 1) == measure(logits, labels, 13) == measure(logits, labels, 101)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_logit_that_is_not_finite_leaves_no_predictions(value):
+    logits = torch.zeros(3, 4)
+    logits[1, 2] = value
+    collector, places = PredictionCollector(np.arange(3)), np.arange(3)
+    collector.add(logits, places)
+    assert collector.gather_predictions(ProcessGroup()) is None
 
 
 def test_a_single_class_gives_zeros_and_valid_json():

@@ -286,8 +286,6 @@ CPU = torch.device("cpu")
 TRAINED = "coop", "cocoop", "maple", "2sfs", "procap"
 OTHERS = tuple(name for name in METHODS if name not in (*TRAINED, *UNTRAINED))
 GRADIENTS = (*TRAINED, "prograd", "rebapl")
-# ReBaPL starts a cycle at the sample that repels it, so rounding decides the direction of the first steps.
-STABLE: dict[str, dict[str, Any]] = {"rebapl": {"repulsion": 0.0}}
 CLASSES = [SHARED_FROM - 1, SHARED_FROM + 1]
 # AdamW turns a gradient that is nearly zero into a whole step of either sign, which rounding decides.
 SGD = {"optimizer": "sgd", "lr": 0.01, "warmup": "none"}
@@ -299,7 +297,7 @@ def configs(checkpoint, teacher, methods):
     """Plan a run of each method, in SGD; those on features have recipes of their own."""
     planned = []
     for method in methods:
-        options = SHORT_OPTIONS.get(method, {}) | needed_options(method, teacher) | STABLE.get(method, {})
+        options = SHORT_OPTIONS.get(method, {}) | needed_options(method, teacher)
         overrides = {} if issubclass(method_class(method), FeatureMethod) else QUICK
         fields = {"dataset": "digits", "shots": 2, "backbone": checkpoint, "overrides": overrides}
         planned.append(plan_run(method=method, options=options, **fields))

@@ -29,14 +29,14 @@ from procap.methods.probe import NearestMean
 from runner.config import RunConfig, Target
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
-from runner.feature_training import FeatureStream, choosing_images
+from runner.feature_training import FeatureLoader, choosing_images
 from runner.planning import can_classify, plan_run
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
 from runner.setup import set_up, train_augment
 from runner.stop_signals import Interrupted
 from shards.files import file_sha256
-from shards.image_selection import load_few_shot
+from shards.image_selection import select_training_images
 from shards.reader import open_dataset
 
 ON_FEATURES = tuple(name for name in METHODS if issubclass(method_class(name), FeatureMethod))
@@ -97,7 +97,7 @@ def train_blind(data: str, results: str, checkpoint: str, methods: dict[str, dic
     sys.addaudithook(refuse)
     for method, options in methods.items():
         short = {"epochs": 1, "batch_size": 5}
-        config = plan(checkpoint, method, shots=1, options=options, shared_overrides=short)
+        config = plan(checkpoint, method, shots=1, options=options, overrides=short)
         result = train(config, make_runtime(data, results))
         assert isinstance(result, TrainResult), method
 
@@ -199,12 +199,12 @@ def test_a_signal_stops_the_encoding_of_images_on_all_ranks(size, few_digits, sh
 
 def test_epochs_use_the_views_of_a_bank_in_turn(few_digits, short_checkpoint, short_clip):
     config = plan(short_checkpoint, "taskres")
-    samples = load_few_shot(open_dataset(few_digits, "digits"), 2, 1, "base").train
+    samples = select_training_images(open_dataset(few_digits, "digits"), 2, 1, "base").train
     numbers = torch.arange(len(samples))[:, None, None] * 10 + torch.arange(3)[None, :, None]
     bank = FeatureBank(numbers, torch.from_numpy(samples.labels), torch.zeros(0, 1), torch.zeros(0))
-    stream = FeatureStream(bank, samples, config, train_augment(config.recipe, short_clip))
+    loader = FeatureLoader(bank, samples, config, train_augment(config.recipe, short_clip))
     for epoch in range(7):
-        for features, labels in stream.epoch(epoch):
+        for features, labels in loader.epoch(epoch):
             images, views = features[:, 0] // 10, features[:, 0] % 10
             assert (views == epoch % 3).all()
             assert torch.equal(labels, bank.labels[images])
@@ -228,5 +228,5 @@ def test_a_setting_is_chosen_on_at_most_four_validation_images_per_class_also_wi
     runtime = make_runtime(few_digits, tmp_path)
     run = make_run(plan(short_checkpoint, "probe", shots=0), runtime)
     setup = set_up(run)
-    validation, test = choosing_images(run, setup.method, setup.fewshot.val)
-    assert np.bincount(validation.labels).max() == 4 and len(validation) < len(setup.fewshot.val) and not len(test)
+    validation, test = choosing_images(run, setup.method, setup.selection.val)
+    assert np.bincount(validation.labels).max() == 4 and len(validation) < len(setup.selection.val) and not len(test)

@@ -40,7 +40,7 @@ def trained(few_digits, short_checkpoint, tmp_path_factory):
         runtime = make_runtime(few_digits, tmp_path_factory.mktemp("results"))
         config = plan_run(
             method=method, dataset="digits", shots=1, backbone=str(short_checkpoint), data=few_digits,
-            shared_overrides=steps, options=OPTIONS.get(method, {}) | teacher,
+            overrides=steps, options=OPTIONS.get(method, {}) | teacher,
         )  # fmt: skip
         train(config, runtime)
         return config, runtime

@@ -65,6 +65,11 @@ def test_a_run_that_does_not_fit_is_refused_in_one_line(coop, runtime, short_che
         assert "\n" not in str(raised.value)
     with pytest.raises(UserError, match="was chosen by test accuracy"):
         check_same_images(coop.model_copy(update={"options": {"selection": "test"}}), coop)
+    for method, options in {"promptkd": {"unlabelled": "all"}, "mocoop": {"new_names": "names.txt"}}.items():
+        wider = coop.model_copy(update={"method": method, "options": options})
+        check_same_images(wider, wider)
+        with pytest.raises(UserError, match=r"new classes.*, of which tables would say only: few-shot images, "):
+            check_same_images(wider, coop)
     other = coop.model_copy(update={"init": coop.path, "init_digest": "0" * 64})
     with pytest.raises(UserError, match="SHA-256 differs"):
         train(other, runtime)

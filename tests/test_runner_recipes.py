@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -233,3 +234,10 @@ def test_each_data_set_has_its_own_file_of_sentences(tmp_path):
     for dataset in ("dtd", "eurosat"):
         file = methods.method_class("coprompt").option_file(options, dataset)
         assert read_sentences(file, text.LabelSpace(("annual_crop",), dataset=dataset)) == [[f"in {dataset}"]]
+
+
+@pytest.mark.parametrize(("method", "option"), [("coprompt", "sentences"), ("ipo", "proposals")])
+def test_a_file_called_as_the_hand_written_templates_is_named_by_its_path(method, option):
+    cls = methods.method_class(method)
+    files = {name: cls.option_file(cls.Options(**{option: name}), "dtd") for name in ("templates", "./templates")}
+    assert files == {"templates": None, "./templates": Path("templates")}

@@ -41,8 +41,9 @@ def test_a_temperature_stays_in_its_bounds_where_all_are_right():
 
 
 def plan(checkpoint: str, method: str = "coop", **fields: object) -> RunConfig:
-    """Three shots of five base classes, in batches that two processes can share."""
-    fields = {"shots": 3, "overrides": {"epochs": 1, "batch_size": 4, "lr": 0.1, "test_batch_size": 8}, **fields}
+    """Three shots of five base classes, in batches that two and four processes can share."""
+    overrides = {"epochs": 1, "batch_size": 4, "drop_last": True, "lr": 0.1, "test_batch_size": 8}
+    fields = {"shots": 3, "overrides": overrides, **fields}
     return plan_run(method=method, dataset="digits", backbone=checkpoint, **fields)
 
 
@@ -66,7 +67,7 @@ def test_each_image_is_held_out_of_one_training_which_the_temperature_is_fitted_
     folder = RunFolder(runtime.results / config.path)
     samples, logits, labels, held_out = folder.read_training().fewshot.samples, [], [], []
     shards = reader.open_dataset(runtime.data, "digits")
-    images = image_selection.load_few_shot(shards, config.shots, config.seed, config.classes).train
+    images = image_selection.select_training_images(shards, config.shots, config.seed, config.classes).train
     for fold in fold_runs(folder):
         seen = fold.read_training().fewshot.samples
         held_out += (absent := [path for path in samples if path not in seen])
@@ -118,12 +119,13 @@ def fit_again(data: str, results: str, checkpoint: str) -> None:
         evaluate(plan(checkpoint), TARGETS[0], make_runtime(data, folder, evaluation=FITTED), force=True, group=group)
 
 
-def test_two_processes_write_the_result_of_one(runtime, few_digits, short_checkpoint, tmp_path):
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_several_processes_write_the_result_of_one(runtime, few_digits, short_checkpoint, tmp_path, size):
     shutil.copytree(runtime.results, tmp_path, dirs_exist_ok=True)
     config = plan(str(short_checkpoint))
     shutil.rmtree(tmp_path / config.path / ".folds")
-    ends = run_ranks(2, fit_again, str(few_digits), str(tmp_path), str(short_checkpoint))
-    assert [end.code for end in ends] == [0, 0], "".join(end.err for end in ends)
+    ends = run_ranks(size, fit_again, str(few_digits), str(tmp_path), str(short_checkpoint))
+    assert [end.code for end in ends] == [0] * size, "".join(end.err for end in ends)
     one, two = (RunFolder(at / config.path).read_evaluation(TARGETS[0], FITTED) for at in (runtime.results, tmp_path))
     assert one.seconds != two.seconds and len(fold_runs(RunFolder(tmp_path / config.path))) == 3
     assert (one.temperature, one.confidence, one.calibration) == (two.temperature, two.confidence, two.calibration)

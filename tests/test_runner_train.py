@@ -47,7 +47,8 @@ def plan(short_checkpoint):
     def make(method: str = "coop", *, overrides: dict | None = None, **more) -> RunConfig:
         quick = {"epochs": 2, "batch_size": 5, **(overrides or {})}
         fields = {"dataset": "digits", "shots": 2, "backbone": str(short_checkpoint), "overrides": quick, **more}
-        return plan_run(method=method, options={"depth": 3} if method in ("maple", "procap") else {}, **fields)
+        options = {"depth": 3} if method in ("maple", "rebapl", "procap") else {}
+        return plan_run(method=method, options=options, **fields)
 
     return make
 
@@ -293,6 +294,12 @@ def test_every_method_runs_in_bfloat16_and_keeps_float32_prompts(plan, runtime, 
     assert counts.per_class.total == exact.per_class.total
     # Rounding can turn a tie.
     assert counts.correct == pytest.approx(exact.correct, abs=2)
+
+
+def test_a_cycle_of_rebapl_starts_at_its_sample_in_bfloat16_too(plan, runtime):
+    """Features in another precision would repel its first step by their rounding, stronger than the images by far."""
+    first_step = train(plan("rebapl", shots=1, precision="bf16"), runtime).epochs[1]
+    assert first_step.terms["repulsion"] == pytest.approx(0.001 / 1e-6, rel=1e-3)
 
 
 def test_a_training_at_half_precision_resumes_with_its_loss_scale_to_the_same_bits(plan, runtime, tmp_path):

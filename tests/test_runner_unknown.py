@@ -1,31 +1,38 @@
 """Unknown images: scores by maximum concept matching, their files, and what tables, pages and frames say of them."""
 
+import itertools
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
 from command_line import run
 from made_results import put_run, put_score
+from matplotlib.text import Text
 from PIL import Image
 from rank_processes import run_ranks
 from sessions import evaluate, load_trained, make_run, train
 from small_runs import make_runtime, only_run
 
-from benchmarks.plots.runs import pool_scores
+from benchmarks.plots.runs import score_histograms
+from benchmarks.plots.style import draw_styled
 from benchmarks.results import load
-from benchmarks.results.detection import Detection
+from benchmarks.results.detection import detect_unknown
+from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
 from procap.classifier import unit
 from procap.text import LabelSpace
 from runner.config import EvalSettings, RunConfig, Target
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
-from runner.evaluate import score_run
+from runner.evaluate import score_images
 from runner.planning import plan_run
 from runner.provenance import provenance
 from runner.results import ScoreResult, write_json
+from runner.run_collection import Collection, write_collection
 from runner.tracking.exporter import Exporter
 from shards.catalogue import UNLABELLED
 from shards.raw.published import find_location, read_published
@@ -39,17 +46,20 @@ def plan(checkpoint: str) -> RunConfig:
     return plan_run(method="zeroshot", dataset="digits", backbone=checkpoint)
 
 
+def made_score(config: RunConfig, target: str, scores: list[float], of: int | None = None, **more: str) -> ScoreResult:
+    return ScoreResult(
+        config_hash=config.hash, target=str(Target.parse_unchecked(target)), total=len(scores),
+        limit=len(scores) if of else None, dataset_size=of or len(scores), precision="fp32",
+        manifest_digest="e" * 16, backbone_digest="b" * 16, checkpoint_sha256=f"{config.hash:0<64}",
+        **provenance({}), scores=scores, **more,
+    )  # fmt: skip
+
+
 def put_scores(
     results: Path, config: RunConfig, target: str, scores: list[float], of: int | None = None, **more: str
 ) -> None:
-    at = Target.parse_unchecked(target)
-    file = results / config.path / "scores" / at.file(EvalSettings())
-    result = ScoreResult(
-        config_hash=config.hash, target=str(at), total=len(scores), limit=len(scores) if of else None,
-        dataset_size=of or len(scores), precision="fp32", manifest_digest="e" * 16, backbone_digest="b" * 16,
-        checkpoint_sha256=f"{config.hash:0<64}", **provenance({}), scores=scores, **more,
-    )  # fmt: skip
-    write_json(file, result)
+    file = results / config.path / "scores" / Target.parse_unchecked(target).file(EvalSettings())
+    write_json(file, made_score(config, target, scores, of, **more))
 
 
 @pytest.fixture
@@ -80,11 +90,21 @@ def test_the_table_and_the_page_show_them(made, capsys):
     assert code == 0 and (made / "report/figures/unknown-scores.svg").stat().st_size > 1000
 
 
+def test_the_page_of_a_sweep_shows_them(made, capsys):
+    [config] = load(made).config
+    settings = SweepSettings(name="rates", space={"lr": [0.1]}, methods=("maple",), datasets=("digits",), seeds=(1,))
+    finished = Configuration(values={"lr": 0.1}, runs=(config.path,), state="finished", scores={config.path: 50.0})
+    SweepFolder(made / "sweeps/rates").save(settings, [finished])
+    write_collection(made, Collection(kind="sweep", name="rates", runs=(config.path,), status="finished"))
+    code, _, _ = run(capsys, "report", "rates", "--results", made)
+    assert code == 0 and (made / "report-rates/figures/unknown-scores.svg").stat().st_size > 1000
+
+
 def test_scores_are_the_highest_softmax_of_plain_cosines(few_digits, short_checkpoint, tmp_path):
     runtime, config = make_runtime(few_digits, tmp_path), plan(str(short_checkpoint))
     train(config, runtime)
     # Novel images, among the names of the base classes.
-    scored = score_run(make_run(config, runtime), NOVEL)
+    scored = score_images(make_run(config, runtime), NOVEL)
     loaded, shards = load_trained(config, runtime), open_dataset(few_digits, "digits")
     clip, space = loaded.clip, loaded.method.space
     assert isinstance(space, LabelSpace) and space.classnames == shards.classnames[:5]
@@ -94,13 +114,13 @@ def test_scores_are_the_highest_softmax_of_plain_cosines(few_digits, short_check
     text = unit(clip.encode_text(clip.tokenize(space.prompts())))
     cosines = unit(clip.encode_image(images)) @ text.t()
     assert scored.scores == pytest.approx(cosines.softmax(dim=1).amax(dim=1).tolist(), rel=1e-5)
-    assert only_run(tmp_path).read_scores() == [scored]
+    assert only_run(tmp_path).read_results(ScoreResult) == [scored]
     # A file that is there is read, one of other weights is replaced.
     file = only_run(tmp_path).result_file(NOVEL, model=ScoreResult)
     written = file.stat().st_mtime_ns
-    assert score_run(make_run(config, runtime), NOVEL) == scored and file.stat().st_mtime_ns == written
+    assert score_images(make_run(config, runtime), NOVEL) == scored and file.stat().st_mtime_ns == written
     write_json(file, json.loads(file.read_text()) | {"checkpoint_sha256": "0" * 64})
-    again = score_run(make_run(config, runtime), NOVEL)
+    again = score_images(make_run(config, runtime), NOVEL)
     assert (again.scores, again.checkpoint_sha256) == (scored.scores, scored.checkpoint_sha256)
 
 
@@ -108,7 +128,7 @@ def scores_of_a_rank(data: str, results: str, checkpoint: str) -> None:
     runtime = make_runtime(data, results)
     with init_process_group(ranks_from_environment(), torch.device("cpu")) as group:
         train(plan(checkpoint), runtime, group=group)
-        score_run(make_run(plan(checkpoint), runtime, group), NOVEL)
+        score_images(make_run(plan(checkpoint), runtime, group), NOVEL)
 
 
 @pytest.mark.slow
@@ -116,9 +136,9 @@ def scores_of_a_rank(data: str, results: str, checkpoint: str) -> None:
 def test_several_processes_write_the_scores_of_one(few_digits, short_checkpoint, tmp_path, size):
     alone = make_runtime(few_digits, tmp_path / "one")
     train(plan(str(short_checkpoint)), alone)
-    expected = score_run(make_run(plan(str(short_checkpoint)), alone), NOVEL)
+    expected = score_images(make_run(plan(str(short_checkpoint)), alone), NOVEL)
     run_ranks(size, scores_of_a_rank, str(few_digits), str(tmp_path / "several"), str(short_checkpoint))
-    [result] = only_run(tmp_path / "several").read_scores()
+    [result] = only_run(tmp_path / "several").read_results(ScoreResult)
     assert result.scores == expected.scores
 
 
@@ -129,11 +149,11 @@ def test_a_limit_marks_scores_and_never_replaces_those_of_all_images(
     train(config, make_runtime(few_digits, tmp_path))
     monkeypatch.setattr(Exporter, "post", lambda _, path: posted.append(path))
     limited = make_run(config, make_runtime(few_digits, tmp_path, limit=3))
-    assert score_run(limited, NOVEL).limited and len(score_run(limited, NOVEL).scores) == 3
-    whole = score_run(make_run(config, make_runtime(few_digits, tmp_path)), NOVEL)
-    assert not whole.limited and score_run(limited, NOVEL) == whole
+    assert score_images(limited, NOVEL).limited and len(score_images(limited, NOVEL).scores) == 3
+    whole = score_images(make_run(config, make_runtime(few_digits, tmp_path)), NOVEL)
+    assert not whole.limited and score_images(limited, NOVEL) == whole
     with pytest.raises(Exception, match="counts fewer: leave out --limit"):
-        score_run(limited, NOVEL, force=True)
+        score_images(limited, NOVEL, force=True)
     assert not posted, "MLflow has no scores"
     assert evaluate(config, KNOWN, make_runtime(few_digits, tmp_path)).total > 0 and posted == [config.path]
 
@@ -144,7 +164,7 @@ def test_a_classifier_with_its_own_score_is_scored_by_that_under_its_name(few_di
         method="gallop", dataset="digits", shots=2, backbone=str(short_checkpoint), overrides={"epochs": 1}
     )
     train(config, runtime)
-    scored, loaded = score_run(make_run(config, runtime), NOVEL), load_trained(config, runtime)
+    scored, loaded = score_images(make_run(config, runtime), NOVEL), load_trained(config, runtime)
     test, transform = (
         open_dataset(few_digits, "digits").open_images("test"),
         EvalTransform(32, loaded.clip.preparation.mean, loaded.clip.preparation.std),
@@ -162,7 +182,10 @@ def test_tables_name_a_score_that_is_not_the_common_one(made, capsys):
     for target, scores in {"digits:base": [1.5, 1.4], "tiles": [0.5, 1.6]}.items():
         put_scores(made, config, target, scores, score="GL-MCM")
     found = {row.method: row.unknown["tiles:all:test"] for row in load(made).itertuples()}
-    assert {method: detection.score for method, detection in found.items()} == {"maple": "MCM", "gallop": "GL-MCM"}
+    assert {method: detection.unknown.score for method, detection in found.items()} == {
+        "maple": "MCM",
+        "gallop": "GL-MCM",
+    }
     _, text, _ = run(capsys, "table", "--results", made)
     assert "GalLoP has its own score, GL-MCM." in text and "MaPLe has its own" not in text
 
@@ -186,9 +209,10 @@ def test_the_command_takes_a_folder_of_images_of_no_class(few_digits, short_chec
     # The run's own images are evaluated as well, so that the scores have a row.
     [row] = load(tmp_path / "results").itertuples()
     detection = row.unknown["holiday:all:test"]
-    assert detection.auroc == first["auroc"] and len(detection.unknown) == 3
-    refused = run(capsys, "eval", *chosen, *place, "--unknown", "digits")
-    assert refused[0] == 2 and "was trained on classes of it" in refused[2]
+    assert detection.auroc == first["auroc"] and len(detection.unknown.scores) == 3
+    for trained in ("digits", "digits:base", "digits:dev-base"):
+        refused = run(capsys, "eval", *chosen, *place, "--unknown", trained)
+        assert refused[0] == 2 and "was trained on classes of it" in refused[2]
 
 
 def test_the_sets_of_mos_say_where_they_come_from_and_have_one_class():
@@ -220,11 +244,24 @@ def test_the_images_of_a_set_without_classes_are_listed_by_name_at_any_depth(tmp
 
 
 def test_a_histogram_has_the_known_images_of_all_seeds_once():
-    known, unknown = np.array([[0.5, 0.7], [0.6, 0.8]]), np.array([[0.1], [0.2]])
+    config = plan_run(method="zeroshot", dataset="digits")
+    scores = {
+        "digits:base:test": [[0.5, 0.7], [0.6, 0.8]],
+        "holiday:all:test": [[0.1], [0.2]],
+        "tiles:all:test": [[0.2], [0.3]],
+    }
     seeds = [
-        {"holiday:all:test": Detection(100, 0, known[i], unknown[i], "", False),
-         "tiles:all:test": Detection(100, 0, known[i], unknown[i] + 0.1, "", False)}
+        detect_unknown(KNOWN, [made_score(config, target, values[i]) for target, values in scores.items()])
         for i in range(2)
-    ]  # fmt: skip
-    pooled = [values.tolist() for values in pool_scores(seeds).values()]
-    assert pooled == [[0.5, 0.7, 0.6, 0.8], pytest.approx([0.1, 0.2]), pytest.approx([0.2, 0.3])]
+    ]
+    frame = pd.DataFrame({"target": str(KNOWN), "title": "CLIP", "unknown": seeds})
+    long = [frame.assign(title=f"CLIP (zero-shot), evaluation squash, {samples} samples") for samples in range(2, 5)]
+    figure = draw_styled(partial(score_histograms, pd.concat([frame, *long])))
+    figure.draw_without_rendering()
+    texts = [text for panel in figure.axes for text in panel.findobj(Text) if "CLIP" in text.get_text()]
+    titles = [text.get_window_extent() for text in texts]
+    assert len(titles) == 4 and all(left.x1 < right.x0 for left, right in itertools.pairwise(titles))
+    panel = figure.axes[0]
+    drawn = {stairs.get_label(): stairs.get_data().values for stairs in panel.patches}
+    shares = {name: values[values > 0].tolist() for name, values in drawn.items()}
+    assert shares == {"known": [0.25] * 4, "holiday": [0.5] * 2, "tiles": [0.5] * 2}

@@ -16,13 +16,13 @@ from procap.errors import UserError
 from procap.methods import data_use
 from runner.config import EvalSettings, Target
 from runner.earlier_runs import preliminary_run
-from runner.evaluate import score_run
+from runner.evaluate import score_images
 from runner.hub import shared_files
 from runner.planning import plan_run
 from runner.run_folders import RunFolder, RunHeld
 from runner.train import train_run
 from runner.trained_runs import load_trained
-from shards.image_selection import load_few_shot, select_unlabelled
+from shards.image_selection import select_training_images, select_unlabelled
 from shards.reader import open_dataset
 
 SHORT = {"epochs": 1, "batch_size": 8, "warmup": "none"}
@@ -41,7 +41,7 @@ def planned(checkpoint, pool="few-shot", method="promptkd", **options):
 ])  # fmt: skip
 def test_a_pool_has_the_images_of_its_classes_without_labels(few_digits, pool, classes, labels):
     shards = open_dataset(few_digits, "digits")
-    fewshot = load_few_shot(shards, 2, seed=1, classes=classes)
+    fewshot = select_training_images(shards, 2, seed=1, classes=classes)
     chosen = select_unlabelled(shards, fewshot, pool, classes)
     assert chosen.labels == tuple(labels) and {*chosen.images.labels.tolist()} == {-1}
     train = shards.open_images("train")
@@ -51,7 +51,7 @@ def test_a_pool_has_the_images_of_its_classes_without_labels(few_digits, pool, c
 
 def test_a_run_records_its_pool_and_says_what_it_has_looked_at(few_digits, short_checkpoint, tmp_path):
     runtime, digests = make_runtime(few_digits, tmp_path), set()
-    seen = {"few-shot": "few-shot none base", "base": "none base base", "all": "none train all"}
+    seen = {"few-shot": "none few-shot base", "base": "none base base", "all": "none train all"}
     for pool, looked_at in seen.items():
         config = planned(short_checkpoint, pool)
         result = train(config, runtime)
@@ -112,7 +112,7 @@ def test_images_count_as_known_among_the_names_of_the_runs_classes_alone(few_dig
     method = load_trained(started).method
     make_classifier = method.classifier
     method.classifier = lambda space: names.append(space.classnames) or make_classifier(space)
-    score_run(started, Target("digits", "novel"))
+    score_images(started, Target("digits", "novel"))
     assert (len(method.space.classnames), *map(len, names)) == (10, 5) and names[0] == method.space.classnames[:5]
 
 
@@ -127,7 +127,7 @@ def test_a_training_waits_for_a_first_phase_that_another_process_trains(
         lock.enter_context(first.folder.locked())
         with pytest.raises(RunHeld, match="wait for it or stop it"):
             train_run(first)
-        monkeypatch.setattr("runner.train.note_once", lambda held: lock.close())
+        monkeypatch.setattr("warnings.warn", lambda held: lock.close())
         assert train_run(started).status == first.read_training().status == "finished"
 
 

@@ -10,7 +10,7 @@ from toy_shards import CLASSNAMES, toy_source
 from benchmarks.console.parse import expand_datasets, parse_datasets
 from procap.errors import UsageError, UserError
 from shards.catalogue import CATALOGUE, PUBLISHED, find
-from shards.manifest import FILE, lines_digest
+from shards.manifest import MANIFEST_FILE, lines_digest
 from shards.pack import pack_source
 from shards.raw.published import imagenet_wnids, published_classnames, raw_layout
 from shards.resolve import is_packed, resolve_dataset
@@ -157,10 +157,10 @@ def data(tmp_path_factory) -> Path:
     pack_source(toy_source(name="my-birds.v2", template="a photo of a {}, a type of bird."), root)
     pack_source(toy_source(name="stanford-cars", counts=TEST_ONLY), root)
     (root / "broken").mkdir()
-    (root / "broken" / FILE).write_text("{")
+    (root / "broken" / MANIFEST_FILE).write_text("{")
     (root / "nothing").mkdir()
     (root / "Not A Name").mkdir()
-    (root / "Not A Name" / FILE).write_text("{}")
+    (root / "Not A Name" / MANIFEST_FILE).write_text("{}")
     return root
 
 
@@ -198,7 +198,7 @@ def test_a_set_whose_manifest_is_broken_is_refused_unless_the_catalogue_knows_it
     with pytest.raises(UserError, match="damaged"):
         resolve_dataset("broken", data)
     (tmp_path / "dtd").mkdir()
-    (tmp_path / "dtd" / FILE).write_text("{")
+    (tmp_path / "dtd" / MANIFEST_FILE).write_text("{")
     assert resolve_dataset("dtd", tmp_path) == CATALOGUE["dtd"] and is_packed(tmp_path, "dtd")
 
 

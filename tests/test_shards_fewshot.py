@@ -17,10 +17,10 @@ from procap import errors
 from shards import manifest, pack, reader, records
 from shards.image_selection import (
     draw_positions,
-    load_few_shot,
     select_class_labels,
     select_labels,
     select_target_images,
+    select_training_images,
 )
 
 
@@ -140,7 +140,7 @@ def toy(tmp_path_factory) -> reader.ShardSet:
 
 
 def test_samples_are_stable_and_the_same_for_a_base_run_as_for_all_classes(toy):
-    everything, base, novel = (load_few_shot(toy, 2, 1, classes) for classes in ("all", "base", "novel"))
+    everything, base, novel = (select_training_images(toy, 2, 1, classes) for classes in ("all", "base", "novel"))
     assert everything.digest == manifest.lines_digest(everything.train.paths) == "020599b08bb8b514"
     chosen = set(base.train.paths) | set(novel.train.paths)
     assert chosen == set(everything.train.paths)
@@ -152,14 +152,14 @@ def test_samples_are_stable_and_the_same_for_a_base_run_as_for_all_classes(toy):
 
 
 def test_a_development_run_takes_of_the_base_samples_those_of_its_classes(toy):
-    base, half = (load_few_shot(toy, 2, 1, classes) for classes in ("base", "dev-base"))
+    base, half = (select_training_images(toy, 2, 1, classes) for classes in ("base", "dev-base"))
     assert half.classnames == CLASSNAMES[:2]
     kept = [path for path in base.train.paths if path.split("/")[1] in half.classnames]
     val = [path for path in base.val.paths if path.split("/")[1] in half.classnames]
     assert (half.train.paths, half.val.paths) == (kept, val)
     assert sorted(set(half.train.labels.tolist())) == [0, 1]
     with pytest.raises(errors.UsageError, match=r"one class \('crane .floating.'\) in its dev-novel half"):
-        load_few_shot(toy, 2, 1, "dev-novel")
+        select_training_images(toy, 2, 1, "dev-novel")
 
 
 def test_a_choice_without_classes_is_refused_by_name(tmp_path):
@@ -178,13 +178,13 @@ def test_a_choice_without_classes_is_refused_by_name(tmp_path):
 def test_val_takes_at_most_four_and_small_classes_give_what_they_have(toy):
     train, val = (np.bincount([label(i) for i in range(COUNTS[split])]) for split in ("train", "val"))
     assert train.min() < 5 < train.max() and val.min() < 4 < val.max()
-    drawn = load_few_shot(toy, 5, 1)
+    drawn = select_training_images(toy, 5, 1)
     assert np.bincount(drawn.train.labels).tolist() == np.minimum(train, 5).tolist()
     assert np.bincount(drawn.val.labels).tolist() == np.minimum(val, 4).tolist()
 
 
 def test_zero_shots_means_every_image_in_list_order(toy):
-    assert load_few_shot(toy, 0, 1).train.paths == toy.open_images("train").paths
+    assert select_training_images(toy, 0, 1).train.paths == toy.open_images("train").paths
 
 
 @pytest.mark.parametrize(("shots", "classes", "message"), [
@@ -194,7 +194,7 @@ def test_zero_shots_means_every_image_in_list_order(toy):
 ])  # fmt: skip
 def test_impossible_requests_are_answered(toy, shots, classes, message):
     with pytest.raises(errors.UsageError, match=message):
-        load_few_shot(toy, shots, 1, classes)
+        select_training_images(toy, shots, 1, classes)
 
 
 def test_evaluation_keeps_every_test_image_of_its_classes_in_list_order(toy):
@@ -215,7 +215,7 @@ def test_a_test_only_set_has_no_halves_and_nothing_to_train_on(tmp_path):
     with pytest.raises(errors.UsageError, match="test set without halves"):
         select_target_images(shards, "base")
     with pytest.raises(errors.UsageError, match="no images to train on"):
-        load_few_shot(shards, 16, 1)
+        select_training_images(shards, 16, 1)
 
 
 def test_the_command_lists_what_a_run_trains_on(tmp_path, capsys):
@@ -224,7 +224,7 @@ def test_the_command_lists_what_a_run_trains_on(tmp_path, capsys):
     code, document, text = run(
         capsys, "data", "few-shot", "toy", "--data", shards.folder.parent, "--shots", 2, "--json"
     )
-    expected, written = load_few_shot(shards, 2, 1), json.loads(document)
+    expected, written = select_training_images(shards, 2, 1), json.loads(document)
     assert code == 0 and written["train_digest"] == expected.digest
     assert [image["path"] for image in written["train"]] == expected.train.paths
     assert all(f" {path}\n" in text for path in expected.train.paths)

@@ -18,9 +18,9 @@ from shards.check import check_dataset
 from shards.mirror import mirror_root, refresh
 from shards.pack import pack_source
 from shards.reader import ImageList, open_dataset
-from shards.records import ImageRecord, png
 from shards.remote import upload
 from shards.resolve import is_packed, resolve_dataset
+from shards.source import ImageRecord, png
 
 
 @pytest.fixture(scope="module")

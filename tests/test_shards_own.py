@@ -17,7 +17,7 @@ from shards.raw.description import Description
 from shards.raw.guess import find_description
 from shards.raw.user_dataset import user_source
 from shards.reader import open_dataset
-from shards.records import Source, png
+from shards.source import Source, png
 
 HEAD = "name: my-birds\ntemplate: a photo of a {}, a type of bird.\n"
 SORTED = ("Ara", "Zebra finch", "bee_eater", "coal tit")
@@ -49,7 +49,7 @@ def test_class_folders_become_labels_sorted_by_code_point_and_are_split_by_the_r
     more = user_source(sheet(tmp_path, "folder: images\ntemplates: ['a {}.', 'a drawn {}']\n" + RULE))
     assert more.templates == ("a {}", "a drawn {}"), "full stops are dropped, as from the template"
     assert dict(source.counts) == {"train": 20, "val": 8, "test": 12}
-    assert source.size == sum(file.stat().st_size for file in (tmp_path / "images").rglob("*.png"))
+    assert source.total_bytes == sum(file.stat().st_size for file in (tmp_path / "images").rglob("*.png"))
     split_rows = {split: rows(source, split) for split in source.counts}
     everything = [row for part in split_rows.values() for row in part]
     assert sorted(path for path, _ in everything) == sorted(f"{c}/{i:02d}.png" for c in CLASSES for i in range(EACH))

@@ -31,7 +31,7 @@ from procap import errors
 from shards import builtin_sources, catalogue, reader
 from shards.manifest import lines_digest
 from shards.pack import pack_source
-from shards.records import ImageRecord, png
+from shards.source import ImageRecord, png
 from shards.world.generate import VERSION, paint, sample_seed
 
 
@@ -258,7 +258,7 @@ def test_an_image_that_is_listed_twice_in_a_split_is_refused(tmp_path):
 def test_a_shard_holds_fewer_images_where_they_are_large(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10**10))
-    manifest = pack_source(toy_source(size=61 * 10**8, per_shard=20), tmp_path)
+    manifest = pack_source(toy_source(total_bytes=61 * 10**8, per_shard=20), tmp_path)
     assert [shard.count for shard in manifest.splits["train"].shards] == [10, 10, 3]
 
 

@@ -17,11 +17,11 @@ from toy_shards import CLASSNAMES, COUNTS, is_whole, label, pixels, toy_source
 from procap.errors import UsageError, UserError
 from shards.check import check_dataset
 from shards.files import file_sha256
-from shards.image_selection import load_few_shot
+from shards.image_selection import select_training_images
 from shards.loader import evaluation_batches
 from shards.pack import pack_source
 from shards.reader import ImageList, open_dataset
-from shards.records import ImageRecord, png
+from shards.source import ImageRecord, png
 from shards.transforms import EvalTransform
 
 TRANSFORM = EvalTransform(8, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
@@ -258,7 +258,7 @@ def test_an_image_that_was_exchanged_is_refused_when_it_is_read_alone(root):
     data[image.offset_data + image.size - 5] ^= 1
     file.write_bytes(data)
     with pytest.raises(UserError, match=r"train/1\.tar is altered .the digest of train/.*6\.png differs.*--force"):
-        images = load_few_shot(open_dataset(root, "toy"), 0, 1).train
+        images = select_training_images(open_dataset(root, "toy"), 0, 1).train
         for i in range(len(images)):
             images.read(i)
     # Without digests, as in a mirror, the whole shard is compared.

@@ -20,8 +20,8 @@ from procap.errors import UsageError
 from runner.config import RunConfig
 from runner.planning import plan_run
 from shards import pack, reader, records
-from shards.image_selection import draw_positions, load_few_shot
-from shards.sampling import draw_uneven, parse_sampling
+from shards.image_selection import draw_positions, select_training_images
+from shards.sampling import draw_uneven
 
 LABELS = [label for label in range(3) for _ in range(20)]
 
@@ -79,13 +79,11 @@ def rare(tmp_path_factory) -> reader.ShardSet:
 def test_samples_are_drawn_within_the_classes_of_a_run_with_no_more_validation_images(rare):
     for sampling in ("decay:0.25", "natural", "natural-any"):
         for seed in range(4):
-            drawn = load_few_shot(rare, 4, seed, "base", sampling)
+            drawn = select_training_images(rare, 4, seed, "base", sampling)
             sizes, val = (np.bincount(images.labels, minlength=3) for images in (drawn.train, drawn.val))
             assert drawn.classnames == CLASSNAMES[:3] and (val <= np.minimum(sizes, 4)).all()
             assert sizes.sum() == 12 or sampling == "decay:0.25"
             assert sizes.min() >= (sampling != "natural-any")
-    balanced, even = load_few_shot(rare, 4, 1, "base"), load_few_shot(rare, 4, 1, "base", parse_sampling("decay:1"))
-    assert even.digest == balanced.digest
 
 
 @pytest.mark.parametrize(("shots", "sampling", "message"), [
@@ -94,7 +92,7 @@ def test_samples_are_drawn_within_the_classes_of_a_run_with_no_more_validation_i
 ])  # fmt: skip
 def test_a_sample_that_the_images_do_not_allow_is_refused(rare, shots, sampling, message):
     with pytest.raises(UsageError, match=message):
-        load_few_shot(rare, shots, 1, "base", sampling)
+        select_training_images(rare, shots, 1, "base", sampling)
 
 
 def test_the_sampling_is_part_of_a_run_unless_it_is_balanced():
@@ -104,10 +102,9 @@ def test_the_sampling_is_part_of_a_run_unless_it_is_balanced():
     hashes = {sampling: planned(sampling).hash for sampling in ("decay:0.25", "decay:0.06", "natural", "natural-any")}
     plain = plan_run(method="coop", dataset="digits")
     assert len({plain.hash, *hashes.values()}) == 5 and "sampling" not in plain.identity()
-    assert planned("decay:1") == plain and planned("decay:.060").hash == hashes["decay:0.06"]
     assert planned("natural", "zeroshot").hash == planned("balanced", "zeroshot").hash
-    for wrong in ("decay", "decay:0", "decay:2", "decay:nan", "Natural", ""):
-        with pytest.raises(UsageError, match=f"--sampling {wrong}: known are balanced, decay:RATIO"):
+    for wrong in ("decay", "decay:0", "decay:1", "decay:0.0", "decay:.06", "decay:0.060", "Natural", ""):
+        with pytest.raises(UsageError, match=f"--sampling {wrong}: known are balanced, natural"):
             planned(wrong)
 
 

@@ -28,9 +28,9 @@ from runner.planning import plan_run
 from shards import pipeline
 from shards.builtin_sources import builtin_source
 from shards.catalogue import find
-from shards.device.stream import DeviceTrainStream
+from shards.device.loader import DeviceTrainLoader
 from shards.kept_crops import KeptCrops
-from shards.loader import DecodedImages, StreamOptions, TrainStream, evaluation_batches, shard_order
+from shards.loader import DecodedImages, LoaderOptions, TrainLoader, evaluation_batches, shard_order
 from shards.mirror import mirror_root
 from shards.pack import pack_source
 from shards.reader import ImageList, open_dataset
@@ -80,26 +80,26 @@ def same(first, second) -> bool:
 
 @pytest.mark.parametrize(("batch", "steps", "sizes"), [(4, 5, {4}), (23, 1, {23}), (22, 1, {22}), (24, 1, {23})])
 def test_the_last_batch_is_dropped_only_when_there_is_a_full_one(train_part, batch, steps, sizes):
-    stream = TrainStream(train_part, batch, AUGMENT, seed=1)
-    batches = list(stream.epoch(0))
-    assert len(batches) == stream.steps_per_epoch == steps
+    loader = TrainLoader(train_part, batch, AUGMENT, seed=1)
+    batches = list(loader.epoch(0))
+    assert len(batches) == loader.steps_per_epoch == steps
     assert {len(labels) for _, labels in batches} == sizes
     images, labels = batches[0]
     assert images.shape[1:] == (3, 8, 8) and images.dtype == torch.float32 and labels.dtype == torch.int64
 
 
 def test_an_epoch_visits_images_once_in_an_order_of_seed_and_epoch(train_part):
-    stream = TrainStream(train_part, 4, AUGMENT, seed=1)
-    orders = [tuple(stream.order(epoch)) for epoch in range(4)]
+    loader = TrainLoader(train_part, 4, AUGMENT, seed=1)
+    orders = [tuple(loader.order(epoch)) for epoch in range(4)]
     assert all(sorted(order) == list(range(23)) for order in orders) and len(set(orders)) == 4
-    assert orders == [tuple(TrainStream(train_part, 9, AUGMENT, seed=1).order(epoch)) for epoch in range(4)]
-    assert TrainStream(train_part, 4, AUGMENT, seed=2).order(0) != list(orders[0])
-    labels = torch.cat([labels for _, labels in stream.epoch(0)])
+    assert orders == [tuple(TrainLoader(train_part, 9, AUGMENT, seed=1).order(epoch)) for epoch in range(4)]
+    assert TrainLoader(train_part, 4, AUGMENT, seed=2).order(0) != list(orders[0])
+    labels = torch.cat([labels for _, labels in loader.epoch(0)])
     assert labels.tolist() == train_part.labels[list(orders[0][:20])].tolist()
 
 
 def test_augmentation_depends_on_seed_epoch_and_image_not_on_the_batch(train_part):
-    small, large = TrainStream(train_part, 4, AUGMENT, seed=1), TrainStream(train_part, 20, AUGMENT, seed=1)
+    small, large = TrainLoader(train_part, 4, AUGMENT, seed=1), TrainLoader(train_part, 20, AUGMENT, seed=1)
     assert torch.equal(torch.cat([images for images, _ in small.epoch(3)]), next(large.epoch(3))[0])
     one = {i: image for i, image in zip(small.order(0), torch.cat([x for x, _ in small.epoch(0)]), strict=False)}
     two = {i: image for i, image in zip(small.order(1), torch.cat([x for x, _ in small.epoch(1)]), strict=False)}
@@ -141,12 +141,12 @@ def test_processes_evaluate_every_image_exactly_once(packings, count, batch, wor
 def test_processes_share_the_training_batch_of_one(packings, count, batch, world_size, workers, start, epoch, augment):
     """Equally many steps on all of them, resumed or not; their parts together are what one process would see."""
     split = packings[5][0].subset(range(count))
-    whole = list(TrainStream(split, batch, augment, seed=1).epoch(epoch))
+    whole = list(TrainLoader(split, batch, augment, seed=1).epoch(epoch))
     assert len(whole) == max(1, count // batch)
     assert all(images.shape[1:] == augment.shape for images, _ in whole)
     for rank in range(world_size):
-        stream = TrainStream(split, batch, augment, 1, StreamOptions(workers, rank, world_size))
-        part = list(stream.epoch(epoch, start))
+        loader = TrainLoader(split, batch, augment, 1, LoaderOptions(workers, rank, world_size))
+        part = list(loader.epoch(epoch, start))
         assert same(part, [(images[rank::world_size], labels) for images, labels in whole[start:]])
 
 
@@ -168,11 +168,11 @@ def test_a_shard_that_is_gone_stops_the_evaluation(tmp_path, workers):
 
 def test_threads_end_when_a_stream_is_left_early(train_part):
     before = set(threading.enumerate())
-    stream = TrainStream(train_part, 4, AUGMENT, 1, StreamOptions(workers=3)).epoch(0)
-    next(stream)
+    loader = TrainLoader(train_part, 4, AUGMENT, 1, LoaderOptions(workers=3)).epoch(0)
+    next(loader)
     started = set(threading.enumerate()) - before
     assert started and all(thread.is_alive() for thread in started)
-    del stream
+    del loader
     assert not any(thread.is_alive() for thread in started)
 
 
@@ -182,8 +182,8 @@ def test_decoded_images_are_kept_up_to_a_bound(train_part):
         images = DecodedImages(train_part, room)
         first, second = ([images[i] for i in range(23)] for _ in range(2))
         assert sum(a is b for a, b in zip(first, second, strict=True)) == min(23, room // size)
-        bounded = TrainStream(train_part, 4, AUGMENT, 1, StreamOptions(cache_bytes=room))
-        assert same(list(bounded.epoch(0)), list(TrainStream(train_part, 4, AUGMENT, seed=1).epoch(0)))
+        bounded = TrainLoader(train_part, 4, AUGMENT, 1, LoaderOptions(cache_bytes=room))
+        assert same(list(bounded.epoch(0)), list(TrainLoader(train_part, 4, AUGMENT, seed=1).epoch(0)))
 
 
 MANY_PHOTOS = """
@@ -195,7 +195,7 @@ sys.path.insert(0, "tests")
 from toy_shards import toy_source
 from shards.pack import pack_source
 from shards.reader import open_dataset
-from shards.records import ImageRecord
+from shards.source import ImageRecord
 from shards.loader import evaluation_batches
 from shards.transforms import EvalTransform
 def photo(number):
@@ -343,11 +343,11 @@ def test_streamed_training_batches_are_those_of_stored_shards_on_any_number_of_p
     stored = open_dataset(server.folder, "toy").open_images("train")
     streamed = open_dataset(mirrored, "toy", stream=True).open_images("train", sequential=True)
     plain = TrainAugment(8, MEAN, STD)
-    stream_class = partial(DeviceTrainStream, device=device) if device else TrainStream
+    loader_class = partial(DeviceTrainLoader, device=device) if device else TrainLoader
     rooms = {"cache_bytes": cache_bytes, "window_bytes": window_bytes, "device_bytes": 900}
     for rank, world_size in ((0, 1), (0, 2), (1, 2)):
-        expected = TrainStream(stored, 4, plain, 1, StreamOptions(0, rank, world_size, **rooms))
-        batches = stream_class(streamed, 4, plain, 1, StreamOptions(2, rank, world_size, **rooms))
+        expected = TrainLoader(stored, 4, plain, 1, LoaderOptions(0, rank, world_size, **rooms))
+        batches = loader_class(streamed, 4, plain, 1, LoaderOptions(2, rank, world_size, **rooms))
         for epoch, start in ((0, 0), (1, 3)):
             assert same(list(batches.epoch(epoch, start)), list(expected.epoch(epoch, start)))
     assert not list(mirrored.rglob("*.tar"))

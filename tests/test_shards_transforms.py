@@ -14,9 +14,9 @@ from procap import errors
 from shards import loader, pack, reader, records, transfer
 from shards.device.crops import REDUCTION, DeviceResize, augments_on_device, fits
 from shards.device.evaluation import device_evaluation_batches
-from shards.device.stream import DeviceTrainStream
-from shards.loader import StreamOptions
-from shards.pools import prefetch
+from shards.device.loader import DeviceTrainLoader
+from shards.loader import LoaderOptions
+from shards.tasks import prefetch
 from shards.transforms import EvalTransform, TrainAugment, View, crop_box, jitter_colours
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -228,7 +228,7 @@ def test_only_crop_and_flip_are_done_on_the_device(train):
     for other in (TrainAugment(8, MEAN, STD, rotation=5), TrainAugment(8, MEAN, STD, colour_jitter=0.1)):
         assert not augments_on_device(other)
         with pytest.raises(ValueError):
-            DeviceTrainStream(train, 4, other, 1, StreamOptions(), torch.device("cpu"))
+            DeviceTrainLoader(train, 4, other, 1, LoaderOptions(), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -238,15 +238,15 @@ def test_only_crop_and_flip_are_done_on_the_device(train):
 def test_every_batch_is_that_of_the_plain_stream(train, device, workers, device_bytes, cache_bytes):
     rooms = {"device_bytes": device_bytes, "cache_bytes": cache_bytes}
     for augment in (AUGMENT, TrainAugment(8, MEAN, STD, (0.5, 1.0), flip=False)):
-        plain = loader.TrainStream(train, 4, augment, seed=1)
-        stream = DeviceTrainStream(train, 4, augment, 1, StreamOptions(workers, **rooms), torch.device(device))
-        assert stream.steps_per_epoch == plain.steps_per_epoch
+        plain = loader.TrainLoader(train, 4, augment, seed=1)
+        ours = DeviceTrainLoader(train, 4, augment, 1, LoaderOptions(workers, **rooms), torch.device(device))
+        assert ours.steps_per_epoch == plain.steps_per_epoch
         for epoch in range(3):
-            batches = list(stream.epoch(epoch))
+            batches = list(ours.epoch(epoch))
             assert all(images.is_contiguous() for images, _ in batches)
             kinds = {(t.device.type, t.dtype) for batch in batches for t in batch}
             assert kinds == {(device, torch.float32), (device, torch.int64)}
-            assert same(batches, list(plain.epoch(epoch))) and stream.order(epoch) == plain.order(epoch)
+            assert same(batches, list(plain.epoch(epoch))) and ours.order(epoch) == plain.order(epoch)
 
 
 @settings(max_examples=30, deadline=None)
@@ -257,10 +257,10 @@ def test_every_batch_is_that_of_the_plain_stream(train, device, workers, device_
 def test_processes_share_the_batch_of_one_and_resume_alike(train, count, batch, world_size, workers, start, epoch):
     split = train.subset(range(count))
     for rank in range(world_size):
-        plain = loader.TrainStream(split, batch, AUGMENT, 2, StreamOptions(0, rank, world_size))
-        options = StreamOptions(workers, rank, world_size)
-        stream = DeviceTrainStream(split, batch, AUGMENT, 2, options, torch.device("cpu"))
-        assert same(list(stream.epoch(epoch, start)), list(plain.epoch(epoch, start)))
+        plain = loader.TrainLoader(split, batch, AUGMENT, 2, LoaderOptions(0, rank, world_size))
+        options = LoaderOptions(workers, rank, world_size)
+        ours = DeviceTrainLoader(split, batch, AUGMENT, 2, options, torch.device("cpu"))
+        assert same(list(ours.epoch(epoch, start)), list(plain.epoch(epoch, start)))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -275,12 +275,12 @@ def test_an_image_is_read_once_while_there_is_room_for_its_pixels(train, device,
     rooms = [(total, 0, 0), (total - 1, 0, 1), (0, 0, len(fitting)), (0, 2**30, 0)]
     for device_bytes, cache_bytes, again in rooms:
         reads.clear()
-        options = StreamOptions(workers, device_bytes=device_bytes, cache_bytes=cache_bytes)
-        stream = DeviceTrainStream(fitting, len(fitting), AUGMENT, 1, options, torch.device(device))
-        list(stream.epoch(0))
+        options = LoaderOptions(workers, device_bytes=device_bytes, cache_bytes=cache_bytes)
+        ours = DeviceTrainLoader(fitting, len(fitting), AUGMENT, 1, options, torch.device(device))
+        list(ours.epoch(0))
         assert len(reads) == len(fitting)
-        list(stream.epoch(1))
-        list(stream.epoch(2))
+        list(ours.epoch(1))
+        list(ours.epoch(2))
         assert len(reads) == len(fitting) + 2 * again
 
 
@@ -289,11 +289,11 @@ def test_an_unreadable_image_raises_the_error_of_the_plain_stream(tmp_path, work
     pack.pack_source(toy_source(photos, counts={"train": COUNT}, per_shard=5), tmp_path)
     split = reader.open_dataset(tmp_path, "toy").open_images("train")
     (tmp_path / "toy/train/2.tar").write_bytes(b"")
-    plain = loader.TrainStream(split, 1, AUGMENT, seed=1)
+    plain = loader.TrainLoader(split, 1, AUGMENT, seed=1)
     messages = []
-    for stream in (plain, DeviceTrainStream(split, 1, AUGMENT, 1, StreamOptions(workers), torch.device("cpu"))):
+    for ours in (plain, DeviceTrainLoader(split, 1, AUGMENT, 1, LoaderOptions(workers), torch.device("cpu"))):
         with pytest.raises(errors.UserError, match=r"2\.tar was cut short") as raised:
-            list(stream.epoch(0))
+            list(ours.epoch(0))
         messages.append(str(raised.value))
     assert messages[0] == messages[1]
 
@@ -302,7 +302,7 @@ def test_an_unreadable_image_raises_the_error_of_the_plain_stream(tmp_path, work
 def test_on_a_gpu_batches_stay_right_while_the_device_is_busy(train):
     """Long kernels behind which later batches are made would show memory that is written again too early."""
     busy, stream = torch.randn(2048, 2048, device="cuda"), torch.cuda.Stream()
-    ours = DeviceTrainStream(train, 4, AUGMENT, 1, StreamOptions(2, device_bytes=12_000), torch.device("cuda"))
+    ours = DeviceTrainLoader(train, 4, AUGMENT, 1, LoaderOptions(2, device_bytes=12_000), torch.device("cuda"))
     for epoch in range(10):
         copies = []
         with torch.cuda.stream(stream):
@@ -312,12 +312,12 @@ def test_on_a_gpu_batches_stay_right_while_the_device_is_busy(train):
                 copies.append((images.clone(), labels.clone()))
                 del images, labels
         torch.cuda.synchronize()
-        assert same(copies, list(loader.TrainStream(train, 4, AUGMENT, seed=1).epoch(epoch)))
+        assert same(copies, list(loader.TrainLoader(train, 4, AUGMENT, seed=1).epoch(epoch)))
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_no_step_waits_for_the_device_once_all_images_are_there(train):
-    ours = DeviceTrainStream(train, 4, AUGMENT, 1, StreamOptions(2), torch.device("cuda"))
+    ours = DeviceTrainLoader(train, 4, AUGMENT, 1, LoaderOptions(2), torch.device("cuda"))
     for epoch in range(3):
         list(ours.epoch(epoch))
     before = torch.cuda.get_sync_debug_mode()

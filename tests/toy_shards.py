@@ -17,7 +17,7 @@ from shards.builtin_sources import builtin_source
 from shards.catalogue import find
 from shards.check import check_dataset
 from shards.pack import pack_source
-from shards.records import ImageRecord, Source, png
+from shards.source import ImageRecord, Source, png
 
 CLASSNAMES = ("red_ball", "left-handed teapot", "crane (floating)", "potter's wheel", "kite")
 COUNTS = {"train": 23, "val": 21, "test": 17}

@@ -2,9 +2,10 @@
 
     python -m tools.speed                     ProCAP at ViT-B/16 with random weights on a CPU; about eight minutes
     python -m tools.speed --methods coop,maple,mmrl --sizes train:51:4 --rounds 1      two minutes
-    python -m tools.speed --backbone mini --sizes train:20:4      a minute, to see that it works
+    OMP_NUM_THREADS=1 python -m tools.speed --backbone mini --sizes train:20:4      a minute, to see that it works
 
-A ratio is the median over rounds, in which the modes alternate. `counted` is the ratio of counted operations.
+A ratio is the median over rounds, in which the modes alternate. `counted` is the ratio of counted operations. Fast mode
+gives small work one thread; two of reference mode wait for each other on a busy machine, ten times as long in all.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from PIL import Image
 
 from benchmarks.console.packing_progress import pack_with_progress
 from benchmarks.runtime.synthetic import class_names
-from shards.records import ImageRecord, Source
 from shards.resolve import is_packed
+from shards.source import ImageRecord, Source
 
 TRAIN_IMAGES, TEST_IMAGES = 16, 4
 

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.batch import Failures
 from benchmarks.cli.data_sources import packing_root, report_packed, select_published
 from benchmarks.cli.flags import ModeFlags, Workers, command, flag, switch
+from benchmarks.cli.several_runs import Failures
 from benchmarks.console.output import columns, note, plural, show
 from benchmarks.console.packing_progress import pack_with_progress
 from procap.errors import UserError

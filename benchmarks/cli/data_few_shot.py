@@ -10,11 +10,11 @@ import typer
 from benchmarks.cli.flags import Data, Sampling, command, flag
 from benchmarks.console.output import columns, note, plural, show, show_json
 from shards.default_paths import data_root
-from shards.image_selection import load_few_shot, parse_classes
+from shards.image_selection import parse_classes, select_training_images
 from shards.manifest import lines_digest
 from shards.reader import open_dataset
 from shards.resolve import resolve_dataset
-from shards.sampling import BALANCED, parse_sampling
+from shards.sampling import BALANCED, check_sampling
 
 
 @command(
@@ -33,8 +33,8 @@ def few_shot(
     """List the few-shot images of a data set, drawn by CoOp's rule or an uneven one."""
     root = data_root(data)
     shards = open_dataset(root, resolve_dataset(name, root).name)
-    rule = parse_sampling(sampling or BALANCED)
-    samples = load_few_shot(shards, shots, seed, parse_classes(classes), rule)
+    rule = check_sampling(sampling or BALANCED)
+    samples = select_training_images(shards, shots, seed, parse_classes(classes), rule)
     document: dict[str, Any] = {"dataset": shards.name, "shots": shots, "sampling": rule, "seed": seed}
     rows: list[tuple[object, ...]] = []
     for split, chosen in (("train", samples.train), ("val", samples.val)):

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.batch import Failures
 from benchmarks.cli.data_sources import DatasetToPack, packing_root, report_note, report_packed, select_datasets
 from benchmarks.cli.flags import ModeFlags, Workers, command, flag, switch
+from benchmarks.cli.several_runs import Failures
 from benchmarks.console.output import columns, note, show
 from benchmarks.console.packing_progress import count_images, format_classes, pack_with_progress
 from procap.errors import UsageError

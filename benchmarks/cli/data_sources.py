@@ -15,15 +15,15 @@ from procap.errors import UsageError
 from shards.builtin_sources import builtin_source
 from shards.catalogue import GROUPS, PUBLISHED, Dataset, find, find_or_none
 from shards.default_paths import data_root
-from shards.manifest import FILE, Manifest
+from shards.manifest import MANIFEST_FILE, Manifest
 from shards.mirror import refuse_packing
 from shards.raw.description import read_description
 from shards.raw.folders import is_image_name
 from shards.raw.guess import find_description
 from shards.raw.published import find_folder, raw_source
 from shards.raw.user_dataset import user_source
-from shards.records import Source
 from shards.resolve import resolve_dataset
+from shards.source import Source
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DatasetToPack:
 
 
 def select_datasets(
-    names: Iterable[str], raw: Path | None, data_root: Path, max_side: int | None = None
+    names: Iterable[str], raw: Path | None, root: Path, max_side: int | None = None
 ) -> list[DatasetToPack]:
     """Resolve `names`: each is a data set, a YAML file, a folder of images, or a group (all, world, paper).
 
@@ -51,7 +51,7 @@ def select_datasets(
     for text in names:
         for name in [text] if is_user_folder(text) else split_names(text):
             group = _resolve_paper(raw) if name.lower() == "paper" else expand_datasets(name)
-            for dataset in (_resolve_name(member, raw, data_root, max_side) for member in group):
+            for dataset in (_resolve_name(member, raw, root, max_side) for member in group):
                 first = selected.setdefault(dataset.name, dataset)
                 if first.yaml_file != dataset.yaml_file:
                     raise UsageError(f"{first.yaml_file} and {dataset.yaml_file} both describe '{dataset.name}'")
@@ -86,7 +86,7 @@ def report_note(text: str) -> None:
     note(f"procap: {text if text.startswith(('problem: ', 'warning: ')) else f'note: {text}'}")
 
 
-def _resolve_name(name: str, raw: Path | None, data_root: Path, max_side: int | None) -> DatasetToPack:
+def _resolve_name(name: str, raw: Path | None, root: Path, max_side: int | None) -> DatasetToPack:
     path = Path(name).expanduser()
     if is_user_folder(name):
         # By the YAML file next to the folder, which is guessed if there is none.
@@ -95,17 +95,17 @@ def _resolve_name(name: str, raw: Path | None, data_root: Path, max_side: int | 
     elif name.lower().endswith((".yaml", ".yml")):
         file, text = path, ""
     else:
-        return _resolve_dataset(name, raw, data_root)
+        return _resolve_dataset(name, raw, root)
     return DatasetToPack(read_description(file, text).name, partial(user_source, file, text), str(file), text)
 
 
-def _resolve_dataset(name: str, raw: Path | None, data_root: Path) -> DatasetToPack:
+def _resolve_dataset(name: str, raw: Path | None, root: Path) -> DatasetToPack:
     path = Path(name).expanduser()
     if os.sep in name or is_image_name(name) or path.is_file():
         what = f"{name} is no folder" if path.exists() else f"there is no folder {name}"
         raise UsageError(f"{what}: name a folder of images, a YAML file or a data set")
-    dataset = resolve_dataset(name, data_root)
-    if path.is_dir() and not raw and not (path / FILE).exists():
+    dataset = resolve_dataset(name, root)
+    if path.is_dir() and not raw and not (path / MANIFEST_FILE).exists():
         note(f"procap: warning: '{name}' is taken for the data set of that name; pack the folder here as ./{name}")
     if dataset.images_from == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.cli import flags
-from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import default_targets, find_run, runtime_config, selected_runs
+from benchmarks.cli.several_runs import Failures, process_group
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, quote, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import split_names
@@ -19,13 +19,13 @@ from benchmarks.results.frame import OF_IMAGES
 from benchmarks.suites.preconditions import check_weights_of
 from procap.errors import UsageError
 from runner.config import RunConfig, Target
-from runner.planning import check_unknown, known_target
-from runner.results import EvalResult, ScoreResult
+from runner.planning import known_target
+from runner.results import EvalResult
 from runner.run_state import RunSpec, RunState, read_states
 from runner.session import Run, Session
+from shards.image_selection import select_labels
 
 Evaluated = tuple[RunConfig, Target, EvalResult]
-Scored = tuple[RunConfig, list[ScoreResult]]
 
 
 @flags.command(
@@ -67,9 +67,12 @@ def evaluate(
             # Refuse impossible settings before any run is evaluated.
             runtime.evaluation.for_run(config)
             tests = named or default_targets(config, runtime.data)
-            for target in unknown_sets:
-                check_unknown(config, target)
+            if unknown_sets:
                 tests = [*dict.fromkeys([*named, known_target(config)])]
+            for target in unknown_sets:
+                trained, asked = ({*select_labels(range(8), half)} for half in (config.classes, target.classes))
+                if target.dataset == config.dataset and trained & asked:
+                    raise UsageError(f"--unknown {target}: {config.path} was trained on classes of it")
             specs.append(RunSpec(config=config, targets=tuple(map(str, tests))))
         return specs, found_in.results, found_in.results_url
 
@@ -85,10 +88,9 @@ def evaluate(
     with process_group(runtime, lambda _: find_runs(), on_first=bool(folders)) as (session, (runs, results, url)):
         session = Session(replace(session.runtime, results=results, results_url=url), session.group)
         failures = Failures(len(runs), group=session.group)
-        done = _evaluate_all(runs, session, failures, force=mode.force)
-        scored = _score_all(runs, unknown_sets, session, failures, force=mode.force)
+        done, detected = _evaluate_all(runs, unknown_sets, session, failures, force=mode.force)
         session.exporter.flush(create=False)
-    code = _show_evaluations(done, scored, failures)
+    code = _show_evaluations(done, detected, failures)
     if code == 0 and done:
         shown = session.runtime.shown_results
         where = f" --results {quote(shown)}" if shown != "results" else ""
@@ -96,14 +98,14 @@ def evaluate(
     return code
 
 
-def _show_evaluations(done: Sequence[Evaluated], scored: Sequence[Scored], failures: Failures) -> int:
+def _show_evaluations(done: Sequence[Evaluated], detected: Sequence[Mapping[str, Any]], failures: Failures) -> int:
     rows: list[tuple[object, ...]] = []
     for config, target, result in done:
         accuracy, fit = f"{result.accuracy:.2f}", result.calibration
         accuracy += " †" * result.limited + " ‡" * config.chosen_on_test
         probabilities = (f"{fit.nll:.3f}", f"{fit.equal_width.ece:.2f}") if fit else ("-", "-")
         rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
-        name = result.settings.label or "default"
+        name = result.settings.name or "default"
         name += f" ({result.temperature:g})" if result.temperature else ""
         rows.append((config.path, str(target), name, result.correct, result.total, accuracy, *probabilities, rate))
     if rows:
@@ -113,17 +115,8 @@ def _show_evaluations(done: Sequence[Evaluated], scored: Sequence[Scored], failu
         note("† limited: only the first images of the target were evaluated")
     for target in dict.fromkeys(target for _, target, result in done if result.num_classes == 1):
         note(f"{target} has one class, so that every image counts as right")
-    detections: list[dict[str, Any]] = []
-    for config, results in scored:
-        known = known_target(config)
-        detected = detect_unknown(known, results).get(results[0].settings.label, {})
-        detections += [
-            {"run": config.path, "known": str(known), "unknown": target, "score": each.score}
-            | {"auroc": each.auroc, "fpr95": each.fpr95}
-            for target, each in detected.items()
-        ]
-    if detections:
-        cells = [(*[*row.values()][:4], f"{row['auroc']:.2f}", f"{row['fpr95']:.2f}") for row in detections]
+    if detected:
+        cells = [[f"{cell:.2f}" if isinstance(cell, float) else cell for cell in row.values()] for row in detected]
         show("\n" + columns(("run", "known", "unknown", "score", "AUROC", "FPR95"), cells))
     code = note_failures(len(done), failures.reasons)
     evaluated = [
@@ -131,15 +124,21 @@ def _show_evaluations(done: Sequence[Evaluated], scored: Sequence[Scored], failu
         | result.model_dump(exclude={"per_class", "environment", *OF_IMAGES})
         for config, _, result in done
     ]
-    show_json({"evaluated": evaluated, "unknown": detections, "failed": failures.reasons})
+    show_json({"evaluated": evaluated, "unknown": detected, "failed": failures.reasons})
     return code
 
 
-def _evaluate_all(runs: Iterable[RunSpec], session: Session, failures: Failures, *, force: bool) -> list[Evaluated]:
-    """Evaluate finished runs on all targets; each run is loaded once, if it is needed."""
-    from runner.evaluate import evaluate_run
+def _evaluate_all(
+    runs: Iterable[RunSpec], unknown: Sequence[Target], session: Session, failures: Failures, *, force: bool
+) -> tuple[list[Evaluated], list[dict[str, Any]]]:
+    """Evaluate finished runs on all targets, and tell images of their classes from those of the sets `unknown`.
+
+    Each run is loaded once, if it is needed.
+    """
+    from runner.evaluate import evaluate_run, score_images
 
     done: list[Evaluated] = []
+    detected: list[dict[str, Any]] = []
     for spec in runs:
         # The object of a run keeps what it has loaded for all targets.
         run, config = session.get_run(spec.config), spec.config
@@ -153,23 +152,15 @@ def _evaluate_all(runs: Iterable[RunSpec], session: Session, failures: Failures,
                 name = f"{config.method}, seed {config.seed}"
                 note(f"  {target}: {result.accuracy:.2f} % ({result.correct}/{result.total}) {name}")
                 done.append((config, target, result))
-    return done
-
-
-def _score_all(
-    runs: Iterable[RunSpec], unknown: Sequence[Target], session: Session, failures: Failures, *, force: bool
-) -> list[Scored]:
-    """Score the images of each run's classes, and those of all sets of unknown images, if there are any."""
-    from runner.evaluate import score_run
-
-    scored: list[Scored] = []
-    for spec in runs if unknown else ():
-        run = session.get_run(spec.config)
-        with failures.collect(f"{run.path} on unknown images"):
-            pack_missing_with_progress([target.dataset for target in unknown], session.runtime.data)
-            targets = (known_target(run.config), *unknown)
-            scored.append((run.config, [score_run(run, target, force=force) for target in targets]))
-    return scored
+        if unknown:
+            with failures.collect(f"{config.path} on unknown images"):
+                pack_missing_with_progress([target.dataset for target in unknown], session.runtime.data)
+                known = known_target(config)
+                scores = [score_images(run, target, force=force) for target in (known, *unknown)]
+                for name, each in detect_unknown(known, scores).items():
+                    row = {"run": config.path, "known": str(known), "unknown": name, "score": each.unknown.score}
+                    detected.append(row | {"auroc": each.auroc, "fpr95": each.fpr95})
+    return done, detected
 
 
 def prepare_untrained(run: Run, *, force: bool) -> None:

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from benchmarks.cli import flags
-from benchmarks.cli.batch import Failures
 from benchmarks.cli.selection import find_run, runtime_config
+from benchmarks.cli.several_runs import Failures
 from benchmarks.console.output import note, note_failures, show, show_json
 from runner.session import Session
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli import flags
-from benchmarks.cli.batch import Failures
 from benchmarks.cli.selection import runtime_config, selected_runs
+from benchmarks.cli.several_runs import Failures
 from benchmarks.console.output import columns, note, note_failures, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from procap.errors import UsageError

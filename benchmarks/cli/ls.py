@@ -15,8 +15,8 @@ from benchmarks.cli.selection import run_filter
 from benchmarks.console.output import JSON_STREAM, columns, note, plural, show, show_json
 from benchmarks.console.parse import parse_methods
 from benchmarks.experiment.profiles import PAPER
-from benchmarks.experiment.titles import title_method
-from benchmarks.results.frame import describe_settings, open_results, run_folders, title_variants
+from benchmarks.experiment.titles import describe_settings, title_method, title_variants
+from benchmarks.results.frame import open_results, run_folders
 from benchmarks.suites import SUITES, load_suite
 from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import METHODS, describe_method, method_class
@@ -162,9 +162,9 @@ def _backbones() -> Listing:
         admitted = "all" if len(plain) == 2 else f"{plain[0]} only" if plain else "features only"
         patch = f"patch {vision['patch_size']}" if vision.get("patch_size") else "ResNet"
         widths = f"widths {vision.get('width', '-')}/{text.get('width', '-')}"
-        note = f"{vision['image_size']} px, {vision.get('timm_model_name', patch)}, {widths}"
-        note += ", QuickGELU" * config.get("quick_gelu", False)
-        rows.append({"name": name, "methods": admitted, "note": note, "tags": list(published_weights(name))})
+        about = f"{vision['image_size']} px, {vision.get('timm_model_name', patch)}, {widths}"
+        about += ", QuickGELU" * config.get("quick_gelu", False)
+        rows.append({"name": name, "methods": admitted, "note": about, "tags": list(published_weights(name))})
     shown = [(row["name"], row["methods"], row["note"]) for row in rows]
     headers = ("backbone", "methods", "what it is; below it the weights for --pretrained")
     return _write_below(columns(headers, shown), [", ".join(row["tags"]) for row in rows]), rows
@@ -227,7 +227,7 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
             is_test_set = (target.dataset, target.split) == (config.dataset, "test")
             # Two classes or fewer have no halves: the accuracy after base classes is then that on all.
             is_extra = (config.classes, target.classes) == ("base", "all") and result.num_classes > 2
-            if is_test_set and not (is_extra or result.limited or result.settings.label):
+            if is_test_set and not (is_extra or result.limited or result.settings.name):
                 accuracies[target.classes] = result.accuracy
     except UserError as error:
         state = RunState("broken", reason=str(error))

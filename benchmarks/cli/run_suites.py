@@ -142,6 +142,8 @@ def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: Ru
             note(f"{suite.name} is left out: {why}")
         else:
             raise UsageError(f"{suite.name} cannot run: {why}")
+    if not (suite_flags.profile or named or is_paper):
+        note("profile mini, generated data: --data has no data set of the paper")
     return plans
 
 

@@ -48,7 +48,7 @@ from shards.default_paths import cache_home, data_root
 from shards.image_selection import parse_classes, select_labels
 from shards.names import join_first
 from shards.resolve import resolve_dataset
-from shards.sampling import BALANCED, parse_sampling
+from shards.sampling import BALANCED, check_sampling
 
 HASH_PREFIX = re.compile("[0-9a-f]{1,8}")
 
@@ -89,7 +89,7 @@ def selected_runs(
             precision=selection.precision or "fp32",
             recipe=recipe_flags.recipe or "published",
             task=task,
-            shared_overrides=overrides,
+            overrides=overrides,
             options={**control_options(method, recipe_flags.recipe), **options[method]},
             data=data,
         )
@@ -198,7 +198,7 @@ def run_filter(selection: SelectionFlags) -> Callable[[RunConfig], bool]:
         "seed": parse_integers(selection.seeds, "--seeds"),
         "shots": parse_shot_counts(selection.shots),
         "classes": [parse_classes(name) for name in split_names(selection.classes)],
-        "sampling": [parse_sampling(name) for name in split_names(selection.sampling)],
+        "sampling": [check_sampling(name) for name in split_names(selection.sampling)],
         "precision": precisions,
     }
 
@@ -210,8 +210,8 @@ def run_filter(selection: SelectionFlags) -> Callable[[RunConfig], bool]:
         # A run without training counts for all samples, and for all seeds if it draws nothing.
         unread = () if config.recipe.epochs else ("shots", "sampling")
         unread = unread if config.depends_on_seed else (*unread, "seed")
-        fields = [field for field in chosen if field not in unread]
-        return all(not chosen[field] or getattr(config, field) in chosen[field] for field in fields)
+        compared = [field for field in chosen if field not in unread]
+        return all(not chosen[field] or getattr(config, field) in chosen[field] for field in compared)
 
     return is_selected
 

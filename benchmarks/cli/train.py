@@ -7,11 +7,11 @@ from functools import partial
 from typing import Annotated
 
 from benchmarks.cli import flags
-from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.completion import complete_runs
 from benchmarks.cli.config_file import ConfigFlags
 from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import runtime_config, selected_runs, start_runs
+from benchmarks.cli.several_runs import Failures, process_group
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing_progress import find_unpacked, pack_missing_with_progress
 from benchmarks.suites.preconditions import (
@@ -114,8 +114,8 @@ def _train_all(
         with failures.collect(config.path):
             if not was_finished:
                 check_training_images([config], data)
-                stages = [each.path for each in (preliminary_run(config), config) if each]
-                note(f"{position} training {', then '.join(stages)}")
+                paths = [each.path for each in (preliminary_run(config), config) if each]
+                note(f"{position} training {', then '.join(paths)}")
             pack_missing_with_progress([config.dataset], data)
             result = train_run(run, force=force)
             assert isinstance(result, TrainResult)

@@ -19,10 +19,13 @@ from procap.errors import UserError, check_names
 from runner.results import read_document
 from runner.run_collection import read_collections
 from runner.run_folders import TRACKING_FILE
+from runner.tracking.content import COLUMNS, method_rows
 from runner.tracking.store import TrackingRecord, TrackingStore, sync
 
 PAGES = "workflowType=machine_learning"
 """MLflow's pages for trainings; its default are those for language models."""
+PAGE = "methods.html"
+PAGE_STYLE = "<style>table {font: 13px sans-serif} th, td {padding: 1px 12px; text-align: right}</style>"
 HOST = "127.0.0.1"
 COMPARED = 20
 """The newest runs that the link to MLflow's comparison names."""
@@ -59,10 +62,10 @@ def ui(
     command = f"procap report {suite} --results {shlex.quote(results)}".replace("  ", " ")
     links = {}
     if suite:
-        # Its description is the table of all methods.
         folder = root / next(each.path for each in read_collections(root) if each.name == suite)
         if record := read_document(folder / TRACKING_FILE, TrackingRecord):
-            links["table"] = f"{address}/#/experiments/{store.experiment_id}/runs/{record.run_id}?{PAGES}"
+            page = _log_page(store, record.run_id)
+            links["table"] = f"{address}/#/experiments/{store.experiment_id}/runs/{record.run_id}{page}?{PAGES}"
     links |= {
         "side by side": f"{address}/#/compare-runs?runs={quote(compared)}&experiments={quote(experiments)}&{PAGES}",
         "all runs": f"{address}/#/experiments/{store.experiment_id}/runs?{urlencode(listed, quote_via=quote)}&{PAGES}",
@@ -82,6 +85,23 @@ def ui(
     arguments += ["--allowed-hosts", f"{HOST}:{port},localhost:{port}", "--cors-allowed-origins", address]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "mlflow", "server", "--workers", "1", *arguments])
+
+
+def _log_page(store: TrackingStore, run_id: str) -> str:
+    """Log the table of a collection's methods as an artifact and return its address below the run's.
+
+    MLflow shows the same table in the run's description, but cut and below the list of runs.
+    Returns "" where the files of the store cannot be written from this machine.
+    """
+    import pandas as pd
+
+    rows = method_rows(store.client.get_run(run_id).data.metrics)
+    table = pd.DataFrame(rows, columns=list(COLUMNS)).to_html(index=False, border=0)
+    try:
+        store.client.log_text(run_id, PAGE_STYLE + table, PAGE)
+    except Exception:
+        return ""
+    return f"/artifacts/{PAGE}"
 
 
 def _check_free(port: int) -> None:

@@ -20,10 +20,10 @@ from shards.catalogue import Dataset
 from shards.manifest import Manifest
 from shards.mirror import mirrored_url
 from shards.pack import pack_source
-from shards.pools import map_in_order
 from shards.reader import ShardSet
-from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
+from shards.source import Source
+from shards.tasks import map_in_order
 from shards.urls import redact
 
 

@@ -20,7 +20,7 @@ from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import METHODS, data_use
 from procap.recipe import Recipe
 from runner.config import EvalSettings, RunConfig, Target
-from runner.planning import can_classify, control_options, plan_run
+from runner.planning import can_classify, check_read, control_options, plan_run
 from runner.run_state import RunSpec
 from runner.session import Session
 from shards.sampling import BALANCED
@@ -65,19 +65,19 @@ def _layers(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, d
             "pretrained": "" if options.backbone else profile.pretrained,
             "precision": profile.precision,
             "shots": SHOTS,
-            "shared_overrides": profile.overrides if has_recipe else {},
+            "overrides": profile.overrides if has_recipe else {},
             "options": profile.options(method),
         },
-        "rate on generated data": {"shared_overrides": {"lr": rate} if rate else {}},
+        "rate on generated data": {"overrides": {"lr": rate} if rate else {}},
         "--quick": {
-            "shared_overrides": profile.quick if options.quick and not is_fast else {},
+            "overrides": profile.quick if options.quick and not is_fast else {},
             "options": {"views": QUICK_VIEWS} if has_views else {},
         },
         "recipe by name": {"options": control_options(method, variant.recipe or options.recipe)},
         "user": {
             **{name: getattr(options, name) for name in ("backbone", "pretrained", "precision")},
             "shots": options.shots[0] if options.shots else None,
-            "shared_overrides": options.overrides,
+            "overrides": options.overrides,
             "options": options.options.get(method, {}),
         },
         # What a suite compares, whatever the user chooses.
@@ -166,7 +166,7 @@ class SuiteOptions:
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
         """Configure the run of a variant on a data set by `_layers`."""
         recipe = self._choose_recipe(variant)
-        settings: dict[str, Any] = {"shared_overrides": {}, "overrides": {}, "options": {}}
+        settings: dict[str, Any] = {"overrides": {}, "options": {}}
         for layer in _layers(self, variant, recipe).values():
             for name, value in layer.items():
                 if isinstance(value, Mapping):
@@ -179,14 +179,14 @@ class SuiteOptions:
             # Without training no field is read, and shots change nothing. All seeds are one run, but for a method that
             # adapts to test images, whose order they draw.
             seed = seed if data_use(variant.method).unlabelled == "test" else 1
-            shared = settings["shared_overrides"] | settings["overrides"]
-            return planned(**settings | {"seed": seed, "shots": SHOTS, "shared_overrides": shared, "overrides": {}})
+            return planned(**settings | {"seed": seed, "shots": SHOTS})
         config = planned(**settings)
+        check_read([config], variant.overrides)
         # A share of the epochs, and a shorter warm-up, follow from the resolved recipe, which may be the published one.
         changes = _shorten(
             config.recipe, variant.part, keep_warmup="warmup_epochs" in {**self.overrides, **variant.overrides}
         )
-        return planned(**settings | {"shared_overrides": settings["shared_overrides"] | changes}) if changes else config
+        return planned(**settings | {"overrides": settings["overrides"] | changes}) if changes else config
 
     def _choose_recipe(self, variant: Variant) -> str:
         """Return the name of the recipe: that of the variant, the user, or the profile.

@@ -14,7 +14,7 @@ from benchmarks.experiment.suite import Variant
 from benchmarks.plots import style
 from benchmarks.plots.style import Look, Plots
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.tables.grid import accuracy_on, paper_weights, sensitivity_variants
+from benchmarks.tables.grid import paper_weights, sensitivity_variants
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ def few_shot_curves(suite: SuiteResults) -> Figure | None:
     ticks = sorted({shots for variants in lines.values() for shots in variants if shots})
     names = [*([AVERAGE] if len(suite.options.datasets) > 1 else []), *suite.options.datasets]
     cells = {
-        (name, title, shots): accuracy_on(suite, variant, name)
+        (name, title, shots): suite.on_classes(variant, name)
         for name in names
         for title, variants in lines.items()
         for shots, variant in variants.items()

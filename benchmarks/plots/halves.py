@@ -1,4 +1,4 @@
-"""Plot base-to-novel results: harmonic means as bars and as a radar, reliability diagrams, and what all names cost."""
+"""Plot base-to-novel results: harmonic means as bars and as a radar, reliability diagrams."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import plural
-from benchmarks.experiment.published import AVERAGE, display_name
+from benchmarks.experiment.published import display_name
 from benchmarks.plots import style
 from benchmarks.plots.style import Look, Plots
 from benchmarks.results.suite_results import SuiteResults
@@ -38,25 +38,30 @@ def halves_plots(suite: SuiteResults) -> Plots:
     }
 
 
+def open_world_plots(suite: SuiteResults) -> Plots:
+    """Return the plots of open-world: harmonic means among all names, and among those of each half."""
+    return {"open-world": partial(hm_bars, suite, among_all=True), "hm-bars": partial(hm_bars, suite)}
+
+
 def _assign_looks(suite: SuiteResults, hms: pd.DataFrame) -> dict[str, Look]:
     """Assign looks to the titles; of many, those of the highest mean have colours. hms: see `_list_hms`."""
     return style.look_at_suite(suite, hms.map(lambda cell: cell.mean if cell else math.nan).mean().to_dict())
 
 
-def _list_hms(suite: SuiteResults, datasets: Sequence[str]) -> pd.DataFrame:
+def _list_hms(suite: SuiteResults, datasets: Sequence[str], *, among_all: bool = False) -> pd.DataFrame:
     """List HM of each title (columns) on each data set (rows): a Metric, or None if it is missing."""
     import pandas as pd
 
-    titles = suite.by_title.items()
-    hms = {title: [suite.halves(variant, name)[2] for name in datasets] for title, variant in titles}
+    titles, (cells, hm) = suite.by_title.items(), (open_world_cells, 5) if among_all else (SuiteResults.halves, 2)
+    hms = {title: [cells(suite, variant, name)[hm] for name in datasets] for title, variant in titles}
     return pd.DataFrame(hms, list(map(display_name, datasets)), dtype=object)
 
 
-def hm_bars(suite: SuiteResults) -> Figure | None:
-    """Draw bars of HM per data set, with the deviation over seeds."""
+def hm_bars(suite: SuiteResults, *, among_all: bool = False) -> Figure | None:
+    """Draw bars of HM per data set, with the deviation over seeds. among_all: of accuracies among all names."""
     from matplotlib.container import BarContainer
 
-    hms = _list_hms(suite, suite.datasets_and_average)
+    hms = _list_hms(suite, suite.datasets_and_average, among_all=among_all)
     gaps = join_first([title for title in hms if hms[title].isna().any()])
     # A title without any result has no place among the bars; the heading names it.
     hms = hms.dropna(axis="columns", how="all")
@@ -91,8 +96,8 @@ def hm_bars(suite: SuiteResults) -> Figure | None:
         style.grid(axes, "y")
     cells = [cell for cell in hms.to_numpy().flat if cell]
     missing = gaps and f";\nresults of {gaps} are missing"
-    title = f"Harmonic mean of base and novel accuracy ({style.describe_seeds(cells)})"
-    style.heading(figure, f"{title}{missing}", cells)
+    title = f"Harmonic mean of base and novel accuracy{' among all names' * among_all}"
+    style.heading(figure, f"{title} ({style.describe_seeds(cells)}){missing}", cells)
     style.legend(figure)
     return figure
 
@@ -187,38 +192,3 @@ def _draw_bins(panel: Axes, rows: pd.DataFrame, look: Look) -> None:
     panel.bar(used / BINS, mean - accuracy, bottom=accuracy, label="gap to the mean confidence", **gap, **position)
     panel.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), aspect="equal")
     style.grid(panel, "both")
-
-
-def open_world_plots(suite: SuiteResults) -> Plots:
-    """Return the plot of the suite open-world."""
-    return {"open-world": partial(draw_shifts, suite)}
-
-
-def draw_shifts(suite: SuiteResults) -> Figure | None:
-    """Draw a line per method from its accuracies in each half to those among all names, a panel per data set."""
-    names = [name for name in (AVERAGE, *suite.options.datasets) if name in suite.datasets_and_average]
-    cells = {
-        (name, title): open_world_cells(suite, variant, name)[:6]
-        for name in names
-        for title, variant in suite.by_title.items()
-    }
-    shown = {key: row for key, row in cells.items() if all(row)}
-    if not shown:
-        return None
-    heights = {title: row[5].mean if row[5] else math.nan for (name, title), row in cells.items() if name == names[0]}
-    looks = style.look_at_suite(suite, heights)
-    figure, axes = style.panels(len(names), 1.9, "base accuracy, %", "novel accuracy, %", across=3)
-    for panel, name in zip(axes, names, strict=True):
-        for title, look in looks.items():
-            if row := shown.get((name, title)):
-                base, novel, _, base_of_all, novel_of_all, _ = (metric.mean for metric in row if metric)
-                panel.plot([base, base_of_all], [novel, novel_of_all], **look.line(marker="", linewidth=1.2))
-                panel.plot(base, novel, **look.line(linestyle="", markersize=4, markerfacecolor="white"))
-                panel.plot(base_of_all, novel_of_all, **look.line(linestyle="", markersize=5, label=title))
-        panel.set_title(display_name(name), fontweight="bold" if name == AVERAGE else "normal")
-        style.grid(panel, "both")
-    metrics = [metric for row in shown.values() for metric in row]
-    seeds = style.describe_seeds(metrics, std=False)
-    style.heading(figure, f"Hollow: among the names of each half; filled: among all names ({seeds})", metrics)
-    style.legend(figure)
-    return figure

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import textwrap
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.experiment.published import title_target
 from benchmarks.plots import style
 from benchmarks.plots.style import Look, Plots
-from benchmarks.results.detection import Detection, score_rule
+from benchmarks.results.detection import score_rule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
 COSTS = {"train_seconds": "training seconds", "parameters": "learned parameters"}
 MOST_BARS = 40
-MAX_PANELS, BINS = 8, 40
-"""Panels of histograms of scores, and their bins."""
+MAX_PANELS, BINS, TITLE = 8, 40, 24
+"""Panels of histograms of scores, their bins, and letters of a title that fit above a panel."""
 
 
 def cost_plots(frame: pd.DataFrame) -> Plots:
@@ -31,7 +30,7 @@ def cost_plots(frame: pd.DataFrame) -> Plots:
 
 
 def average_results(frame: pd.DataFrame) -> pd.DataFrame:
-    """Average results by their column `title`, else `variant`: method, accuracy, measure, train_seconds, parameters.
+    """Average results by their column `title`: method, accuracy, measure, train_seconds, parameters.
 
     The best accuracy is first. It is that on test images of the own data set, for base and novel classes their harmonic
     mean; where there are none, that on the images which were evaluated. Titles without results on all data sets are
@@ -39,7 +38,6 @@ def average_results(frame: pd.DataFrame) -> pd.DataFrame:
     """
     if frame.empty:
         return frame
-    frame = frame if "title" in frame else frame.rename(columns={"variant": "title"})
     tests = frame[(frame.split == "test") & (frame.target_dataset == frame.dataset) & ~frame.limited]
     tests = tests if len(tests) else frame
     by_classes = tests.pivot_table(index=["title", "dataset"], columns="target_classes", values="accuracy")
@@ -119,39 +117,27 @@ def accuracy_against_cost(means: pd.DataFrame) -> Figure | None:
     return figure
 
 
-def unknown_plots(frame: pd.DataFrame) -> Plots:
-    """Return the histograms of the results with scores. frame: with titles in `title`."""
-    scored = frame[frame.unknown.astype(bool)]
-    return {"unknown-scores": partial(score_histograms, scored)} if len(scored) else {}
+def score_histograms(frame: pd.DataFrame) -> Figure | None:
+    """Draw a panel for each of the first MAX_PANELS methods and known sets, a line for each set; seeds are pooled.
 
-
-def pool_scores(results: Iterable[Mapping[str, Detection]]) -> dict[str, NDArray[np.float64]]:
-    """Join the scores of several seeds: those of the known images, and of each unknown set by its title.
-
-    results: of each seed, the detections by the target of the unknown set.
+    frame: with titles in `title`. None without scores.
     """
-    scores: dict[str, list[NDArray[np.float64]]] = {"known": []}
-    for detections in results:
-        # All detections of a seed have the same known images.
-        scores["known"] += [detection.known for detection in detections.values()][:1]
-        for target, detection in detections.items():
-            scores.setdefault(title_target(target), []).append(detection.unknown)
-    return {name: np.concatenate(parts) for name, parts in scores.items()}
-
-
-def score_histograms(frame: pd.DataFrame) -> Figure:
-    """Draw a panel for each of the first MAX_PANELS methods and known sets, a line for each set; seeds are pooled."""
-    groups = [*frame.groupby(["target", "title"], sort=False)][:MAX_PANELS]
+    scored = frame[frame.unknown.astype(bool)]
+    if scored.empty:
+        return None
+    groups = [*scored.groupby(["target", "title"], sort=False)][:MAX_PANELS]
     figure, axes = style.panels(len(groups), 1.6, "score", "share of images")
     for panel, ((known, title), rows) in zip(axes, groups, strict=True):
-        pooled = pool_scores(rows.unknown)
+        # All detections of a seed have the same known images.
+        pooled = {"known": [score for seed in rows.unknown for score in next(iter(seed.values())).known.scores]}
+        for target, detection in (item for seed in rows.unknown for item in seed.items()):
+            pooled.setdefault(title_target(target), []).extend(detection.unknown.scores)
         edges = np.histogram_bin_edges(np.concatenate([*pooled.values()]), BINS)
         for number, (name, values) in enumerate(pooled.items()):
-            shares = np.histogram(values, edges)[0] / len(values)
             # The known images are a grey area behind the lines of the others.
             look = {"color": style.make_look(number - 1).colour} if number else {"color": style.GREY, "fill": True}
-            panel.stairs(shares, edges, label=name, **look)
-        panel.set_title(f"{title} ({score_rule(rows)}), {known.removesuffix(':test')}")
+            panel.stairs(np.histogram(values, edges)[0] / len(values), edges, label=name, **look)
+        panel.set_title(textwrap.fill(f"{title} ({score_rule(rows)}), {known.removesuffix(':test')}", TITLE))
         style.grid(panel, "y")
     style.heading(figure, "Scores of known and unknown images")
     style.legend(figure)

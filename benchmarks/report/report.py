@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.console.output import note
-from benchmarks.plots.runs import average_results, cost_plots, describe_best, unknown_plots
+from benchmarks.plots.runs import average_results, cost_plots, describe_best, score_histograms
 from benchmarks.plots.style import Plots
 from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, Picture, draw_picture, load_picture, write_page
@@ -143,7 +143,7 @@ def _make_pictures(section: Section, attempt: Callable[..., Any]) -> list[Pictur
         plots: Plots = attempt("its plots", partial(draw_all, results), {}) if draw_all else {}
     else:
         plots = attempt("its plots", partial(cost_plots, section.frame), {})
-    plots = {**plots, **unknown_plots(section.frame)}
+    plots = {**plots, "unknown-scores": partial(score_histograms, section.frame)}
     pictures = [attempt(f"the plot {name}", partial(draw_picture, name, draw), None) for name, draw in plots.items()]
     if results:
         for name in results.pictures.get("pictures", {}):

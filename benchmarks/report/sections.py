@@ -180,7 +180,7 @@ def _read_sweep(folder: Path, session: Session) -> Section:
     return Section(
         settings.name,
         f"Sweep {settings.name}",
-        frame,
+        frame.assign(title=frame.variant),
         [config.path for _, config in folders],
         lambda: [sweep_table(settings, configurations, results)],
         {path: state for path, state in unfinished.items() if path not in ended},

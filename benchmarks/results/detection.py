@@ -8,7 +8,7 @@ Shapes: N images of a test set, of which P show base or known classes, and Q = N
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.config import Target
-from runner.results import MCM, ScoreResult
+from runner.results import ScoreResult
 from shards.image_selection import select_labels
 
 if TYPE_CHECKING:
@@ -34,22 +34,22 @@ def measure_open_world(frame: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     measures = pd.DataFrame(math.nan, frame.index, MEASURES)
-    keys = zip(frame.path, frame.evaluation, frame.target, strict=True)
-    right = dict(zip(keys, frame.correct_images, strict=True))
+    right = frame.set_index(["path", "evaluation", "target"]).correct_images.to_dict()
     joint = frame[frame.base_confidence.notna() & (frame.classes == "base") & (frame.target_classes == "all")]
     for row in joint.itertuples():
-        is_base = row.labels < len(select_labels(range(len(row.per_class.total)), "base"))
+        is_base, openworld = row.labels < len(select_labels(range(len(row.per_class.total)), "base")), math.nan
         # The first images of a limited evaluation can all be of one half.
         if not 0 < is_base.mean() < 1:
             continue
-        parts, score = (is_base, ~is_base), row.base_confidence
         halves = (f"{row.target_dataset}:{half}:{row.split}" for half in ("base", "novel"))
         closed = [right.get((row.path, row.evaluation, half)) for half in halves]
         # Limited halves have other images than the first of all classes.
-        has_both = [half is not None and len(half) for half in closed] == [part.sum() for part in parts]
-        openworld = openworld_auc(*(score[part] for part in parts), *closed) if has_both else math.nan
-        accuracies = (100 * row.correct_images[part].mean() for part in parts)
-        measures.loc[row.Index] = [*accuracies, *detect(is_base, score), openworld]
+        if [half is not None and len(half) for half in closed] == [is_base.sum(), (~is_base).sum()]:
+            is_right = np.empty_like(is_base)
+            is_right[is_base], is_right[~is_base] = closed
+            openworld = openworld_auc(is_base, row.base_confidence, is_right)
+        accuracies = (100 * row.correct_images[part].mean() for part in (is_base, ~is_base))
+        measures.loc[row.Index] = [*accuracies, *detect(is_base, row.base_confidence), openworld]
     return measures
 
 
@@ -59,66 +59,46 @@ def detect(is_positive: Bools, score: NDArray[np.float64]) -> tuple[float, float
     Of two images with equal scores AUROC counts one half. FPR95: the share of negative images at or above the highest
     score that at least 95 % of the positive ones reach.
     """
-    from sklearn.metrics import roc_auc_score, roc_curve
+    from sklearn.metrics import auc, roc_curve
 
-    false_positive, true_positive, _ = roc_curve(is_positive, score, drop_intermediate=False)
-    return 100 * float(roc_auc_score(is_positive, score)), 100 * float(false_positive[np.argmax(true_positive >= 0.95)])
+    false, true, _ = roc_curve(is_positive, score, drop_intermediate=False)
+    return 100 * float(auc(false, true)), 100 * float(false[np.argmax(true >= 0.95)])
 
 
-def openworld_auc(
-    base: NDArray[np.float64], novel: NDArray[np.float64], base_right: Bools, novel_right: Bools
-) -> float:
-    """Compute OpenworldAUC in percent from the scores of base [P] and novel images [Q], and which are right.
+def openworld_auc(is_base: Bools, score: NDArray[np.float64], is_right: Bools) -> float:
+    """Compute OpenworldAUC in percent from the scores [N], and which images are right among their half's names.
 
-    The share of pairs of a base and a novel image of which both are classified right among the names of their half, and
-    the base image has the higher score; equal scores count one half. Source: Hua et al. 2025, "OpenworldAUC", and its
-    public code.
+    The share of pairs of a base and a novel image of which both are right, and the base image has the higher score;
+    equal scores count one half. Source: Hua et al. 2025, "OpenworldAUC", and its public code.
     """
     # Scores are probabilities: a wrong base image comes below, and a wrong novel image above all others.
-    scores = np.concatenate([np.where(base_right, base, -1.0), np.where(novel_right, novel, 2.0)])
-    return detect(np.arange(len(scores)) < len(base), scores)[0]
+    return detect(is_base, np.where(is_right, score, np.where(is_base, -1.0, 2.0)))[0]
 
 
 @dataclass(frozen=True)
 class Detection:
-    """Known against unknown images by `runner.evaluate`; `auroc` and `fpr95` in percent, see `detect`.
+    """The images of a run's classes against unknown ones by the scores of both; see `detect`."""
 
-    known [P], unknown [Q]: their scores. manifest: digest of the unknown images. limited: the first images alone.
-    score: the rule of the scores.
-    """
-
+    known: ScoreResult
+    unknown: ScoreResult
+    limited: bool
     auroc: float
     fpr95: float
-    known: NDArray[np.float64]
-    unknown: NDArray[np.float64]
-    manifest: str
-    limited: bool
-    score: str = MCM
+
+
+def detect_unknown(known: Target, results: Iterable[ScoreResult]) -> dict[str, Detection]:
+    """Compare the scores of `known`, the images of a run's classes, with those of each other target, by its name."""
+    by_target = {result.target: result for result in results}
+    if not (positive := by_target.pop(str(known), None)):
+        return {}
+    detections = {}
+    for target, result in by_target.items():
+        scores, limited = np.array([*positive.scores, *result.scores]), positive.limited or result.limited
+        measures = detect(np.arange(len(scores)) < positive.total, scores)
+        detections[target] = Detection(positive, result, limited, *measures)
+    return detections
 
 
 def score_rule(frame: pd.DataFrame) -> str:
     """Return the rule of the scores in the rows of a method."""
-    return next(detection.score for unknown in frame.unknown for detection in unknown.values())
-
-
-def detect_unknown(known: Target, results: Iterable[ScoreResult]) -> Mapping[str, Mapping[str, Detection]]:
-    """Compare the scores of `known`, the images of a run's classes, with those of each other target.
-
-    Returns the detections by settings of the evaluation, as `EvalSettings.label` names them, and target.
-    """
-    by_settings: dict[str, dict[str, ScoreResult]] = {}
-    for result in results:
-        by_settings.setdefault(result.settings.label, {})[result.target] = result
-    detections: dict[str, dict[str, Detection]] = {}
-    for label, by_target in by_settings.items():
-        if positive := by_target.pop(str(known), None):
-            detections[label] = {target: _compare(positive, result) for target, result in by_target.items()}
-    return detections
-
-
-def _compare(known: ScoreResult, unknown: ScoreResult) -> Detection:
-    scores = np.array([*known.scores, *unknown.scores])
-    is_known = np.arange(len(scores)) < known.total
-    limited = known.limited or unknown.limited
-    parts, digest = (scores[is_known], scores[~is_known]), unknown.manifest_digest
-    return Detection(*detect(is_known, scores), *parts, digest, limited, unknown.score)
+    return next(detection.unknown.score for unknown in frame.unknown for detection in unknown.values())

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.console.output import plural
-from benchmarks.experiment.titles import order_in, title_method
+from benchmarks.experiment.titles import describe_settings, order_in, title_variants
 from benchmarks.results.detection import MEASURES, detect_unknown, measure_open_world
-from benchmarks.results.metrics import Metric, make_metric
 from procap.errors import UserError
-from procap.methods import METHODS, data_use
-from procap.recipe import format_value
+from procap.methods import data_use
 from runner.config import RunConfig, Target
 from runner.planning import known_target
-from runner.results import EvalResult, TrainResult
+from runner.results import EvalResult, ScoreResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
 from runner.run_folders import RUNS, RunFolder, find_runs, locate_run
 
@@ -163,15 +160,59 @@ def make_records(
 
     Raises UserError if an evaluation used other weights than the run has now.
     """
+    run = _columns_of_run(config, training)
+    settings = describe_settings(config) | _describe_training(folder, config, training)
+    known = known_target(config)
+    scores = [each for each in folder.read_results(ScoreResult) if each.has_weights(training)]
+    for result in results:
+        if not result.has_weights(training):
+            under = f" under {result.settings.name}" if result.settings.name else ""
+            raise UserError(
+                f"{folder.path} was evaluated on {result.target}{under} with other weights than it holds now; "
+                f"repeat it: procap eval {folder.path} --targets {result.target} --force"
+            )
+        target, calibration = Target.parse_unchecked(result.target), result.calibration
+        limit = {"limit": str(result.limit)} if result.limited else {}
+        of_known = [each for each in scores if each.settings == result.settings and target == known]
+        unknown = detect_unknown(known, of_known)
+        digests = {Target.parse_unchecked(name).dataset: each.unknown.manifest_digest for name, each in unknown.items()}
+        result_fields = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "calibration", "limited")
+        yield {
+            **run,
+            **{name: getattr(result, name) for name in (*result_fields, "backbone_digest", "written")},
+            # In `settings`, so that titles name evaluations under different settings as they do varied options.
+            "settings": (of_result := settings | {"evaluation": result.settings.name or "default", **limit}),
+            "group": digest_of([config.method, of_result]),
+            "target": str(target),
+            "target_dataset": target.dataset,
+            "target_classes": target.classes,
+            "split": target.split,
+            "nll": calibration.nll if calibration else math.nan,
+            "brier": calibration.brier if calibration else math.nan,
+            "ece": calibration.equal_width.ece if calibration else math.nan,
+            "images": result.dataset_size,
+            "evaluation": result.settings.name,
+            "temperature": result.temperature or 1.0,
+            "fps": result.images_per_second or math.nan,
+            "fps_model": result.images_per_second_model or math.nan,
+            "manifest": result.manifest_digest,
+            # One entry if both are the same data set, with the digest of what was evaluated.
+            "contents": digests | {config.dataset: training.manifest_digest, target.dataset: result.manifest_digest},
+            "correct_images": result.correct_images(),
+            "wrong_images": result.wrong_images(),
+            **{name: None if (values := getattr(result, name)) is None else np.array(values) for name in OF_IMAGES},
+            "unknown": unknown,
+        }
+
+
+def _columns_of_run(config: RunConfig, training: TrainResult) -> dict[str, Any]:
     run_fields: tuple[str, ...] = ("path", "hash", "method", "dataset", "classes", "shots", "sampling", "seed")
-    run_fields += ("backbone", "pretrained", "precision")
-    run = {
+    run_fields += ("backbone", "pretrained", "precision", "options", "chosen_on_test")
+    return {
         **{name: getattr(config, name) for name in run_fields},
         "config": config,
-        "options": dict(config.options),
         "recipe": config.recipe_name,
         "epochs": config.recipe.epochs,
-        "chosen_on_test": config.chosen_on_test,
         **asdict(data_use(config.method, config.options)),
         "imported": training.imported is not None,
         "imported_file": training.imported.sha256[:8] if training.imported else "",
@@ -183,50 +224,6 @@ def make_records(
         # Sums of all terms would not compare between methods with different terms.
         "losses": [next(iter(epoch.terms.values())) for epoch in training.epochs],
     }
-    settings = describe_settings(config) | _describe_training(folder, config, training)
-    known, scores = known_target(config), [each for each in folder.read_scores() if each.has_weights(training)]
-    detections = detect_unknown(known, scores)
-    for result in results:
-        if not result.has_weights(training):
-            under = f" under {result.settings.label}" if result.settings.label else ""
-            raise UserError(
-                f"{folder.path} was evaluated on {result.target}{under} with other weights than it holds now; "
-                f"repeat it: procap eval {folder.path} --targets {result.target} --force"
-            )
-        target, calibration = Target.parse_unchecked(result.target), result.calibration
-        limit = {"limit": str(result.limit)} if result.limited else {}
-        unknown = detections.get(result.settings.label, {}) if target == known else {}
-        digests = {Target.parse_unchecked(name).dataset: each.manifest for name, each in unknown.items()}
-        result_fields = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "limited")
-        yield {
-            **run,
-            **{name: getattr(result, name) for name in result_fields},
-            # In `settings`, so that titles name evaluations under different settings as they do varied options.
-            "settings": (of_result := settings | {"evaluation": result.settings.label or "default", **limit}),
-            "group": digest_of([config.method, of_result]),
-            "target": str(target),
-            "target_dataset": target.dataset,
-            "target_classes": target.classes,
-            "split": target.split,
-            "nll": calibration.nll if calibration else math.nan,
-            "brier": calibration.brier if calibration else math.nan,
-            "ece": calibration.equal_width.ece if calibration else math.nan,
-            "calibration": calibration,
-            "images": result.dataset_size,
-            "evaluation": result.settings.label,
-            "temperature": result.temperature or 1.0,
-            "fps": result.images_per_second or math.nan,
-            "fps_model": result.images_per_second_model or math.nan,
-            "manifest": result.manifest_digest,
-            # One entry if both are the same data set, with the digest of what was evaluated.
-            "contents": digests | {config.dataset: training.manifest_digest, target.dataset: result.manifest_digest},
-            "backbone_digest": result.backbone_digest,
-            "written": result.written,
-            "correct_images": result.correct_images(),
-            "wrong_images": result.wrong_images(),
-            **{name: None if (values := getattr(result, name)) is None else np.array(values) for name in OF_IMAGES},
-            "unknown": unknown,
-        }
 
 
 OF_IMAGES = ("labels", "predicted", "confidence", "base_confidence")
@@ -280,31 +277,6 @@ def is_half(frame: pd.DataFrame) -> pd.Series:
     return is_same_set & (frame.classes == "base") & frame.target_classes.isin(["base", "novel"])
 
 
-def images_per_second(frame: pd.DataFrame, column: str = "fps") -> Metric | None:
-    """Divide images by seconds over several evaluations; untimed ones are left out, None if all are untimed."""
-    timed = frame[frame[column].notna()]
-    # The harmonic mean weighted by images; the mean of rates would favour the fast evaluations.
-    return Metric(float(timed.total.sum() / (timed.total / timed[column]).sum())) if len(timed) else None
-
-
-def describe_settings(config: RunConfig) -> dict[str, str]:
-    """Collect settings that distinguish a run; a dotted name is a field of the recipe or an option of the method."""
-    settings = {
-        "backbone": config.backbone,
-        "pretrained": config.pretrained or "default",
-        "precision": config.precision,
-        "classes": config.classes,
-    }
-    settings |= {f"{config.method}.{name}": format_value(value) for name, value in sorted(config.options.items())}
-    if config.recipe.epochs:
-        settings |= {"shots": str(config.shots or "full"), "sampling": config.sampling, "recipe": config.recipe_name}
-        # The method of the run that the training started from.
-        settings["init"] = RunConfig.parse_path(config.init)["method"] if config.init else "none"
-        fields = config.identity()["recipe"]
-        settings |= {f"recipe.{name}": format_value(getattr(config.recipe, name)) for name in sorted(fields)}
-    return settings
-
-
 def digest_of(values: Any) -> str:
     """Return 8 hex digits of plain values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
@@ -323,99 +295,8 @@ def _describe_training(folder: RunFolder, config: RunConfig, training: TrainResu
     return settings
 
 
-def find_differences(rows: Iterable[Mapping[str, str]]) -> dict[str, Counter[str]]:
-    """Count the values of each setting that differs between rows; those without a value are left out."""
-    counts: dict[str, Counter[str]] = {}
-    for name, value in (item for settings in rows for item in settings.items()):
-        counts.setdefault(name, Counter())[value] += 1
-    return {name: values for name, values in counts.items() if len(values) > 1}
-
-
-SHARED = ("backbone", "pretrained", "precision", "shots", "sampling")
-"""Settings that are compared between all rows; others are compared between the rows of one method."""
-WITHIN = ("code", "start", "limit", "recipe.colour_jitter", "recipe.rotation")
-"""Settings that are, as files, compared within a data set alone; published recipes set the last two by data set."""
-
-
-def title_variants(frame: Any) -> list[str]:
-    """Make a title for each row: the method's, and the values of settings that vary, as `MaPLe, lr 0.01`.
-
-    The classes trained on are no part of it. A recipe is one value if all rows of its method have a recipe with a
-    name, else its fields are. What more than half of the rows of a method have is not named, unless it is SHARED.
-    Rows that would have one title on a data set, and differ in anything but the seed, are named by that as well.
-    frame: anything with the columns `method`, `dataset`, `target`, `path` and `settings`.
-    """
-    rows = list(zip(frame.method, frame.settings, strict=True))
-    counts: dict[tuple[str, str], Counter[str]] = {}
-    for method, settings in rows:
-        for name, value in settings.items():
-            counts.setdefault(("" if name in SHARED else method, name), Counter())[value] += 1
-
-    def is_named(method: str, name: str, value: str) -> bool:
-        if name in SHARED:
-            return len(counts["", name]) > 1
-        has_names = "custom" not in counts.get((method, "recipe"), ())
-        of_recipe = name.startswith("recipe") and (name == "recipe") != has_names
-        if name == "classes" or of_recipe or name in WITHIN or name.startswith("file."):
-            return False
-        values = counts[method, name]
-        return 2 * values[value] <= values.total()
-
-    titles = []
-    for method, settings in rows:
-        named = [(name.rpartition(".")[2], value) for name, value in settings.items() if is_named(method, name, value)]
-        titles.append(", ".join([title_method(method), *(" ".join(item) for item in named)]))
-    groups: dict[tuple[str, ...], list[tuple[str, Mapping[str, str]]]] = {}
-    for *key, path, settings in zip(titles, frame.dataset, frame.target, frame.path, frame.settings, strict=True):
-        groups.setdefault((*key, settings["classes"]), []).append((path, settings))
-    further: dict[tuple[str, str], dict[str, None]] = {}
-    for (title, *_), runs in groups.items():
-        for name, values in find_differences(settings for _, settings in runs).items():
-            for path, settings in runs:
-                if name in settings and 2 * values[settings[name]] <= values.total():
-                    words = f"{name.rpartition('.')[2]} {settings[name]}"
-                    further.setdefault((title, path), {})[words] = None
-    keys = zip(titles, frame.path, strict=True)
-    return [", ".join([title, *further.get((title, path), {})]) for title, path in keys]
-
-
-def variant_order(method: str, settings: Mapping[str, str]) -> tuple[Any, ...]:
-    """Sort key of a row: its method, then its settings, with numbers in their order and texts last."""
-
-    def rank(value: str) -> tuple[float, str]:
-        try:
-            return float(value), ""
-        except ValueError:
-            return math.inf, value
-
-    ranks = [(name, rank(value)) for name, value in settings.items() if name != "classes"]
-    return *order_in(method, METHODS), ranks
-
-
 def dataset_order(dataset: str) -> tuple[int, str]:
     """Sort key: the order of the catalogue, user data sets at the end."""
     from shards.catalogue import CATALOGUE
 
     return order_in(dataset, CATALOGUE)
-
-
-def metric_over_seeds(rows: pd.DataFrame, column: str = "accuracy") -> Metric | None:
-    """Average a column of one target, one row per seed; None if it has a NaN.
-
-    Limited results count only if all are limited.
-    """
-    limited = bool(rows.limited.all())
-    # By seed, as metrics are paired seed by seed in harmonic means and averages.
-    rows = (rows if limited else rows[~rows.limited]).sort_values("seed")
-    if rows.empty or rows[column].isna().any():
-        return None
-    values, seeds = list(map(float, rows[column])), tuple(map(int, rows.seed))
-    return make_metric(values, seeds, limited=limited, **marks_of(rows))
-
-
-def marks_of(rows: pd.DataFrame) -> dict[str, bool]:
-    """Return the marks of a metric made from these rows, without `limited`."""
-    return {
-        "chosen_on_test": bool(rows.chosen_on_test.any()),
-        "sees_unlabelled": bool((rows.unlabelled != "none").any()),
-    }

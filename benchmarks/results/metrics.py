@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
+from procap.methods.data_use import FURTHER_IMAGES
 from runner.results import harmonic_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MARKS = ("limited", "chosen_on_test", "sees_unlabelled")
 """Fields of a metric that hold for every metric made from it."""
@@ -64,3 +69,25 @@ def _combine(metrics: Sequence[Metric | None], combine: Callable[[Sequence[float
     values = [combine(column) for column in zip(*(metric.values for metric in present), strict=True)]
     marks = {mark: any(getattr(metric, mark) for metric in present) for mark in MARKS}
     return make_metric(values, present[0].seeds, combine([metric.mean for metric in present]), **marks)
+
+
+def metric_over_seeds(rows: pd.DataFrame, column: str = "accuracy") -> Metric | None:
+    """Average a column of one target, one row per seed; None if it has a NaN.
+
+    Limited results count only if all are limited.
+    """
+    limited = bool(rows.limited.all())
+    # By seed, as metrics are paired seed by seed in harmonic means and averages.
+    rows = (rows if limited else rows[~rows.limited]).sort_values("seed")
+    if rows.empty or rows[column].isna().any():
+        return None
+    values, seeds = list(map(float, rows[column])), tuple(map(int, rows.seed))
+    return make_metric(values, seeds, limited=limited, **marks_of(rows))
+
+
+def marks_of(rows: pd.DataFrame) -> dict[str, bool]:
+    """Return the marks of a metric made from these rows, without `limited`."""
+    return {
+        "chosen_on_test": bool(rows.chosen_on_test.any()),
+        "sees_unlabelled": bool(rows.unlabelled.isin(FURTHER_IMAGES).any()),
+    }

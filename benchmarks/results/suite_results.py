@@ -15,16 +15,17 @@ from pydantic import TypeAdapter
 from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, SuiteRun, Variant
-from benchmarks.experiment.titles import choose_reference
+from benchmarks.experiment.titles import choose_reference, find_differences
 from benchmarks.results.detection import MEASURES
-from benchmarks.results.frame import check_contents, find_differences, make_frame, make_records, metric_over_seeds
-from benchmarks.results.metrics import Metric, average, harmonic
+from benchmarks.results.frame import check_contents, make_frame, make_records
+from benchmarks.results.metrics import Metric, average, harmonic, metric_over_seeds
 from procap.errors import UserError
 from runner.config import Target
 from runner.results import write_json
 from runner.run_collection import COLLECTIONS
 from runner.run_folders import RunFolder
 from shards.files import read_regular
+from shards.image_selection import Classes
 from shards.names import NAME
 from shards.resolve import kind_of_name
 
@@ -70,14 +71,13 @@ class SuiteResults:
             # The one run of a method that draws nothing counts for all seeds.
             seeds = [config.seed] if config.depends_on_seed else options.seeds
             columns = {"dataset": run.dataset, "number": variants.index(run.variant)}
-            for target in map(Target.parse_unchecked, run.spec.targets):
-                try:
-                    training = folder.read_training()
-                    result = folder.read_evaluation(target, options.eval_settings.for_run(config))
-                    made = make_records(folder, config, training, [result]) if training and result else ()
-                    records += [record | columns | {"seed": seed} for record, seed in product(made, seeds)]
-                except UserError as error:
-                    unreadable[run.path] = str(error)
+            try:
+                training, settings = folder.read_training(), options.eval_settings.for_run(config)
+                evaluations = [folder.read_evaluation(target, settings) for target in run.spec.parse_targets()]
+                made = make_records(folder, config, training, filter(None, evaluations)) if training else ()
+                records += [record | columns | {"seed": seed} for record, seed in product(made, seeds)]
+            except UserError as error:
+                unreadable[run.path] = str(error)
         frame = make_frame(records).assign(number=[record["number"] for record in records])
         check_contents(frame)
         unlike = {}
@@ -164,8 +164,8 @@ class SuiteResults:
         changes += ["each method in ProCAP's recipe"] if chosen.recipe == "procap" else []
         if chosen.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in self.variants):
             changes.append(f"shots {chosen.shots[0] or 'all'} instead of {SHOTS}")
-        if chosen.eval_settings.label:
-            changes.append(f"evaluation with {chosen.eval_settings.label}")
+        if chosen.eval_settings.name:
+            changes.append(f"evaluation with {chosen.eval_settings.name}")
         if chosen.precision not in ("", PAPER.precision):
             changes.append(f"precision {chosen.precision} instead of {PAPER.precision}")
         return f"settings differ from the published ones: {', '.join(changes)}" if changes else ""
@@ -220,15 +220,19 @@ class SuiteResults:
         """Return a column over seeds; None unless every chosen seed has a result, all or none limited."""
         return self._metrics.get((self.variants.index(variant), dataset, str(target), column))
 
+    def on_classes(
+        self, variant: Variant, dataset: str, classes: Classes = "all", column: str = "accuracy"
+    ) -> Metric | None:
+        """Return a column on classes of the data set trained on, for AVERAGE the mean over data sets."""
+        sets = self.options.datasets if dataset == AVERAGE else (dataset,)
+        return average([self.metric(variant, name, Target(name, classes), column) for name in sets])
+
     def halves(
         self, variant: Variant, dataset: str, column: str = "accuracy"
     ) -> tuple[Metric | None, Metric | None, Metric | None]:
         """Return base and novel accuracy, and their harmonic mean; for AVERAGE those of accuracies averaged first."""
-        if dataset == AVERAGE:
-            bases, novels, _ = zip(*(self.halves(variant, name, column) for name in self.options.datasets), strict=True)
-            base, novel = average(bases), average(novels)
-        else:
-            base, novel = (self.metric(variant, dataset, Target(dataset, half), column) for half in ("base", "novel"))
+        base = self.on_classes(variant, dataset, "base", column)
+        novel = self.on_classes(variant, dataset, "novel", column)
         return base, novel, harmonic(base, novel)
 
     def hm(self, variant: Variant, dataset: str) -> Metric | None:

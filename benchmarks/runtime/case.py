@@ -22,12 +22,12 @@ from benchmarks.runtime.workload import MODES, Evaluation, Models, ModeName, Tra
 from procap.text import LabelSpace
 from runner.config import RunConfig
 from runner.meters import Meter
-from runner.setup import build_initial_method, label_space, make_eval_transform, train_augment, train_stream
+from runner.setup import build_initial_method, label_space, make_eval_transform, train_augment, train_loader
 from runner.step import AsyncLosses
 from runner.training_steps import TrainingSteps
-from shards.device.stream import DeviceTrainStream
-from shards.image_selection import TargetImages, TrainingSelection, load_few_shot, select_target_images
-from shards.loader import StreamOptions, TrainStream, evaluation_batches
+from shards.device.loader import DeviceTrainLoader
+from shards.image_selection import TargetImages, TrainingSelection, select_target_images, select_training_images
+from shards.loader import LoaderOptions, TrainLoader, evaluation_batches
 from shards.reader import open_dataset
 from shards.resolve import resolve_dataset
 from shards.transfer import to_device
@@ -41,7 +41,7 @@ class CaseData:
 
     name: str
     root: Path
-    fewshot: TrainingSelection
+    selection: TrainingSelection
     test: TargetImages
     space: LabelSpace
 
@@ -51,9 +51,9 @@ def load_case_data(name: str, root: Path, classes: str = "base", shots: int = SH
     name = resolve_dataset(name, root).name
     pack_missing_with_progress([name], root)
     shards = open_dataset(root, name)
-    fewshot = load_few_shot(shards, shots, SEED, classes)
-    space = label_space(shards.manifest, fewshot.classnames)
-    return CaseData(name, root, fewshot, select_target_images(shards, classes), space)
+    selection = select_training_images(shards, shots, SEED, classes)
+    space = label_space(shards.manifest, selection.classnames)
+    return CaseData(name, root, selection, select_target_images(shards, classes), space)
 
 
 class Case:
@@ -68,15 +68,15 @@ class Case:
         self.meter = Meter(self.device, 0, MODEL)
         self.train_seconds, self.step_seconds, self.pass_seconds = list[float](), list[float](), list[float]()
         self.last_loss: float | None = None
-        self.correct = self.steps = self.steps_done = 0
+        self.correct = self.total_steps = self.steps_done = 0
         self.evaluation = Evaluation(self.method, config, mode, settings.accelerations)
         self.training: Training | None = None
         if self.trains:
             self.training = Training(self.method, config, mode, settings.accelerations, self.meter)
-            self.stream = self._stream()
-            self.method.training_images = self.stream
-            self.training_steps = TrainingSteps(config.recipe, self.stream, self.method)
-            self.steps = self.training_steps.total
+            self.loader = self._make_loader()
+            self.method.training_images = self.loader
+            self.training_steps = TrainingSteps(config.recipe, self.loader, self.method)
+            self.total_steps = self.training_steps.total
             self._losses = AsyncLosses(self.device)
             self._batches = self._epochs(self.training)
 
@@ -86,7 +86,7 @@ class Case:
         before = sum(self.meter.phases[name] for name in MODEL)
         done, losses = self.steps_done, []
         with timed(self.device) as timing:
-            for images, labels in islice(self._batches, min(steps, self.steps - done)):
+            for images, labels in islice(self._batches, min(steps, self.total_steps - done)):
                 # The last two numbers of a step are its loss and whether it was skipped.
                 self._losses.send(self.training(self.training.batch(images, labels, self.steps_done)))
                 self.meter.step(len(images))
@@ -100,7 +100,7 @@ class Case:
             self.train_seconds.append(timing.seconds)
             model = sum(self.meter.phases[name] for name in MODEL) - before
             self.step_seconds.append(model / (self.steps_done - done))
-        if self.steps_done == self.steps:
+        if self.steps_done == self.total_steps:
             # Ends the threads that decode images.
             self._batches.close()
 
@@ -135,8 +135,8 @@ class Case:
             "title": "MaPLe-style" if self.config.method == "maple" else title_method(self.config.method),
             "mode": self.mode,
             "precision": self.config.precision,
-            "classes": len(self.data.fewshot.classnames),
-            "steps": self.steps,
+            "classes": len(self.data.selection.classnames),
+            "steps": self.total_steps,
             # The sum over epochs; `step_seconds` is over the means of the epochs, without the time that images take.
             "train_seconds": sum(self.train_seconds) if self.trains else None,
             "step_seconds": summarize(self.step_seconds) if self.trains else None,
@@ -152,19 +152,19 @@ class Case:
             "flops": {"step": train and train.flops, "image": evaluation.flops / batch},
         }
 
-    def _stream(self) -> TrainStream:
-        images, recipe, workers = self.data.fewshot.train, self.config.recipe, self.settings.workers
+    def _make_loader(self) -> TrainLoader:
+        images, recipe, workers = self.data.selection.train, self.config.recipe, self.settings.workers
         if self.mode == "fast":
-            return train_stream(images, self.config, self.method.clip, self.settings.accelerations, workers)
+            return train_loader(images, self.config, self.method.clip, self.settings.accelerations, workers)
         augment = train_augment(recipe, self.method.clip, self.method.views)
         # Public code reads and decodes every image again in every epoch.
-        return TrainStream(images, recipe.batch_size, augment, self.config.seed, StreamOptions(workers, cache_bytes=0))
+        return TrainLoader(images, recipe.batch_size, augment, self.config.seed, LoaderOptions(workers, cache_bytes=0))
 
     def _epochs(self, training: Training) -> Generator[tuple[Tensor, ...], None, None]:
         for epoch in range(self.config.recipe.epochs):
             training.engine.set_rates(self.training_steps.rates(self.training_steps.first_step(epoch), epoch))
             batches = self.training_steps.batches(epoch)
-            yield from batches if isinstance(self.stream, DeviceTrainStream) else self._moved(batches)
+            yield from batches if isinstance(self.loader, DeviceTrainLoader) else self._moved(batches)
 
     def _moved(self, batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
         """Move batches to the device; fast mode does so while the previous batch is computed."""
@@ -191,16 +191,16 @@ def _train(cases: Sequence[Case]) -> None:
     if not cases:
         return
     first, recipe = cases[0], cases[0].config.recipe
-    # A separate stream, so that no case has decoded images before it is timed.
+    # A separate loader, so that no case has decoded images before it is timed.
     augment = train_augment(recipe, first.method.clip, first.method.views)
-    stream = TrainStream(first.data.fewshot.train, recipe.batch_size, augment, first.config.seed)
-    with closing(stream.epoch(0)) as batches:
+    loader = TrainLoader(first.data.selection.train, recipe.batch_size, augment, first.config.seed)
+    with closing(loader.epoch(0)) as batches:
         images, labels = (tensor.to(first.device) for tensor in next(batches))
     for case in cases:
         assert case.training is not None
         case.training.prepare(images, labels)
     for number, case in enumerate(rotate(cases, recipe.epochs), 1):
-        case.train_round(first.stream.steps_per_epoch)
+        case.train_round(first.loader.steps_per_epoch)
         if number % len(cases) == 0:
             note(f"  {first.data.name}: epoch {number // len(cases)} of {len(cases)} trainings")
 

@@ -81,7 +81,7 @@ def run_config(
         pretrained=settings.pretrained,
         precision=precision,
         recipe="procap",
-        shared_overrides={
+        overrides={
             "epochs": settings.epochs,
             "batch_size": settings.batch,
             "test_batch_size": settings.test_batch,

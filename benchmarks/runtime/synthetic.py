@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.runtime.settings import METHOD_OPTIONS, SEED
 from procap.clip import CLIP
-from procap.methods import build_method
+from procap.methods import build_method, method_class
 from procap.methods.hooks import TaughtMethod
 from procap.methods.method import Method
 from procap.text import LabelSpace
@@ -34,13 +34,21 @@ def class_names(count: int) -> tuple[str, ...]:
 
 
 def synthetic_case(clip: CLIP, method: str, classes: int, batch: int) -> tuple[Method, Tensor, Tensor]:
-    """Make an untrained method with synthetic class names, and images [B, 3, S, S] and labels [B] on the device."""
+    """Make an untrained method with synthetic class names, and images [B, 3, S, S] and labels [B] on the device.
+
+    A teacher is the same backbone.
+    """
     size = clip.geometry.image_size
-    space = LabelSpace(class_names(classes))
-    built = build_method(method, clip, space, METHOD_OPTIONS.get(method, {}), generator(SEED, "init"))
+    space, options = LabelSpace(class_names(classes)), {**METHOD_OPTIONS.get(method, {})}
+    if method == "promptkd":
+        options["width"] = clip.geometry.embed_dim
+    if method_class(method).required_option == "teacher":
+        options["teacher"] = clip.name
+    built = build_method(method, clip, space, options, generator(SEED, "init"))
     built.training_images = NoiseImages(torch.arange(classes), size)
     if isinstance(built, TaughtMethod):
         built.set_teacher(build_method("zeroshot", clip, space, {}, generator(SEED, "init")).classifier)
+        built.prepare_training()
     images = torch.randn(batch, 3, size, size, generator=generator(SEED, "images"))
     return built, images.to(clip.device), (torch.arange(batch) % classes).to(clip.device)
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, get_args
 
 from benchmarks.results.metrics import Metric
-from benchmarks.tables.rows import PARAMETERS
+from benchmarks.tables.columns import PARAMETERS
 from benchmarks.tables.table import Column, Row, Table
 from cluster.space import Values
 from cluster.sweep_record import METRICS, Configuration, State, SweepSettings

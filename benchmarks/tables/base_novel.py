@@ -11,21 +11,12 @@ from benchmarks.experiment.suite import Variant
 from benchmarks.results.detection import MEASURES
 from benchmarks.results.metrics import Metric, average, harmonic
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.tables.calibration_means import calibration_tables
+from benchmarks.tables.calibration_means import MEANS_RULE, calibration_tables
+from benchmarks.tables.columns import HALVES, NOTE_ON_SPEED, SPEEDS, average_speeds
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
-from benchmarks.tables.rows import (
-    HALVES,
-    NOTE_ON_SPEED,
-    SPEEDS,
-    Heading,
-    PrintedRow,
-    average_speeds,
-    published_title,
-    suite_table,
-)
+from benchmarks.tables.suite_table import Heading, PrintedRow, published_title, suite_table
 from benchmarks.tables.table import Column, Table
-from runner.config import Target
 
 PAPER_TOKENS = 4
 """Prompt tokens of the paper's ProCAP."""
@@ -34,8 +25,7 @@ AMONG_ALL = tuple(Column(f"{half.title} of all") for half in HALVES)
 OPEN_WORLD = (*HALVES, *AMONG_ALL, Column("AUROC"), Column("FPR95", "low"), Column("OpenworldAUC"))
 OPEN_WORLD_RULE = (
     "Base, Novel, HM: among the names of each half; of all: among all names. AUROC, FPR95: base against novel images, "
-    "by the highest probability of a base name. OpenworldAUC: pairs of a base and a novel image in the right order, "
-    "both right in their half."
+    "by the highest probability of a base name. OpenworldAUC: pairs of both in the right order, right in their halves."
 )
 
 
@@ -45,7 +35,7 @@ def base_to_novel_tables(results: SuiteResults) -> list[Table]:
     if len(results.options.datasets) > 1:
         tables.insert(0, _average_table(results))
     rows = {title: results.rows(variant) for title, variant in results.by_title.items()}
-    calibration = calibration_tables(rows, suite_notes(results), results.name)
+    calibration = calibration_tables(rows, suite_notes(results, MEANS_RULE), results.name)
     return [*tables, *_speed_tables(results), *calibration, *comparison_tables(results)]
 
 
@@ -202,16 +192,7 @@ def open_world_tables(results: SuiteResults) -> list[Table]:
     return [suite_table(results, heading, partial(open_world_cells, results), datasets=results.datasets_and_average)]
 
 
-def open_world_cells(results: SuiteResults, variant: Variant, dataset: str) -> list[Metric | None]:
+def open_world_cells(results: SuiteResults, variant: Variant, dataset: str) -> Sequence[Metric | None]:
     """Return the metrics of OPEN_WORLD; for AVERAGE the means over data sets, of which the harmonic means are taken."""
-    if dataset == AVERAGE:
-        by_dataset = (_measure(results, variant, name) for name in results.options.datasets)
-        measures = [average(column) for column in zip(*by_dataset, strict=True)]
-    else:
-        measures = _measure(results, variant, dataset)
-    base, novel, *detection = measures
+    base, novel, *detection = (results.on_classes(variant, dataset, column=column) for column in MEASURES)
     return [*results.halves(variant, dataset), base, novel, harmonic(base, novel), *detection]
-
-
-def _measure(results: SuiteResults, variant: Variant, dataset: str) -> list[Metric | None]:
-    return [results.metric(variant, dataset, Target(dataset), column) for column in MEASURES]

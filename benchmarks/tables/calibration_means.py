@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in
-from benchmarks.results.frame import metric_over_seeds
-from benchmarks.results.metrics import Metric, average
+from benchmarks.results.metrics import Metric, average, metric_over_seeds
 from benchmarks.tables.notes import Notes
 from benchmarks.tables.table import Column, Row, Table
 
@@ -21,22 +20,22 @@ MEASURES: Mapping[str, Column] = {
     "nll": Column("NLL", "low", digits=3),
     "ece": Column("ECE", "low"),
     "brier": Column("Brier", "low", digits=3),
+    "temperature": Column("T", "", digits=3),
 }
-"""The columns of the table, by the column of the frame that they average."""
-FITTED: Mapping[str, Column] = {"temperature": Column("T", "", digits=3)}
-"""Further ones where logits were divided by a fitted temperature."""
+"""The columns of the table, by the column of the frame that they average; the last where a temperature was fitted."""
 IMAGES = ("base classes", "novel classes", "all classes", "other data sets")
 """What was tested, in the order of the table."""
-RULE = "Means over data sets. Macro accuracy: mean over classes. NLL in nats. ECE: 15 equal bins. Brier: 0 to 2."
+MEANS_RULE = "Means over data sets. Macro accuracy: mean over classes. NLL in nats. ECE: 15 equal bins. Brier: 0 to 2."
 
 
 def calibration_tables(variants: Mapping[str, pd.DataFrame], notes: Notes, suite: str = "") -> list[Table]:
     """Make a row for each title and group of test images; no table without calibration.
 
-    variants: parts of the frame by title. Rows of the same data sets and targets are compared. suite: its name, if any.
+    variants: parts of the frame by title. Rows of the same data sets and targets are compared. notes: with MEANS_RULE.
+    suite: its name, if any.
     """
     is_fitted = any((frame.temperature != 1).any() for frame in variants.values())
-    measures = {**MEASURES, **(FITTED if is_fitted else {})}
+    measures = {name: column for name, column in MEASURES.items() if is_fitted or name != "temperature"}
     groups: dict[tuple[bool, int, str, tuple[str, ...]], list[Row]] = {}
     for title, frame in variants.items():
         if frame.nll.isna().all():
@@ -52,10 +51,8 @@ def calibration_tables(variants: Mapping[str, pd.DataFrame], notes: Notes, suite
             groups.setdefault(group, []).append(Row((words, title), cells, group=repr(tests)))
     # Trained on base classes first, then in the order of IMAGES; within a group in the order of `variants`.
     rows = [row for group in sorted(groups) for row in groups[group]]
-    name, labels, lines = f"{suite}-calibration".strip("-"), ("Test images", "Method"), list(notes.lines)
-    # In the first note, because a table has at most four.
-    lines[:1] = [" ".join([RULE, *lines[:1]])]
-    return [Table(name, "Calibration", labels, [*measures.values()], rows, lines, notes.details)] if rows else []
+    name, labels, columns = f"{suite}-calibration".strip("-"), ("Test images", "Method"), [*measures.values()]
+    return [Table(name, "Calibration", labels, columns, rows, notes.lines, notes.details)] if rows else []
 
 
 def average_over_tests(frame: pd.DataFrame, column: str) -> Metric | None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.suite import Variant
-from benchmarks.results.frame import marks_of
-from benchmarks.results.metrics import Metric, make_metric
+from benchmarks.results.metrics import Metric, make_metric, marks_of
 from benchmarks.results.statistics import DRAWS, compare, holm, measure_of
 from benchmarks.results.suite_results import SuiteResults, reference_title
 from benchmarks.tables.notes import CHOSEN_ON_TEST, SEES_UNLABELLED

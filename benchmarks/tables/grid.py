@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from benchmarks.console.output import plural
 from benchmarks.experiment.published import AVERAGE, display_name
 from benchmarks.experiment.suite import Variant
-from benchmarks.results.metrics import Metric, average
 from benchmarks.results.suite_results import MACRO, SuiteResults
+from benchmarks.tables.columns import HALVES
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
-from benchmarks.tables.rows import HALVES, Heading, suite_table
+from benchmarks.tables.suite_table import Heading, suite_table
 from benchmarks.tables.table import Column, Row, Table
-from runner.config import Target
 
 Weights = tuple[float, float]
 """Weights of InfoNCE (lambda) and of KL (beta)."""
@@ -25,7 +26,7 @@ def few_shot_tables(results: SuiteResults) -> list[Table]:
     for dataset in results.datasets_and_average:
         name = display_name(dataset)
         for title, variants in methods.items():
-            cells = {variant.key["shots"]: accuracy_on(results, variant, dataset) for variant in variants}
+            cells = {variant.key["shots"]: results.on_classes(variant, dataset) for variant in variants}
             rows.append(Row((name, title), tuple(map(cells.get, shots)), group=name, average=dataset == AVERAGE))
     notes = suite_notes(results, "Tested on all classes; 0 shots: nothing is trained.")
     columns = [Column(plural(count, "shot")) for count in shots]
@@ -46,19 +47,9 @@ def imbalance_tables(results: SuiteResults) -> list[Table]:
     # Without marks: samplings do not compete.
     columns, labels = [Column(half.title, "") for half in HALVES], ["Data set", "Method", "Sampling"]
     rule = "Macro accuracies, in which every class counts alike, and their harmonic mean."
-
-    def cells(variant: Variant, dataset: str) -> tuple[Metric | None, ...]:
-        return results.halves(variant, dataset, MACRO)
-
-    sets, title = results.datasets_and_average, results.suite.heading
-    heading = Heading(results.name, title, labels, columns, [rule], key="sampling")
-    return [suite_table(results, heading, cells, datasets=sets)]
-
-
-def accuracy_on(results: SuiteResults, variant: Variant, dataset: str) -> Metric | None:
-    """Return the accuracy on all classes of the data set trained on, or the mean over data sets for AVERAGE."""
-    sets = results.options.datasets if dataset == AVERAGE else (dataset,)
-    return average([results.metric(variant, name, Target(name)) for name in sets])
+    heading = Heading(results.name, results.suite.heading, labels, columns, [rule], key="sampling")
+    cells = partial(results.halves, column=MACRO)
+    return [suite_table(results, heading, cells, datasets=results.datasets_and_average)]
 
 
 def paper_weights() -> tuple[Weights, float]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.console.output import plural
-from benchmarks.experiment.titles import title_method
-from benchmarks.results.frame import describe_settings
+from benchmarks.experiment.titles import describe_settings, title_method
 from benchmarks.results.suite_results import SuiteResults
 from procap.methods import data_use, loading_error, method_source
+from procap.methods.data_use import FURTHER_IMAGES
 from procap.recipe import format_value
 from runner.config import RunConfig
 from shards.names import join_first
@@ -44,8 +44,8 @@ def suite_notes(results: SuiteResults, *rules: str) -> Notes:
     """Write the notes of a suite. rules: what the cells of one table are."""
     runs = {run.path: (run.variant.name, run.spec.config) for run in results.runs}
     options, missing, limited = results.options, [], []
-    if options.eval_settings.label:
-        rules = (*rules, f"Evaluation: {options.eval_settings.label}.")
+    if options.eval_settings.name:
+        rules = (*rules, f"Evaluation: {options.eval_settings.name}.")
     if results.missing:
         names = join_first([f"{path} on {target}" for path, target in results.missing])
         missing.append(f"MISSING: {len(results.missing)} of {plural(len(results.planned), 'evaluation')} ({names}).")
@@ -76,7 +76,7 @@ def run_notes(
     marks = {
         LIMITED: frame.limited.any(),
         CHOSEN_ON_TEST: frame.chosen_on_test.any(),
-        SEES_UNLABELLED: (frame.unlabelled != "none").any(),
+        SEES_UNLABELLED: frame.unlabelled.isin(FURTHER_IMAGES).any(),
     }
     limited = [*limited, *(note for note, is_used in marks.items() if is_used), *_note_twins(frame)]
     lines = [" ".join(filter(None, part)) for part in (setting, missing, limited, note_code(frame))]
@@ -110,7 +110,7 @@ def describe_shared(runs: Iterable[tuple[str, RunConfig]]) -> str:
 
 
 def describe_data_use(frame: pd.DataFrame) -> str:
-    """Name the methods that look at more than few-shot images and names of the classes trained on, and at what."""
+    """Name the methods that look at data besides labelled few-shot images and names of the classes trained on."""
     pairs = zip(map(str, frame.method), frame.options, strict=True)
     uses = {
         f"{title_method(name)} ({', '.join(data.further)})": None
@@ -118,7 +118,7 @@ def describe_data_use(frame: pd.DataFrame) -> str:
         if (data := data_use(name, options)).further
     }
     listed = "; ".join(uses)
-    return f"Beyond few-shot images and base names: {listed}." if listed else ""
+    return f"Data other than labelled few-shot images and base names: {listed}." if listed else ""
 
 
 def describe_recipes(runs: Iterable[tuple[str, RunConfig]]) -> list[str]:

@@ -10,7 +10,7 @@ from benchmarks.experiment.suite import Variant
 from benchmarks.experiment.titles import title_method
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import SuiteResults
-from benchmarks.tables.rows import Heading, PrintedRow, suite_table
+from benchmarks.tables.suite_table import Heading, PrintedRow, suite_table
 from benchmarks.tables.table import Column, Row, Table
 
 

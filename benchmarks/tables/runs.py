@@ -10,20 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.experiment.published import AVERAGE, title_target
-from benchmarks.experiment.titles import choose_reference, sort_methods, title_method
+from benchmarks.experiment.titles import choose_reference, sort_methods, title_method, title_variants, variant_order
 from benchmarks.results.detection import score_rule
-from benchmarks.results.frame import (
-    check_contents,
-    dataset_order,
-    is_half,
-    metric_over_seeds,
-    title_variants,
-    variant_order,
-)
-from benchmarks.results.metrics import Metric, average, harmonic
-from benchmarks.tables.calibration_means import calibration_tables
+from benchmarks.results.frame import check_contents, dataset_order, is_half
+from benchmarks.results.metrics import Metric, average, harmonic, metric_over_seeds
+from benchmarks.tables.calibration_means import MEANS_RULE, calibration_tables
+from benchmarks.tables.columns import HALVES, NOTE_ON_SPEED, PARAMETERS, SPEEDS, average_speeds, count_parameters
 from benchmarks.tables.notes import Notes, run_notes
-from benchmarks.tables.rows import HALVES, NOTE_ON_SPEED, PARAMETERS, SPEEDS, average_speeds, count_parameters
 from benchmarks.tables.table import Column, Row, Table
 from runner.results import MCM
 
@@ -61,7 +54,7 @@ def calibration_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]
     """Make the table of calibration of all runs; see `calibration_tables`."""
     frame = title_runs(frame, reference).sort_values("order", kind="stable")
     variants = {str(title): rows for title, rows in frame.groupby("title", sort=False)}
-    return calibration_tables(variants, _note_runs(frame))
+    return calibration_tables(variants, _note_runs(frame, MEANS_RULE))
 
 
 def unknown_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]:
@@ -69,21 +62,18 @@ def unknown_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]:
     if not frame.unknown.any():
         return []
     frame = title_runs(frame, reference).sort_values("order", kind="stable")
-    notes = _note_runs(frame)
-    by_row = dict([*frame[frame.unknown.astype(bool)].groupby(["target", "title"], sort=False)])
-    targets = list(dict.fromkeys(name for rows in by_row.values() for unknown in rows.unknown for name in unknown))
-    rows = []
-    for (known, title), results in by_row.items():
-        metrics = [_mean_of(results, target, measure) for target in targets for measure in ("auroc", "fpr95")]
+    scored, rules, rows = frame[frame.unknown.astype(bool)], {UNKNOWN_RULE: None}, []
+    targets = list(dict.fromkeys(name for unknown in scored.unknown for name in unknown))
+    for (known, title), evaluations in scored.groupby(["target", "title"], sort=False):
+        metrics = [_mean_of(evaluations, target, measure) for target in targets for measure in ("auroc", "fpr95")]
         means = [average(metrics[start::2]) for start in (0, 1)] if len(targets) > 1 else []
         rows.append(Row((known, title), (*metrics, *means), group=known))
+        if (score := score_rule(evaluations)) != MCM:
+            rules[f"{title} has its own score, {score}."] = None
     names = [*map(title_target, targets), *["mean"] * (len(targets) > 1)]
     columns = [column for name in names for column in (Column(f"{name} AUROC"), Column(f"{name} FPR95", "low"))]
-    scores = {title: score for (_, title), results in by_row.items() if (score := score_rule(results)) != MCM}
-    rules = [f"{title} has its own score, {score}." for title, score in scores.items()]
-    lines = [" ".join([UNKNOWN_RULE, *rules, *notes.lines[:1]]), *notes.lines[1:]]
-    labels = ("Known images", "Method")
-    return [Table("unknown", "Unknown images", labels, columns, rows, lines, notes.details)]
+    notes, labels = _note_runs(frame, *rules), ("Known images", "Method")
+    return [Table("unknown", "Unknown images", labels, columns, rows, notes.lines, notes.details)]
 
 
 def _mean_of(frame: pd.DataFrame, target: str, measure: str) -> Metric | None:
@@ -130,9 +120,9 @@ def _halves_table(frame: pd.DataFrame) -> Table:
     datasets = list(dict.fromkeys(frame.dataset))
     # By data set and title, the labels of a row: its cells of HALVES, PARAMETERS and SPEEDS.
     cells_by_row: dict[tuple[str, str], Sequence[Metric | None]] = {}
-    for (dataset, title), results in frame.groupby(["dataset", "title"], sort=False):
-        base, novel = (metric_over_seeds(results[results.target_classes == half]) for half in ("base", "novel"))
-        costs = [count_parameters(results), *average_speeds(results)[:2]]
+    for (dataset, title), evaluations in frame.groupby(["dataset", "title"], sort=False):
+        base, novel = (metric_over_seeds(evaluations[evaluations.target_classes == half]) for half in ("base", "novel"))
+        costs = [count_parameters(evaluations), *average_speeds(evaluations)[:2]]
         cells_by_row[dataset, title] = [base, novel, harmonic(base, novel), *costs]
     for title in dict.fromkeys(frame.title) if len(datasets) > 1 else ():
         if all((dataset, title) in cells_by_row for dataset in datasets):
@@ -149,13 +139,13 @@ def _halves_table(frame: pd.DataFrame) -> Table:
 
 
 def _targets_table(frame: pd.DataFrame) -> Table:
-    results = frame.assign(
+    ordered = frame.assign(
         trained_on=frame.dataset + ":" + frame.classes, tested=[dataset_order(name) for name in frame.target_dataset]
     ).sort_values(["trained_on", "tested", "target"], kind="stable")
     rows, metrics = [], []
-    for (trained_on, target, title), results_of_row in results.groupby(["trained_on", "target", "title"], sort=False):
-        metrics.append(metric_over_seeds(results_of_row))
-        cells = (metrics[-1], count_parameters(results_of_row), *average_speeds(results_of_row)[:2])
+    for (trained_on, target, title), evaluations in ordered.groupby(["trained_on", "target", "title"], sort=False):
+        metrics.append(metric_over_seeds(evaluations))
+        cells = (metrics[-1], count_parameters(evaluations), *average_speeds(evaluations)[:2])
         # Only the method may vary within a group, so the training set is part of the group's name.
         rows.append(Row((trained_on, target, title), cells, group=f"{trained_on} {target}"))
     notes = _note_runs(frame, metrics=metrics)

@@ -13,7 +13,7 @@ from benchmarks.console.output import plural
 from benchmarks.experiment.published import display_name, load_rows
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import BACKBONE, SuiteResults
-from benchmarks.tables.rows import published_title
+from benchmarks.tables.suite_table import published_title
 from benchmarks.tables.table import Column, Row, Table
 from shards.files import read_regular
 

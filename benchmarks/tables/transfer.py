@@ -9,7 +9,7 @@ from benchmarks.experiment.suite import Variant
 from benchmarks.results.metrics import Metric, average
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.comparison import comparison_tables
-from benchmarks.tables.rows import Heading, PrintedRow, published_title, suite_table
+from benchmarks.tables.suite_table import Heading, PrintedRow, published_title, suite_table
 from benchmarks.tables.table import Column, Table
 from runner.config import Target
 

@@ -86,7 +86,7 @@ METHODS: dict[str, str] = {
 COLOUR = re.compile("#[0-9a-fA-F]{6}")
 """Matches the colour of a method."""
 
-FACTS = ("title", "selection", "groups", "uses", "learns_unlabelled")
+FACTS = ("title", "selection", "groups", "uses")
 """The attributes of a built-in method's class that are read without importing it: literals, and a `DataUse` of some."""
 
 
@@ -175,9 +175,7 @@ def data_use(name: str, options: Mapping[str, Any] | None = None) -> DataUse:
     facts, chosen = _read_facts(METHODS[name]) if name in METHODS else method_class(name), options or {}
     uses: DataUse = facts.uses
     if (pool := chosen.get("unlabelled", "few-shot")) in ("base", "all"):
-        # The first stage alone has such images if the method itself learns from labels.
-        labelled = "none" if facts.learns_unlabelled else uses.labelled
-        uses = replace(uses, labelled=labelled, unlabelled="base" if pool == "base" else "train")
+        uses = replace(uses, unlabelled="base" if pool == "base" else "train")
     return replace(uses, names="all") if chosen.get("new_names") or pool == "all" else uses
 
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
@@ -39,7 +38,7 @@ from procap.methods.prompts import (
     template_prompts,
 )
 from procap.methods.promptsrc import PromptSRC, PromptSRCOptions
-from procap.methods.taught import Taught, TaughtOptions
+from procap.methods.taught import Taught, TaughtOptions, divergence
 from procap.plan import INPUT, Plan, TokenOp
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -91,11 +90,8 @@ class Boosting(Taught):
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the divergence of teacher and student, a mean over the images; reads no labels."""
-        temperature = self.options.boost_temperature
-        student = cosine_logits(*self.features(images, noise), self.scale()) / temperature
-        teacher = self.teacher_logits(images).float() / temperature
-        kl = F.kl_div(student.log_softmax(1), teacher.log_softmax(1), reduction="batchmean", log_target=True)
-        return {"kl": temperature**2 * kl}
+        student = cosine_logits(*self.features(images, noise), self.scale())
+        return {"kl": divergence(self.teacher_logits(images), student, self.options.boost_temperature)}
 
 
 def initial_boosting(

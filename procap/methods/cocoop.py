@@ -21,9 +21,9 @@ from procap.initialisation import linear
 from procap.methods.coop import CONTEXT_NAMES, ContextMethod, ContextOptions
 from procap.methods.method import MethodOptions, Noise, PublicLayout
 from procap.methods.prompts import context_plan
-from procap.packing import PromptSet
 from procap.parallel import gather_batch
 from procap.plan import NO_CHANGE
+from procap.prompt_packing import PromptSet
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 

@@ -49,8 +49,8 @@ PUBLISHED = {
 class CoPromptOptions(MaPLeOptions):
     sentences: str = Field(
         "",
-        description="JSON file of sentences by class name, {dataset} in its path is the data set; or templates: "
-        "hand-written ones; training needs one of the two",
+        description="JSON file of sentences by class name, {dataset} in its path is the data set; or templates "
+        "(a file: ./templates): hand-written ones; training needs one of the two",
     )
     n_ctx: int = Field(4, ge=1, description="prompt tokens per layer; above 4 the phrase is not used")
     depth: int = Field(12, ge=1, description="prompted layers of both towers, the input counted")

@@ -141,16 +141,15 @@ class CrossModal(ClassWeights):
         draws = torch.Generator().manual_seed(self._seed)
         rows = draw_batches([*map(len, vectors)], sizes, steps, draws)
         batches = ((samples[batch], targets[batch]) for batch in rows)
-        best, kept = torch.full((len(GRID),), -1.0, dtype=torch.float64), torch.empty(0)
-        for step, heads in enumerate(train_heads(self.text(self.space), batches, GRID, float(self.scale()), steps)):
-            if not step or not len(bank.val_labels):
-                kept = heads.clone() if len(bank.val_labels) else heads
+        start, best = self.text(self.space), torch.full((len(GRID),), -1.0, dtype=torch.float64)
+        kept = start.repeat(len(GRID), 1, 1)
+        for step, heads in enumerate(train_heads(start, batches, GRID, float(self.scale()), steps)):
             if len(bank.val_labels) and step % VALIDATE_EVERY == 0:
                 predicted = (unit(bank.val_features) @ heads.transpose(1, 2)).argmax(dim=2)
                 accuracies = (predicted == bank.val_labels).double().mean(dim=1).cpu()
                 for setting in (accuracies > best).nonzero()[:, 0].tolist():
                     best[setting], kept[setting] = accuracies[setting], heads[setting]
-        return best, kept
+        return best, kept if len(bank.val_labels) else heads
 
     def head(self, space: LabelSpace) -> Head:
         return partial(linear_logits, rows=self.weights_of(space), scale=self.scale())

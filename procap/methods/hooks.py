@@ -37,7 +37,8 @@ class TrainingHooks(nn.Module):
     """What a training calls around its steps; a method overrides what it needs.
 
     required_option: an option without a default that training needs.
-    file_option: an option that names a file that training reads; {dataset} in its path is the data set.
+    file_option: an option that names a file that training reads; {dataset} in its path is the data set. If training
+        needs it, `templates` stands for hand-written texts, and `./templates` for a file of this name.
     vision_weights: the attribute with its copies of weights of the vision tower, which train at the recipe's
         `vision_lr`; empty without them.
     learns_unlabelled: its training images have no labels, and are those that its option `unlabelled` names.
@@ -77,7 +78,8 @@ class TrainingHooks(nn.Module):
     def option_file(cls, options: BaseModel, dataset: str) -> Path | None:
         """Return the file that `file_option` names; None if it names none."""
         name = getattr(options, cls.file_option, "")
-        return None if name in ("", TEMPLATES) else Path(name.replace("{dataset}", dataset)).expanduser()
+        keyword = TEMPLATES if cls.file_option == cls.required_option else ""
+        return None if name in ("", keyword) else Path(name.replace("{dataset}", dataset)).expanduser()
 
     def prepare_training(self) -> None:
         """Read and compute what only training needs.

@@ -46,7 +46,7 @@ class IPOOptions(MethodOptions):
     proposals: str = Field(
         "",
         description="file with a template a line, or a run's proposals.json; {dataset} in its path is the data set; or "
-        "templates: hand-written ones; training needs one of them, or an endpoint",
+        "templates (a file: ./templates): hand-written ones; training needs one of them, or an endpoint",
     )
     endpoint: str = Field("", description=f"URL of an OpenAI-compatible API that proposes them; its key is ${KEY}")
     model: str = Field("", description="language model of the endpoint")
@@ -156,7 +156,7 @@ class IPO(FeatureMethod):
 def read_proposals(file: Path) -> list[str]:
     """Read the templates of a file. Raises UserError for what is none, and for a file that cannot be read."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
         # The log of a run has the templates as keys.
         lines = [str(line) for line in (json.loads(text) if file.suffix == ".json" else text.splitlines())]
     except (OSError, ValueError, TypeError) as error:

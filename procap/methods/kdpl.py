@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from procap.classifier import cosine_logits
 from procap.methods.coop import ContextMethod, ContextOptions
 from procap.methods.maple import MaPLe, MaPLeOptions
 from procap.methods.method import Noise, PublishedOptions
-from procap.methods.taught import Taught, TaughtOptions
+from procap.methods.taught import Taught, TaughtOptions, divergence
 from procap.recipe import Recipe
 
 
@@ -42,13 +41,9 @@ class Distilled(Taught):
         kept = min(self.options.most_classes, teacher.shape[1])
         chosen = teacher.softmax(dim=1).mean(dim=0).topk(kept).indices
         # The softmax is over the chosen classes alone, so their probabilities sum to one.
-        student = cosine_logits(image, text[chosen], self.scale()).log_softmax(dim=1)
-        target = teacher[:, chosen].log_softmax(dim=1)
-        return {
-            # KL(teacher || student), then KL(student || teacher); only the student has a gradient.
-            "kl_forward": F.kl_div(student, target, reduction="batchmean", log_target=True) / 2,
-            "kl_reverse": F.kl_div(target, student, reduction="batchmean", log_target=True) / 2,
-        }
+        teacher, student = teacher[:, chosen], cosine_logits(image, text[chosen], self.scale())
+        # Only the student has a gradient.
+        return {"kl_forward": divergence(teacher, student) / 2, "kl_reverse": divergence(student, teacher) / 2}
 
 
 class KDPLOptions(DistilledOptions, ContextOptions):

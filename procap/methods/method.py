@@ -27,9 +27,9 @@ from procap.methods.data_use import DataUse
 from procap.methods.hooks import TrainingHooks
 from procap.methods.options import MethodOptions, TemplateOptions
 from procap.methods.prompts import ClassPrompts, template_prompts
-from procap.packing import PromptSet
 from procap.parallel import ClassShares, Communicator, gather_batch
 from procap.plan import NO_CHANGE, Plan
+from procap.prompt_packing import PromptSet
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 

@@ -123,7 +123,7 @@ class MMRL(Method):
         inserted, *later = projections(self.tokens)
         first = self.options.first_block
         operations = [TokenOp(b, "replace", t, start=1, share=self.fresh) for b, t in enumerate(later, first + 1)]
-        # Behind the start token they see no word of a prompt, so that all classes share their rows (`procap.packing`).
+        # Behind the start token they see no word of a prompt, so that all classes share their rows (`prompt_packing`).
         return Plan((TokenOp(first, "insert", inserted, start=1), *operations))
 
     def scale(self) -> Tensor:

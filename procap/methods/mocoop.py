@@ -153,10 +153,13 @@ class MoCoOp(Method):
         super().prepare_training()
         if file := self.option_file(self.options, self.space.dataset):
             try:
-                names = filter(None, file.read_text(encoding="utf-8").splitlines())
+                lines = file.read_text(encoding="utf-8-sig").splitlines()
             except (OSError, UnicodeError) as error:
                 raise UserError(f"new_names = {file}: {error}; a text with one class name a line is needed") from error
-            self.text_space = replace(self.space, classnames=(*self.space.classnames, *names))
+            # A list of all names has those trained on as well: twice they would be two classes with one prompt.
+            names = dict.fromkeys(line.strip().replace("_", " ") for line in lines if line.strip())
+            new = [name for name in names if name not in self.space.names()]
+            self.text_space = replace(self.space, classnames=(*self.space.classnames, *new))
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         return self.expert_prompts(space, "")

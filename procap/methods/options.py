@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 TEMPLATES = "templates"
-"""The value of an option that names a file of texts, for hand-written templates in place of the file."""
+"""The value of a required option that names a file of texts, for hand-written templates in place of the file."""
 
 Pool = Literal["few-shot", "base", "all"]
 """Where a training draws images without labels from, see `PoolOptions`."""

@@ -26,9 +26,9 @@ from procap.initialisation import normal
 from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout
 from procap.methods.mocoop import first_tokens
 from procap.methods.prompts import ClassPrompts, context_plan, tokenize_classes, words_of
-from procap.packing import PromptSet
 from procap.parallel import gather_batch
 from procap.plan import INPUT, Plan, TokenOp
+from procap.prompt_packing import PromptSet
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 

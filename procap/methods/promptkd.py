@@ -23,7 +23,7 @@ from procap.initialisation import linear, normal
 from procap.methods.method import Noise, PublicLayout, PublishedOptions, name_options
 from procap.methods.options import PoolOptions
 from procap.methods.prompts import ClassPrompts, check_blocks, deep_plans
-from procap.methods.taught import Taught, TaughtOptions
+from procap.methods.taught import Taught, TaughtOptions, divergence
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -149,10 +149,9 @@ class PromptKD(Taught):
         o = self.options
         raw = self._encode_batch(images, self.plans(self.prompts, noise)[0])
         # Behind the gather: the batch norm sees the global batch.
-        student = cosine_logits(self.image_adapter(raw), self.class_features, self.scale()) / o.temperature
-        teacher = self.teacher_logits(images).float() / o.temperature
-        kl = F.kl_div(student.log_softmax(1), teacher.log_softmax(1), reduction="sum", log_target=True)
-        return {"kl": o.weight * o.temperature**2 * kl / teacher.numel()}
+        student = cosine_logits(self.image_adapter(raw), self.class_features, self.scale())
+        kl = divergence(self.teacher_logits(images), student, o.temperature)
+        return {"kl": o.weight * kl / len(self.class_features)}
 
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
         """Make a classifier from the teacher's class features; only new classes need the teacher."""

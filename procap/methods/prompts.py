@@ -15,8 +15,8 @@ from torch import Tensor
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.initialisation import normal
-from procap.packing import PromptSet
 from procap.plan import INPUT, Plan, TokenOp
+from procap.prompt_packing import PromptSet
 from procap.text import LabelSpace
 
 PLACEHOLDER = "X"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from pydantic import BaseModel, Field
 from torch import Tensor
 
@@ -25,17 +26,22 @@ from procap.parallel import gather_batch
 from procap.plan import NO_CHANGE
 from procap.teacher import keep_clip, keep_text_bank
 from procap.text import LabelSpace
+from procap.weights.architectures import model_configs
 from procap.weights.loading import file_digest, weights_key
 
 
 class TaughtOptions(MethodOptions):
-    teacher: str = Field("", description="backbone:weights, such as ViT-L-14:openai, or the folder of a finished run")
+    teacher: str = Field(
+        "",
+        description="backbone:weights, such as ViT-L-14:openai, or the folder of a finished run (beside a backbone of "
+        "its name: ./NAME)",
+    )
 
 
 class Taught(Method):
     """What a teacher adds to a method, as a base class before that of the method."""
 
-    uses = DataUse(models=("teacher",))
+    uses = DataUse(labelled="none", unlabelled="few-shot", models=("teacher",))
     required_option = "teacher"
     # No larger CLIP knows generated data.
     mini_options: ClassVar[Mapping[str, object]] = {"teacher": "mini"}
@@ -47,8 +53,7 @@ class Taught(Method):
     def file_digests(cls, options: BaseModel, dataset: str) -> dict[str, str]:
         """Return the SHA-256 of the file of the teacher's weights, or of the checkpoint of a run."""
         assert isinstance(options, TaughtOptions)
-        checkpoint = Path(options.teacher).expanduser() / "checkpoint.safetensors"
-        if checkpoint.is_file():
+        if (folder := cls.teacher_run(options)) and (checkpoint := folder / "checkpoint.safetensors").is_file():
             return {"teacher": hashlib.sha256(checkpoint.read_bytes()).hexdigest()}
         return {"teacher": file_digest(weights_key(*split_teacher(options.teacher)))}
 
@@ -57,7 +62,8 @@ class Taught(Method):
         """Return the folder that the option `teacher` names if it is that of a run."""
         assert isinstance(options, TaughtOptions)
         folder = Path(options.teacher).expanduser()
-        return folder if (folder / "config.json").is_file() else None
+        is_run = options.teacher not in model_configs() and (folder / "config.json").is_file()
+        return folder if is_run else None
 
     def set_teacher(self, make: MakeTeacher) -> None:
         """Set what makes the classifier of a teacher that is a run."""
@@ -91,6 +97,12 @@ class Taught(Method):
         if self.teacher_classifier is None:
             self.teacher_classifier = self.make_teacher(self.space)
         return gather_batch(self.group, self.teacher_classifier.logits(self.teacher_classifier.encode(images)))
+
+
+def divergence(target: Tensor, approximation: Tensor, temperature: float = 1.0) -> Tensor:
+    """Compute KL(target || approximation) of logits [B, C] over a temperature T, times T^2, a mean over the images."""
+    of, to = ((logits.float() / temperature).log_softmax(dim=1) for logits in (target, approximation))
+    return temperature**2 * F.kl_div(to, of, reduction="batchmean", log_target=True)
 
 
 def split_teacher(name: str) -> tuple[str, str | None]:

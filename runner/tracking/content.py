@@ -25,6 +25,7 @@ DESCRIPTION = "mlflow.note.content"
 TABLE_START = "| method |"
 """How descriptions begin that this program has written."""
 
+COLUMNS = ("method", "accuracy", "FPS", "training s")
 DIGITS = {"accuracy": 2, "fps": 0, "train_seconds": 1}
 """Metrics of the description, and their digits after the point."""
 
@@ -136,7 +137,7 @@ def result_metrics(config: RunConfig, evaluations: Iterable[EvalResult]) -> dict
     `accuracy/transfer` the mean over different data sets. Results of a part of the images or under settings that are
     not the default are left out.
     """
-    whole = [result for result in evaluations if not result.limited and not result.settings.label]
+    whole = [result for result in evaluations if not result.limited and not result.settings.name]
     metrics: dict[str, float] = {}
     transfer = []
     for result in whole:
@@ -158,17 +159,16 @@ def result_metrics(config: RunConfig, evaluations: Iterable[EvalResult]) -> dict
     return metrics
 
 
-def describe_methods(metrics: Mapping[str, float]) -> str:
-    """Format accuracy, FPS and training seconds of methods as a table, the best accuracy first."""
+def method_rows(metrics: Mapping[str, float]) -> list[tuple[str, ...]]:
+    """Format title, accuracy, FPS and training seconds of methods (`COLUMNS`), the best accuracy first."""
     methods = sorted({name.partition("/")[2] for name in metrics if name.startswith(("accuracy/", "fps/"))})
     methods.sort(key=lambda method: -metrics.get(f"accuracy/{method}", 0.0))
-    lines = [f"{TABLE_START} accuracy | FPS | training s |", "| --- | ---: | ---: | ---: |"]
+    rows = []
     for method in methods:
         values = {name: metrics.get(f"{name}/{method}") for name in DIGITS}
         cells = ["-" if value is None else f"{value:.{DIGITS[name]}f}" for name, value in values.items()]
-        title = title_and_colour(method)[0] if method in method_paths() else method
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append((title_and_colour(method)[0] if method in method_paths() else method, *cells))
+    return rows
 
 
 def collection_content(collection: Collection, folder: Path, runs: Iterable[Content]) -> Content:
@@ -189,6 +189,7 @@ def collection_content(collection: Collection, folder: Path, runs: Iterable[Cont
     tags = {collection.kind: collection.name, "folder": str(folder.resolve())}
     tags |= {f"settings.{name}": format_value(value) for name, value in collection.settings.items() if value}
     if values:
-        tags[DESCRIPTION] = describe_methods(metrics)
+        table = [COLUMNS, ("---", *["---:"] * len(DIGITS)), *method_rows(metrics)]
+        tags[DESCRIPTION] = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
     name, status = f"{collection.kind} · {collection.name}", STATUS[collection.status]
     return Content(name, status, tags, collection.started, collection.ended, metrics)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 DEFAULT_FILE = "mlflow.db"
+DEFAULT_ARTIFACTS = "mlartifacts"
 LOCK_SECONDS = 30.0
 RUNS_PER_REQUEST = 500
 PARENT_TAG = "mlflow.parentRunId"
@@ -71,10 +72,14 @@ class TrackingStore:
         return cls(chosen, name or "procap", results, "" if name else number)
 
     @property
+    def is_default(self) -> bool:
+        """Whether this is mlflow.db in the results."""
+        return self.uri == sqlite_uri(self.results / DEFAULT_FILE)
+
+    @property
     def exists(self) -> bool:
         """Whether runs can be exported without creating the default store."""
-        default = self.results / DEFAULT_FILE
-        return default.exists() or self.uri != sqlite_uri(default)
+        return not self.is_default or (self.results / DEFAULT_FILE).exists()
 
     @property
     def address(self) -> str:
@@ -103,7 +108,11 @@ class TrackingStore:
             if self.known_experiment:
                 return self.client.get_experiment(self.known_experiment).experiment_id
             experiment = self.client.get_experiment_by_name(self.experiment)
-            return experiment.experiment_id if experiment else self.client.create_experiment(self.experiment, tags=KIND)
+            if experiment:
+                return experiment.experiment_id
+            # MLflow's own default is a folder in the current directory.
+            artifacts = (self.results / DEFAULT_ARTIFACTS).as_uri() if self.is_default else None
+            return self.client.create_experiment(self.experiment, artifacts, KIND)
 
     @contextmanager
     def requests(self, purpose: str) -> Iterator[None]:

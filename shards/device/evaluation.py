@@ -19,8 +19,8 @@ from torch import Tensor
 from shards.device.crops import DeviceResize, fits
 from shards.eval_views import AnyEvalTransform
 from shards.loader import BATCHES_AHEAD, read_batches
-from shards.pools import prefetch, thread_pool
 from shards.reader import ImageList
+from shards.tasks import prefetch, thread_pool
 from shards.transfer import SideStream, upload_all
 from shards.transforms import EvalTransform
 

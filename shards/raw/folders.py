@@ -19,12 +19,12 @@ from pathlib import Path
 from procap.errors import UserError
 from shards.files import read_regular
 from shards.names import first_few, has_control, unsafe_path
-from shards.records import IMAGES, JPEG_ENDINGS, ImageRange, ImageRecord, Source
+from shards.source import JPEG_ENDINGS, MEMBER_EXTENSIONS, ImageRange, ImageRecord, Source
 
-Images = list[tuple[str, int]]
+LabelledPaths = list[tuple[str, int]]
 """Images of one split in list order: a path relative to the folder of the images, and a label."""
 
-IMAGE_EXTENSIONS = frozenset((*IMAGES, *JPEG_ENDINGS))
+IMAGE_EXTENSIONS = frozenset((*MEMBER_EXTENSIONS, *JPEG_ENDINGS))
 NOTES = frozenset(("db", "ini", "txt", "md", "csv", "tsv", "json", "xml", "yaml", "yml", "html", "log", "pdf"))
 """Extensions of files that people and systems leave among images."""
 LEAVINGS = frozenset((
@@ -45,7 +45,7 @@ class Listing:
 
     root: Path
     classnames: tuple[str, ...]
-    splits: Mapping[str, Images]
+    splits: Mapping[str, LabelledPaths]
     origin: str
     scanned: bool = False
     max_side: int | None = None
@@ -89,7 +89,7 @@ class Listing:
         )
 
 
-def read_images(root: Path, images: Images, max_side: int | None = None) -> Iterator[ImageRecord]:
+def read_images(root: Path, images: LabelledPaths, max_side: int | None = None) -> Iterator[ImageRecord]:
     """Yield files below `root` as they are, or with at most `max_side` pixels on the short side.
 
     The record of a file that cannot be read has the reason.
@@ -190,7 +190,7 @@ def missing_files(root: Path, paths: Iterable[str]) -> list[str]:
     return [path for path in paths if not os.path.isfile(root / path)]
 
 
-def split_classes(images: Images, fractions: Mapping[str, float], seed: int) -> dict[str, Images]:
+def split_classes(images: LabelledPaths, fractions: Mapping[str, float], seed: int) -> dict[str, LabelledPaths]:
     """Shuffle each class, in order of first appearance, and cut it into `fractions`; the last takes the rest.
 
     CoOp's rule, with a separate random stream instead of the global one.
@@ -199,7 +199,7 @@ def split_classes(images: Images, fractions: Mapping[str, float], seed: int) -> 
     by_class: dict[int, list[str]] = {}
     for path, label in images:
         by_class.setdefault(label, []).append(path)
-    splits: dict[str, Images] = {split: [] for split in fractions}
+    splits: dict[str, LabelledPaths] = {split: [] for split in fractions}
     for label, paths in by_class.items():
         draw.shuffle(paths)
         rest = iter(paths)

@@ -22,8 +22,8 @@ from shards.catalogue import UNKNOWN, Dataset, RawLayout
 from shards.files import read_regular
 from shards.manifest import lines_digest
 from shards.names import first_few, unsafe_path
-from shards.raw.folders import Images, Listing, list_folder, list_images, missing_files
-from shards.records import Source
+from shards.raw.folders import LabelledPaths, Listing, list_folder, list_images, missing_files
+from shards.source import Source
 
 FOLDER = Path(__file__).parent
 
@@ -130,7 +130,7 @@ def read_published(location: RawLocation) -> Listing:
     )
 
 
-def _scan_class_folders(location: RawLocation, prefix: str) -> Images:
+def _scan_class_folders(location: RawLocation, prefix: str) -> LabelledPaths:
     """List the images of the class folders below `location.images / prefix`; files of other names are left out.
 
     What is missing or too much shows in the counts, which are published.
@@ -164,7 +164,7 @@ def _read_split_file(location: RawLocation) -> Listing:
 
 def _read_variant_lists(location: RawLocation) -> Listing:
     """Read `variants.txt`, whose line number is the label, and `images_variant_<split>.txt`."""
-    splits: dict[str, Images] = {}
+    splits: dict[str, LabelledPaths] = {}
     try:
         classnames = tuple(_read_lines(location, "variants.txt"))
         labels = {name: label for label, name in enumerate(classnames)}

@@ -22,13 +22,13 @@ from shards.catalogue import UNKNOWN
 from shards.check import IMAGES_PER_TASK, readable_paths
 from shards.manifest import UPRIGHT
 from shards.names import first_few, join_first
-from shards.pools import map_in_order
 from shards.raw.class_folders import ListedImage, scan_folders
 from shards.raw.description import Description, SplitRule, read_description
-from shards.raw.folders import Images, Listing, list_images, missing_files, read_images, split_classes
+from shards.raw.folders import LabelledPaths, Listing, list_images, missing_files, read_images, split_classes
 from shards.raw.published import SPLITS
 from shards.raw.tables import read_table
-from shards.records import Source
+from shards.source import Source
+from shards.tasks import map_in_order
 
 Label = str | int
 
@@ -134,7 +134,7 @@ def _number_classes(
 
 def _assign_splits(
     description: Description, listed: Sequence[ListedImage], labels: dict[Label, int]
-) -> dict[str, Images]:
+) -> dict[str, LabelledPaths]:
     """Assign a split to every image, as the data give it or else by the description."""
     images = {
         split: [(image.path, labels[image.label]) for image in listed if image.split == split]

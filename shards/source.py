@@ -1,4 +1,4 @@
-"""The interface between sources and packing: labelled, encoded images in the order of their split."""
+"""Define what packing needs of a data set: labelled, encoded images in the order of their split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shards.names import unsafe_path
 
 # Extensions that WebDataset readers treat as images. Others can be dangerous: a library that decodes members by
 # extension would unpickle a `pyd`.
-IMAGES = ("jpg", "png", "webp", "gif", "bmp", "tif", "tiff")
+MEMBER_EXTENSIONS = ("jpg", "png", "webp", "gif", "bmp", "tif", "tiff")
 JPEG_ENDINGS = ("jpg", "jpeg", "jpe", "jfif")
 
 
@@ -49,7 +49,7 @@ class Source:
     origin: what made the images, with its version; a set from another origin is packed again.
     counts: images per split.
     part: `part(split, start, stop)` makes an `ImageRange` of start..stop - 1, in the order that few-shot draws use.
-    size: bytes of all images; None if it is not known before reading them.
+    total_bytes: of all images; None if it is not known before reading them.
     per_shard: images of a shard, fewer if it would be larger than `shards.pack.SHARD_BYTES`.
     problems: what is wrong in the lists of images; such a source is not packed. notes: what a user should know of them.
     """
@@ -61,17 +61,17 @@ class Source:
     origin: str
     counts: Mapping[str, int]
     part: Callable[[str, int, int], ImageRange]
-    size: int | None = None
+    total_bytes: int | None = None
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     per_shard: int = 1000
 
-    def ranges(self, size: int) -> list[tuple[str, int, int]]:
-        """Divide every split into ranges of so many images: split, start and stop."""
+    def ranges(self, length: int) -> list[tuple[str, int, int]]:
+        """Divide every split into ranges of `length` images: split, start and stop."""
         return [
-            (split, start, min(start + size, count))
+            (split, start, min(start + length, count))
             for split, count in self.counts.items()
-            for start in range(0, count, size)
+            for start in range(0, count, length)
         ]
 
 
@@ -92,8 +92,8 @@ def sample_key(position: int) -> str:
 def make_sample(key: str, record: ImageRecord) -> dict[str, str | bytes]:
     """Make the sample that webdataset's TarWriter writes for an image. Raises UserError if it cannot be stored."""
     reason = unsafe_path(record.path)
-    if record.extension not in IMAGES:
-        reason = f"does not end as an image's does ({', '.join(IMAGES)})"
+    if record.extension not in MEMBER_EXTENSIONS:
+        reason = f"does not end as an image's does ({', '.join(MEMBER_EXTENSIONS)})"
     if reason:
         raise UserError(f"{record.path!r} cannot be packed: its name {reason}")
     side = json.dumps({"path": record.path}, ensure_ascii=False).encode()

@@ -5,29 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.experiment.published import AVERAGE, display_name
 from benchmarks.experiment.suite import Variant
-from benchmarks.results.frame import images_per_second
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.table import Column, Row, Table
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-HALVES = (Column("Base"), Column("Novel"), Column("HM"))
-SPEEDS = (Column("FPS", "", digits=0), Column("training s", "", digits=1))
-"""No end is marked better: runs were timed at different times, on any machine, and while other programs ran."""
-PARAMETERS = Column("parameters, k", "", digits=1)
-"""Learned parameters in thousands."""
-NOTE_ON_SPEED = (
-    "FPS: images per second of the evaluations, with decoding, without warm-up; FPS of the model: without waiting for "
-    "images. Training s: of the optimizer's steps and checkpoints. `procap bench runtime` measures methods in the same "
-    "conditions."
-)
 
 
 class PrintedRow(NamedTuple):
@@ -101,17 +86,3 @@ def suite_table(
 
 def published_title(method: str, venue: str = "") -> str:
     return f"{method} ({'published' if venue in ('', 'Ours') else venue})"
-
-
-def count_parameters(rows: pd.DataFrame) -> Metric | None:
-    """Return the learned parameters in thousands; they can differ between seeds, and are unknown for some imports."""
-    counts = rows.groupby("seed").parameters.first().dropna()
-    return Metric(float(counts.mean()) / 1000) if len(counts) else None
-
-
-def average_speeds(rows: pd.DataFrame) -> tuple[Metric | None, Metric | None, Metric | None]:
-    """Return images per second, mean seconds of training, and images per second of the model."""
-    # A run has a row for each target, with the same seconds of training in all of them.
-    seconds = rows.groupby("seed").train_seconds.first().dropna()
-    trained = Metric(float(seconds.mean())) if len(seconds) else None
-    return images_per_second(rows), trained, images_per_second(rows, "fps_model")

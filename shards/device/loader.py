@@ -1,6 +1,6 @@
 """Training batches that are decoded once, kept on the device as uint8 pixels and augmented there.
 
-The batches are those of `TrainStream`, bit for bit. Threads decode and draw random views; only the thread that iterates
+The batches are those of `TrainLoader`, bit for bit. Threads decode and draw random views; only the thread that iterates
 over the batches uses the device, because CUDA forbids many calls in other threads while a graph is captured.
 Shapes: B images, S image size, H and W pixels of an image.
 """
@@ -19,9 +19,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from shards.device.crops import DeviceResize, augments_on_device, fits
-from shards.loader import BATCHES_AHEAD, CACHE_BYTES, StreamOptions, TrainStream
-from shards.pools import prefetch, thread_pool
-from shards.reader import ImageList
+from shards.loader import BATCHES_AHEAD, CACHE_BYTES, LoaderOptions, TrainLoader
+from shards.reader import ImageList, LazyImage
+from shards.tasks import prefetch, thread_pool
 from shards.transfer import SideStream, upload
 from shards.transforms import TrainAugment, View
 
@@ -40,14 +40,13 @@ class PreparedImage:
 
 
 Prepared = list[Callable[[], PreparedImage]]
-Loaders = Iterator[tuple[int, Callable[[], Image]]]
 
 
-class DeviceTrainStream(TrainStream):
-    """`TrainStream` on `device`: the same batches from the same draws, if `augments_on_device` allows it.
+class DeviceTrainLoader(TrainLoader):
+    """`TrainLoader` on `device`: the same batches from the same draws, if `augments_on_device` allows it.
 
     The pixels of up to `device_bytes` of images stay on the device (default: a quarter of its free memory, on a CPU
-    what `TrainStream` keeps). Images beyond that are kept and augmented as `TrainStream` does, and uploaded.
+    what `TrainLoader` keeps). Images beyond that are kept and augmented as `TrainLoader` does, and uploaded.
     On CUDA the work on a batch is issued on a side stream up to `BATCHES_AHEAD` batches before its turn.
     """
 
@@ -57,11 +56,11 @@ class DeviceTrainStream(TrainStream):
         batch_size: int,
         augment: TrainAugment,
         seed: int,
-        options: StreamOptions,
+        options: LoaderOptions,
         device: torch.device,
     ) -> None:
         if not augments_on_device(augment):
-            raise ValueError("jitter and rotation are done by TrainStream alone")
+            raise ValueError("jitter and rotation are done by TrainLoader alone")
         super().__init__(images, batch_size, augment, seed, options)
         self._side = SideStream(device)
         self.device = self._side.device
@@ -72,21 +71,22 @@ class DeviceTrainStream(TrainStream):
         self._on_device: dict[int, Tensor] = {}  # [H, 3, W] uint8
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
-        """Yield the batches of `TrainStream.epoch`, on the device."""
+        """Yield the batches of `TrainLoader.epoch`, on the device."""
         batches = [*self.batch_indices(epoch, start_step)]
         absent = [i for batch in batches for i in self.share(batch) if i not in self._on_device]
-        with thread_pool(self.options.workers, "images") as pool, closing(self._decoded.loaders(absent)) as loaders:
-            prepared = prefetch(batches, partial(self._prepare, pool, epoch, loaders), BATCHES_AHEAD)
+        lazy_images = self._decoded.lazy_images(absent)
+        with thread_pool(self.options.workers, "images") as pool, closing(lazy_images):
+            prepared = prefetch(batches, partial(self._prepare, pool, epoch, lazy_images), BATCHES_AHEAD)
             with closing(prefetch(prepared, self._issue, BATCHES_AHEAD)) as issued:
                 for take in issued:
                     images, labels = take()
                     yield images, labels
 
     def _prepare(
-        self, pool: ThreadPoolExecutor | None, epoch: int, loaders: Loaders, batch: list[int]
+        self, pool: ThreadPoolExecutor | None, epoch: int, lazy_images: Iterator[LazyImage], batch: list[int]
     ) -> tuple[list[int], Prepared]:
         """Start reading this process's images of `batch` in threads; without a pool the functions read them."""
-        loaded = ((i, None) if i in self._on_device else next(loaders) for i in self.share(batch))
+        loaded = ((i, None) if i in self._on_device else next(lazy_images) for i in self.share(batch))
         tasks = [partial(self._prepare_image, epoch, *image) for image in loaded]
         return batch, [task if pool is None else pool.submit(task).result for task in tasks]
 

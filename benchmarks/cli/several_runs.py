@@ -1,4 +1,4 @@
-"""Execute several runs in one command and collect failures; shared by `procap train` and `procap eval`."""
+"""Execute several runs in one command and collect failures."""
 
 from __future__ import annotations
 
