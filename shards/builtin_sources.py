@@ -30,7 +30,7 @@ def builtin_source(dataset: Dataset) -> Source:
         dataset.templates,
         f"world {VERSION}" if generated else dataset.images_from,
         dict(dataset.counts),
-        # A split, start and stop make an `ImageRange` of it.
+        # A split, start and stop make a `RecordReader` of it.
         partial(partial, records),
     )
 

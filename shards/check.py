@@ -14,7 +14,7 @@ from shards.index import list_digest
 from shards.manifest import Shard, is_mirror
 from shards.names import MAX_NAMED, join_first
 from shards.reader import ImageList, open_dataset, shard_problem
-from shards.source import ImageRange, ImageRecord
+from shards.source import ImageRecord, RecordReader
 from shards.tasks import map_in_order
 
 IMAGES_PER_TASK = 250
@@ -35,9 +35,9 @@ class CheckedImage(NamedTuple):
     size: int = 0
 
 
-def readable_paths(part: ImageRange) -> list[str]:
+def readable_paths(read_records: RecordReader) -> list[str]:
     """List the images that can be read and decoded."""
-    return [record.path for record in part() if not describe_unreadable("", record)]
+    return [record.path for record in read_records() if not describe_unreadable("", record)]
 
 
 def describe_unreadable(split: str, record: ImageRecord) -> str:

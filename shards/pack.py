@@ -40,7 +40,7 @@ from shards.mirror import refuse_packing
 from shards.names import first_few, unfit_texts
 from shards.reader import ImageList, open_dataset
 from shards.resolve import is_packed, resolve_dataset
-from shards.source import MEMBER_EXTENSIONS, ImageRange, Source, make_sample, sample_key
+from shards.source import MEMBER_EXTENSIONS, RecordReader, Source, make_sample, sample_key
 from shards.tasks import map_in_order
 
 SHARD_BYTES = 10**9
@@ -138,17 +138,20 @@ def _find_valid(source: Source, data_root: Path, workers: int) -> Manifest | Non
             return None
         # Without a size there are no files to read: the origin says which program has made the images.
         ranges = source.ranges(IMAGES_PER_TASK) if source.total_bytes is not None else []
-        parts = [(source.part(*part), images[part[0]].subset(range(*part[1:]))) for part in ranges]
-        is_same = all(map_in_order(_has_content, parts, min(workers, len(parts) // 2)))
+        tasks = [
+            (source.make_reader(split, start, stop), images[split].subset(range(start, stop)))
+            for split, start, stop in ranges
+        ]
+        is_same = all(map_in_order(_has_content, tasks, min(workers, len(tasks) // 2)))
     except UserError:
         return None
     return manifest if is_same else None
 
 
-def _has_content(task: tuple[ImageRange, ImageList]) -> bool:
+def _has_content(task: tuple[RecordReader, ImageList]) -> bool:
     """Whether images are byte for byte those that were packed."""
-    part, images = task
-    return all(record.data == images.read(i) for i, record in enumerate(part()))
+    read_records, images = task
+    return all(record.data == images.read(i) for i, record in enumerate(read_records()))
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,7 @@ class PackTask:
     file: str
     start: int
     stop: int
-    part: ImageRange
+    read_records: RecordReader
 
 
 PackedShard = tuple[Shard | None, list[CheckedImage]]
@@ -171,11 +174,7 @@ PackedShard = tuple[Shard | None, list[CheckedImage]]
 
 
 def _write(
-    source: Source,
-    folder: Path,
-    workers: int,
-    on_progress: SplitProgress | None,
-    on_note: Reporter | None,
+    source: Source, folder: Path, workers: int, on_progress: SplitProgress | None, on_note: Reporter | None
 ) -> Manifest:
     """Write a data set into `folder`, the manifest last."""
     counts = source.counts
@@ -189,9 +188,9 @@ def _write(
     # so that one attempt names all that are broken.
     problems = [*source.problems]
     tasks = (
-        PackTask(None if problems else folder, split, f"{split}/{start // per_shard}.tar", start, stop, part)
+        PackTask(None if problems else folder, split, f"{split}/{start // per_shard}.tar", start, stop, reader)
         for split, start, stop in ranges
-        for part in [source.part(split, start, stop)]
+        for reader in [source.make_reader(split, start, stop)]
     )
     # At most one process per `per_shard` images, because starting one takes as long as packing a few hundred images.
     results = map_in_order(pack_shard, tasks, min(workers, len(ranges), images // per_shard))
@@ -234,7 +233,7 @@ def pack_shard(task: PackTask) -> tuple[PackedShard, list[str]]:
     file.parent.mkdir(parents=True, exist_ok=True)
     # No encoder, so that bytes stay as they are; no time, so that equal images make equal shards.
     with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
-        for position, record in zip(range(task.start, task.stop), task.part(), strict=True):
+        for position, record in zip(range(task.start, task.stop), task.read_records(), strict=True):
             if problem := describe_unreadable(task.split, record):
                 problems.append(problem)
                 continue

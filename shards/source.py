@@ -38,8 +38,8 @@ class ImageRecord:
         return "jpg" if extension in JPEG_ENDINGS else extension
 
 
-ImageRange = Callable[[], Iterator[ImageRecord]]
-"""Yields consecutive images of a split, which one process packs; small enough to be sent to it."""
+RecordReader = Callable[[], Iterator[ImageRecord]]
+"""Reads consecutive images of a split, which one process packs; small enough to be sent to it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Source:
 
     origin: what made the images, with its version; a set from another origin is packed again.
     counts: images per split.
-    part: `part(split, start, stop)` makes an `ImageRange` of start..stop - 1, in the order that few-shot draws use.
+    make_reader: makes the reader of images start..stop - 1 of a split, in the order that few-shot draws use.
     total_bytes: of all images; None if it is not known before reading them.
     per_shard: images of a shard, fewer if it would be larger than `shards.pack.SHARD_BYTES`.
     problems: what is wrong in the lists of images; such a source is not packed. notes: what a user should know of them.
@@ -60,7 +60,7 @@ class Source:
     templates: tuple[str, ...]
     origin: str
     counts: Mapping[str, int]
-    part: Callable[[str, int, int], ImageRange]
+    make_reader: Callable[[str, int, int], RecordReader]
     total_bytes: int | None = None
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

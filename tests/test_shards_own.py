@@ -33,7 +33,7 @@ def sheet(folder: Path, text: str, head: str = HEAD) -> Path:
 
 
 def rows(source: Source, split: str) -> list[tuple[str, int]]:
-    return [(record.path, record.label) for record in source.part(split, 0, source.counts[split])()]
+    return [(record.path, record.label) for record in source.make_reader(split, 0, source.counts[split])()]
 
 
 def put_table(folder, lines, header, name="birds.csv", delimiter=","):
@@ -56,7 +56,7 @@ def test_class_folders_become_labels_sorted_by_code_point_and_are_split_by_the_r
     assert all(SORTED[label] == path.split("/")[0] for path, label in everything)
     for split, each in (("train", 5), ("val", 2), ("test", 3)):
         assert [label for _, label in split_rows[split]] == [label for label in range(4) for _ in range(each)]
-    assert next(source.part("train", 3, 7)()).path == split_rows["train"][3][0]
+    assert next(source.make_reader("train", 3, 7)()).path == split_rows["train"][3][0]
 
 
 def test_a_split_is_a_function_of_its_seed_and_of_the_names(tmp_path):

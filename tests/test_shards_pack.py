@@ -41,7 +41,7 @@ def test_a_family_of_the_world_packs_to_the_same_bytes_in_another_process(tmp_pa
     code = (
         "import sys, shards.image_selection; from pathlib import Path; from toy_shards import *\n"
         f"pack_some_shapes(Path({str(tmp_path / 'b')!r}))\n"
-        "next(builtin_source(find('digits')).part('test', 0, 1)())\n"
+        "next(builtin_source(find('digits')).make_reader('test', 0, 1)())\n"
         "assert 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**SAME_PATH, "PYTHONHASHSEED": "7"})
@@ -198,7 +198,7 @@ def test_a_broken_image_is_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize(("changes", "stored"), [
     ({"problems": ("class 'kite' has no val image",)}, 0),
-    ({"part": partial(partial, broken)}, 8),
+    ({"make_reader": partial(partial, broken)}, 8),
 ])  # fmt: skip
 def test_after_a_problem_the_images_are_read_and_no_longer_stored(tmp_path, changes, stored):
     """Of 14 shards; the image of val that does not decode lies in the third of it, after five of train."""
@@ -270,7 +270,7 @@ def test_every_catalogue_entry_can_be_packed_as_it_says(monkeypatch):
         assert dataset.template.count("{}") == 1 and dataset.template.endswith(".")
         assert len(dataset.templates) == 2
         assert all(t.count("{}") == 1 and not t.endswith(".") for t in dataset.templates)
-        first = next(source.part("test", 0, 1)())
+        first = next(source.make_reader("test", 0, 1)())
         assert Image.open(io.BytesIO(first.data)).size[0] >= 8
 
 

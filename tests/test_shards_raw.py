@@ -17,7 +17,7 @@ from shards.reader import open_dataset
 
 
 def listed(source):
-    parts = {split: source.part(split, 0, count) for split, count in source.counts.items()}
+    parts = {split: source.make_reader(split, 0, count) for split, count in source.counts.items()}
     return {split: [(record.path, record.label) for record in part()] for split, part in parts.items()}
 
 

@@ -113,7 +113,7 @@ def stubs(request, tmp_path_factory):
 
 
 def listed(source, split):
-    records = source.part(split, 0, source.counts[split])()
+    records = source.make_reader(split, 0, source.counts[split])()
     return [(record.path, record.label, source.classnames[record.label]) for record in records]
 
 

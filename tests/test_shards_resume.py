@@ -32,7 +32,7 @@ def packing(root: Path, log: Path, workers: int) -> Iterator[subprocess.Popen[by
     code = (
         "from functools import partial; from pathlib import Path; from toy_shards import *\n"
         f"part = partial(partial, held, Path({str(log)!r}), 15)\n"
-        f"pack_source(toy_source(part=part, per_shard=5), Path({str(root)!r}), workers={workers})"
+        f"pack_source(toy_source(make_reader=part, per_shard=5), Path({str(root)!r}), workers={workers})"
     )
     with start_process([sys.executable, "-c", code], env=SAME_PATH, stderr=subprocess.PIPE) as process:
         while not (log.exists() and "train 15" in log.read_text()):
@@ -67,7 +67,7 @@ def test_a_killed_packing_looks_unfinished_and_the_next_packs_the_set_again(tmp_
 def test_a_broken_image_is_named_alike_by_any_workers_and_an_older_set_stays(tmp_path, workers):
     older = pack_source(toy_source(origin="older"), tmp_path)
     with pytest.raises(UserError) as error:
-        pack_source(toy_source(part=partial(partial, broken), per_shard=5), tmp_path, workers=workers)
+        pack_source(toy_source(make_reader=partial(partial, broken), per_shard=5), tmp_path, workers=workers)
     assert str(error.value).startswith("'toy' val: val/") and "12.png is not a readable image" in str(error.value)
     assert open_dataset(tmp_path, "toy").manifest == older and is_whole(tmp_path, "toy")
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]

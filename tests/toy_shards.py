@@ -70,7 +70,7 @@ def toy_source(images: Callable[[str], Iterator[ImageRecord]] = toy_records, **c
     fields: dict[str, object] = {
         "name": "toy", "classnames": CLASSNAMES, "template": "a photo of a {}.",
         "templates": ("a photo of a {}", "an image of a {}"), "origin": "toy", "counts": COUNTS,
-        "part": partial(partial, few, images),
+        "make_reader": partial(partial, few, images),
     }  # fmt: skip
     return Source(**(fields | changes))  # type: ignore[arg-type]
 

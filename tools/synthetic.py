@@ -45,7 +45,7 @@ def photograph_source(name: str) -> Source:
         templates=("a photo of a {}",),
         origin="made-up photographs 1",
         counts={"train": TRAIN_IMAGES * classes, "test": TEST_IMAGES * classes},
-        part=partial(partial, photograph_records, classes),
+        make_reader=partial(partial, photograph_records, classes),
     )
 
 

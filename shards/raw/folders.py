@@ -19,7 +19,7 @@ from pathlib import Path
 from procap.errors import UserError
 from shards.files import read_regular
 from shards.names import first_few, has_control, unsafe_path
-from shards.source import JPEG_ENDINGS, MEMBER_EXTENSIONS, ImageRange, ImageRecord, Source
+from shards.source import JPEG_ENDINGS, MEMBER_EXTENSIONS, ImageRecord, RecordReader, Source
 
 LabelledPaths = list[tuple[str, int]]
 """Images of one split in list order: a path relative to the folder of the images, and a label."""
@@ -72,7 +72,7 @@ class Listing:
                 total.update(f"{line}\n".encode())
         return total.hexdigest()[:16]
 
-    def part(self, split: str, start: int, stop: int) -> ImageRange:
+    def make_reader(self, split: str, start: int, stop: int) -> RecordReader:
         return partial(read_images, self.root, self.splits[split][start:stop], self.max_side)
 
     def make_source(self, name: str, template: str, templates: tuple[str, ...], details: str = "") -> Source:
@@ -84,7 +84,7 @@ class Listing:
             templates,
             f"{self.origin}, lists {self.digest()}{details}",
             self.counts,
-            self.part,
+            self.make_reader,
             sum(self.sizes),
         )
 
