@@ -130,7 +130,7 @@ def _prepare(run: Run, stop: StopRequest, *, force: bool) -> ResumableTraining:
     if session.is_first:
         if force:
             # Only now: the run that is there stays if the set-up fails.
-            run.delete()
+            session.delete_run(run.path)
         if not run.folder.config_file.exists():
             write_json(run.folder.config_file, config)
     environment = describe_environment(session.device) | {"accelerations": asdict(setup.acceleration)}
