@@ -30,13 +30,13 @@ from runner.evaluate import evaluate_run
 from runner.feature_store import EncodedImages
 from runner.planning import RunChoices, check_read, plan_run
 from runner.remote_results import results_root
+from runner.results import write_bytes
 from runner.run_state import RunState, read_state
 from runner.setup import make_eval_transform
 from runner.threads import fitting_threads
 from runner.train import train_run
 from runner.trained_runs import load_trained
 from shards.default_paths import cache_home, data_root
-from shards.files import write_file
 from shards.image_selection import select_target_images
 from shards.loader import evaluation_batches
 from shards.manifest import Manifest
@@ -94,7 +94,7 @@ def pack(folder: str | Path, *, data: str | Path = "", max_side: int | None = No
     source = user_source(file, text)
     if text:
         check_same_source(source, root, file)
-        write_file(file, text)
+        write_bytes(file, text.encode())
     return pack_source(source, root)
 
 

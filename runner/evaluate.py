@@ -67,7 +67,8 @@ def obtain_result(
         result = session.group.broadcast_object(result)
         # Signals that arrived since the last batch are obeyed here, when the result is safe.
         stop.check(f"evaluated {run.path} on {target}")
-    if session.is_first:
+    # MLflow gets no scores of single images.
+    if session.is_first and model is EvalResult:
         session.exporter.post(run.path)
     return result
 

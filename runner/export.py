@@ -15,6 +15,7 @@ from procap.classifier import Classifier, OnlineClassifier
 from procap.errors import UserError
 from runner.session import Run, TrainedRun
 from runner.trained_runs import load_trained
+from shards.files import explain_writing
 
 
 class _Logits(nn.Module):
@@ -60,8 +61,9 @@ def export_model(run: Run, out: Path) -> Path:
     ClearMetadataAndDocStringPass()(program.model)  # stack traces at nodes name local folders
     program.model.metadata_props["procap"] = json.dumps(describe_inputs(trained))
     file = out / run.path / "onnx" / "model.onnx"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    program.save(file)
+    with explain_writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        program.save(file)
     return file
 
 

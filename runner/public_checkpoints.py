@@ -30,7 +30,7 @@ def import_run(run: Run, file: Path, *, force: bool = False) -> TrainResult:
     content, method, card = load_public_run(run, file)
     with run.work(resumes=not force):
         if force:
-            run.delete()
+            run.session.delete_run(run.path)
         elif existing := find_imported(run, file):
             return existing
         device = method.clip.device

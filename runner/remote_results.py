@@ -21,6 +21,7 @@ from pathlib import Path
 
 from procap.errors import UsageError, UserError
 from runner.results import write_bytes
+from shards.names import require_text
 from shards.remote import delete, download, filesystem, list_files, read_files, upload
 from shards.urls import cache_name, canonical, join, local_path, redact, scheme
 
@@ -38,7 +39,11 @@ def results_root(location: str, cache: Path) -> tuple[Path, str | None]:
     Raises UsageError for a URL that cannot be written to, UserError if a package is missing.
     """
     if (folder := local_path(location)) is not None:
-        return folder.expanduser(), None
+        folder = folder.expanduser()
+        require_text(folder)
+        if in_place := next((path for path in (folder, *folder.parents) if path.is_file()), None):
+            raise UsageError(f"--results {folder}: {in_place} is a file, name a folder")
+        return folder, None
     url = canonical(location)
     if scheme(url) in ("http", "https", "hf"):
         raise UsageError(f"results cannot be written to {redact(url)}: name a folder or a URL such as s3://bucket/path")

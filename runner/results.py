@@ -23,7 +23,7 @@ from procap.text import LabelSpace
 from runner.calibration import Calibration, Probabilities
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
 from shards.credentials import mask
-from shards.files import read_regular, write_file
+from shards.files import explain_writing, read_regular, write_file
 from shards.manifest import lines_digest
 from shards.sampling import BALANCED, Sampling
 
@@ -333,11 +333,8 @@ class EvalResult(TargetResult):
 
 def write_bytes(path: Path, data: bytes) -> str:
     """Replace `path` by `data` or leave it unchanged; returns the SHA-256. Raises UserError if it cannot be written."""
-    try:
+    with explain_writing(path):
         write_file(path, data)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"cannot write {path}: {reason}; free some space or name another --results") from error
     return hashlib.sha256(data).hexdigest()
 
 

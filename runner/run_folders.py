@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from runner.results import (
     ValidationHistory,
     read_document,
 )
-from shards.files import LockHeld, file_lock
+from shards.files import LockHeld, explain_writing, file_lock
 
 TRACKING_FILE = "tracking.json"
 DEFAULT_SETTINGS = EvalSettings()
@@ -161,12 +161,14 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the run, or raise RunHeld, which names the holder."""
-        try:
-            with file_lock(self.path / ".lock", timeout=0):
-                yield
-        except LockHeld as error:
-            held = f"the run {self.path} is held by another process ({error.owner})"
-            raise RunHeld(f"{held}; wait for it or stop it") from None
+        with ExitStack() as stack:
+            try:
+                with explain_writing(self.path):
+                    stack.enter_context(file_lock(self.path / ".lock", timeout=0))
+            except LockHeld as error:
+                held = f"the run {self.path} is held by another process ({error.owner})"
+                raise RunHeld(f"{held}; wait for it or stop it") from None
+            yield
 
 
 class OtherContent(UserError):

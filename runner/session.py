@@ -137,6 +137,12 @@ class Session:
     def get_run(self, config: RunConfig) -> Run:
         return Run(self, config)
 
+    def delete_run(self, path: str) -> None:
+        """Delete the run at a path below the results, at their URL and here; the caller holds its lock."""
+        # The URL first: a run that was deleted here alone would come back with the next download.
+        self.remote.delete_run(path)
+        RunFolder(self.runtime.results / path).clear()
+
     def locate(self, folder: Path) -> Run:
         """Return the run in `folder`, in a session with the results that it lies in."""
         config, results = locate_run(folder)
@@ -229,9 +235,3 @@ class Run:
                 session.remote.try_push(self.path)
                 raise
             session.remote.push(self.path)
-
-    def delete(self) -> None:
-        """Delete the run at the URL of the results, then here; the caller holds its lock."""
-        # The URL first: a run that was deleted here alone would come back with the next download.
-        self.session.remote.delete_run(self.path)
-        self.folder.clear()

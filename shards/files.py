@@ -13,8 +13,19 @@ from pathlib import Path
 
 from procap.errors import UserError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS)
 """What file systems without locks answer; some network disks have none."""
+
+
+@contextmanager
+def explain_writing(path: Path, advice: str = "name another folder") -> Iterator[None]:
+    """Raise UserError if a block that writes `path` raises OSError. advice: what would work, but for a full disk."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "free some space" if error.errno in FULL else advice
+        raise UserError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
 @contextmanager
@@ -26,6 +37,11 @@ def replace_at_end(file: Path) -> Iterator[Path]:
     try:
         yield temporary
         os.replace(temporary, file)
+    except OSError as error:
+        # A full disk has no name, and the temporary one says nothing to a reader.
+        if error.filename in (None, str(temporary)):
+            error.filename = str(file)
+        raise
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -83,6 +99,10 @@ def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False) -> Ite
     # A soft lock, filelock's fallback, would outlive a killed process.
     lock = FileLock(file, timeout=timeout, thread_local=False, fallback_to_soft=False)
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Where no file can be made, such as in a deleted folder, filelock takes the error for that of a file which its
+        # holder removes, and waits forever.
+        os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o666))
         lock.acquire()
     except Timeout:
         owner = ""

@@ -10,6 +10,7 @@ and are refused.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
 import warnings
@@ -44,6 +45,9 @@ Picture = Image.Image | NDArray[Any] | str | os.PathLike[str]
 
 # Pillow prints what it notices in metadata without naming a file; what cannot be decoded is an `ImageError`.
 warnings.filterwarnings("ignore", module=r"PIL\.")
+# libtiff, which Pillow's module is linked to, prints as well.
+with suppress(AttributeError, OSError):
+    ctypes.CDLL(Image.core.__file__).TIFFSetErrorHandler(None)
 
 
 class ImageError(ValueError):

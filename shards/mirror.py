@@ -17,7 +17,7 @@ import warnings
 from pathlib import Path
 
 from procap.errors import Unreachable, UsageError
-from shards.files import write_file
+from shards.files import explain_writing, write_file
 from shards.index import INDEX_FILE, PATHS_FILE
 from shards.manifest import MANIFEST_FILE, MIRROR_FILE, SplitEntry, is_mirror, parse_manifest
 from shards.names import NAME
@@ -38,7 +38,8 @@ def mirror_root(url: str, cache: Path) -> Path:
         raise UsageError(f"{redact(url)}: {reason}")
     root = cache / "mirrors" / cache_name(url)
     if not is_mirror(root):
-        write_file(root / MIRROR_FILE, json.dumps({"url": url}) + "\n")
+        with explain_writing(root, "set PROCAP_HOME to a folder for the files of URLs"):
+            write_file(root / MIRROR_FILE, json.dumps({"url": url}) + "\n")
     return root
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from procap.errors import UsageError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Names of data sets and splits; they become folders."""
@@ -18,6 +21,12 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 def has_control(text: str) -> bool:
     """Whether `text` holds a character that ends a line, controls a terminal or is no character."""
     return _CONTROL.search(text) is not None
+
+
+def require_text(folder: Path) -> None:
+    """Raise UsageError unless the path of a folder, which stands in files, is UTF-8 without control characters."""
+    if has_control(path := str(folder.absolute())):
+        raise UsageError(f"{path}: rename this folder, its path must be UTF-8 without control characters")
 
 
 def unsafe_path(path: str) -> str:

@@ -156,9 +156,12 @@ def _has_content(task: tuple[RecordReader, ImageList]) -> bool:
 
 @dataclass(frozen=True)
 class PackTask:
-    """Images start..stop - 1 of a split, to become the shard `file` of the data set in `folder`."""
+    """Images start..stop - 1 of a split, to become the shard `file` of the data set in `folder`.
 
-    folder: Path
+    folder: None to read the images alone.
+    """
+
+    folder: Path | None
     split: str
     file: str
     start: int
@@ -166,7 +169,8 @@ class PackTask:
     read_records: RecordReader
 
 
-PackedShard = tuple[Shard, list[CheckedImage]]
+PackedShard = tuple[Shard | None, list[CheckedImage]]
+"""A shard with its images; None if it is not stored, because of a problem."""
 
 
 def _write(
@@ -180,16 +184,17 @@ def _write(
     while per_shard > 1 and per_shard * (source.total_bytes or 0) > SHARD_BYTES * images:
         per_shard //= 2
     ranges = source.ranges(per_shard)
+    # Those of the lists come first. After a problem nothing more is stored, but all images are read nevertheless,
+    # so that one attempt names all that are broken.
+    problems = [*source.problems]
     tasks = (
-        PackTask(folder, split, f"{split}/{start // per_shard}.tar", start, stop, reader)
+        PackTask(None if problems else folder, split, f"{split}/{start // per_shard}.tar", start, stop, reader)
         for split, start, stop in ranges
         for reader in [source.make_reader(split, start, stop)]
     )
     # At most one process per `per_shard` images, because starting one takes as long as packing a few hundred images.
     results = map_in_order(pack_shard, tasks, min(workers, len(ranges), images // per_shard))
     packed: dict[str, list[PackedShard]] = {split: [] for split in counts}
-    # Of the lists of images: all images are read nevertheless, so that one attempt names the broken ones as well.
-    problems = [*source.problems]
     for (split, _, stop), (packed_shard, shard_problems) in zip(ranges, results, strict=True):
         packed[split].append(packed_shard)
         problems += shard_problems
@@ -222,7 +227,7 @@ def pack_shard(task: PackTask) -> tuple[PackedShard, list[str]]:
     # Imported here, because it takes seconds (it imports torch) and only processes that pack need it.
     from webdataset import TarWriter
 
-    file = task.folder / task.file
+    file = task.folder / task.file if task.folder else Path(os.devnull)
     images: list[CheckedImage] = []
     problems: list[str] = []
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -234,11 +239,12 @@ def pack_shard(task: PackTask) -> tuple[PackedShard, list[str]]:
                 continue
             writer.write(make_sample(sample_key(position), record))
             images.append(CheckedImage(record.path, record.label, image_digest(record.data)))
+    if problems or not task.folder:
+        return (None, images), problems
     with tarfile.open(file, "r:") as archive:
         members = [member for member in archive if member.name.rpartition(".")[2] in MEMBER_EXTENSIONS]
     pairs = zip(images, members, strict=True)
     images = [image._replace(offset=member.offset_data, size=member.size) for image, member in pairs]
-    # With problems the count is too high, but then `_write` raises before it makes a manifest.
     shard = Shard(file=task.file, sha256=file_sha256(file), size=file.stat().st_size, count=task.stop - task.start)
     return (shard, images), problems
 
@@ -257,7 +263,7 @@ def _finish_split(source: Source, folder: Path, split: str, shards: Sequence[Pac
     np.save(buffer, rows, allow_pickle=False)
     write_file(folder / split / INDEX_FILE, index := buffer.getvalue())
     write_file(folder / split / PATHS_FILE, text)
-    entries = tuple(shard for shard, _ in shards)
+    entries = tuple(shard for shard, _ in shards if shard)
     write_file(folder / split / DIGESTS_FILE, shards_digest(entries) + b"".join(image.digest for _, image in images))
     return SplitEntry(
         count=len(images),

@@ -135,7 +135,8 @@ def _open(
             yield lambda: sync(files.loop, stream.read, BLOCK), None
         finally:
             if stream.r is not None:
-                stream.r.close()
+                # In the thread of the loop, whose connections and buffers no other thread may touch.
+                files.loop.call_soon_threadsafe(stream.r.close)
     else:
         with files.open(name, "rb", block_size=BLOCK) as stream:
             yield lambda: stream.read(BLOCK), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -12,7 +13,7 @@ from procap.errors import NotFound, UsageError, UserError
 from shards.catalogue import CATALOGUE, Dataset, find, find_or_none
 from shards.manifest import MANIFEST_FILE, is_mirror, read_manifest
 from shards.mirror import refresh
-from shards.names import PACKED_NAME
+from shards.names import NAME, PACKED_NAME
 
 
 def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
@@ -29,6 +30,11 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
         return _packed_dataset(data_root / packed_name)
     if os.path.isdir(name):
         raise UsageError(f"unknown data set '{name}': pack the folder first: procap data pack {quote(name)}")
+    if is_mirror(data_root):
+        try:
+            refresh(data_root, packed_name)
+        except NotFound as error:
+            raise UsageError(f"unknown data set '{name}': {error}") from error
     # This always raises: `find_or_none` above knows no such name. The error suggests near ones.
     return find(name, [other for other in packed_names(data_root) if other not in CATALOGUE])
 
@@ -63,11 +69,9 @@ def is_packed(data_root: Path, name: str) -> bool:
     """Whether `data_root`, or the server that it mirrors, holds a data set of that exact name."""
     if not is_mirror(data_root):
         return (data_root / name / MANIFEST_FILE).is_file()
-    try:
-        refresh(data_root, name)
-    except (NotFound, UsageError):
-        return False
-    return True
+    with suppress(NotFound):
+        return bool(NAME.fullmatch(name) and refresh(data_root, name))
+    return False
 
 
 def packed_names(data_root: Path) -> list[str]:

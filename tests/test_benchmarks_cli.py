@@ -106,10 +106,19 @@ WRONG: list[tuple[str, int, str]] = [
     ("eval --methods maple --datasets digits --targets digits:bse", 2, "did you mean base"),
     ("eval nowhere --methods maple", 2, "not both"),
     ("table", 1, "no results folder at results"),
+    ("data pack /", 2, "error: / is no folder of images"),
+    ("train --methods coop --datasets digits --results ~nobody-here/r", 2, "no such user or home folder"),
     ("data check all", 1, "nothing is packed in"),
     ("data show digits --data nowhere", 1, "procap data pack digits"),
     ("ui --results nowhere", 1, "no results folder at nowhere"),
-    ("train --methods zeroshot --datasets digits --results a-file", 1, "a-file"),
+    ("train --methods zeroshot --datasets digits --results a-file", 2, "--results a-file: a-file is a file, name"),
+    ("train --methods zeroshot --datasets digits --results a-file/x", 2, "--results a-file/x: a-file is a file, name"),
+    ("train --methods zeroshot --datasets digits --save-config a-file/x", 1, "cannot write a-file/x: File exists;"),
+    (
+        "train --methods zeroshot --datasets digits --save-config /proc/x",
+        1,
+        "cannot write /proc/x: No such file or",
+    ),
     ("sweep --methods coop --datasets digits --param lr=0.1,0.2 --gpus 99", 2, "--gpus 99: on this machine"),
     ("bench base-to-novel --datasets digits --launcher ray --address 127.0.0.1:9", 1, "no Ray cluster at 127.0.0.1:9"),
 ]
@@ -126,13 +135,32 @@ def test_wrong_input_is_an_error_of_one_line(capsys, tmp_path, shards, line, cod
     assert "Traceback" not in err and not out
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_results_folder_that_cannot_be_written(capsys, tmp_path, shards):
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o500)
-    flags = ["--methods", "zeroshot", "--datasets", "digits", "--data", shards, "--results", closed / "results"]
+def test_a_results_folder_that_cannot_be_written(capsys, shards):
+    flags = ["--methods", "zeroshot", "--datasets", "digits", "--data", shards, "--results", "/proc/results"]
     code, _, err = run(capsys, "train", *flags)
-    assert code == 1 and "name another folder with --results" in err
+    [line] = [text for text in err.splitlines() if text.startswith("procap: ")]
+    assert code == 1 and line.startswith("procap: error: cannot write /proc/results/base/digits/zeroshot/mini/16shot/")
+    assert line.endswith(": No such file or directory; name another folder")
+
+
+@pytest.mark.parametrize("words", [
+    ["train", "--methods", "zeroshot", "--datasets", "digits", "--results", ""], ["report", "--results="],
+    ["predict", "--best", ""], ["predict", "1a2b", ""], ["data", "pack", ""], ["ls", "runs", "--methods", ""],
+])  # fmt: skip
+def test_an_empty_argument_does_not_stand_for_the_current_folder(capsys, words):
+    code, out, err = run(capsys, *words)
+    assert code == 2 and not out and "is empty: is a variable of the shell not set?" in err
+
+
+@pytest.mark.parametrize("words", [
+    "train --methods zeroshot --datasets digits --results {}/results", "data pack {}",
+])  # fmt: skip
+def test_a_path_that_is_no_text_is_refused_before_the_work(capsys, tmp_path, words):
+    folder = tmp_path / "r\udce9"
+    folder.mkdir()
+    code, _, err = run(capsys, *words.format(folder).split())
+    assert code == 2 and "rename this folder, its path must be UTF-8" in err.splitlines()[-1], err
+    assert not [*folder.iterdir()]
 
 
 def test_a_broken_shard_is_named(capsys, tmp_path, shards):

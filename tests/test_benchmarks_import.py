@@ -229,10 +229,6 @@ def test_a_run_is_selected_by_the_start_of_its_hash_or_by_flags(run, photos, few
     for words in (["fffffff0", photos], ["--methods", "coop", photos]):
         assert main(["predict", *map(str, (*words, *results))]) == 2
         assert "no run fits; see `procap ls runs" in capsys.readouterr().err
-    # An empty path is not the folder that one is in.
-    for words in ([str(run.path), ""], ["--best", ""]):
-        assert main(["predict", *words]) == 2
-        assert "a path is empty" in capsys.readouterr().err
 
 
 def test_an_image_of_python_that_cannot_be_read_is_named(run, photos, tmp_path):
@@ -276,6 +272,27 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work(run, photos, cap
     monkeypatch.setattr(ImageClassifier, "__init__", None)
     assert main(["predict", str(run.path), str(photos), "--out", "/proc/p.csv"]) == 1
     assert "--out /proc/p.csv cannot be written (No such file or directory): name another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [
+    "predict RUN PHOTOS --html /proc/p.html",
+    "export RUN --out /proc/e",
+    "export RUN --out /proc/e --format onnx",
+    "export RUN --out /proc/e --format ledger",
+    "report --results RESULTS --out /proc/r",
+])  # fmt: skip
+def test_an_output_that_cannot_be_written_is_named_with_what_would_work(run, photos, capsys, words):
+    names = {"RUN": run.path, "PHOTOS": photos, "RESULTS": run.path.parents[5]}
+    assert main([str(names.get(word, word)) for word in words.split()]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("procap: error: cannot write /proc/"), error
+    assert error.endswith(": No such file or directory; name another folder"), error
+
+
+def test_rows_for_stdout_by_its_file_are_printed(run, photos, capsys):
+    """The file that a shell appends stdout to would be truncated."""
+    assert main(["predict", str(run.path), str(photos), "--out", "/dev/stdout"]) == 0
+    assert capsys.readouterr().out.startswith("path,class,label,probability\n")
 
 
 def test_a_tilde_is_expanded_in_the_paths_of_images(run, photos, capsys, monkeypatch):

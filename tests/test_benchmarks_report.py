@@ -5,7 +5,10 @@ import io
 import json
 import os
 import re
+import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from report_pages import Node, Page, begin, every, put_entry, tables, words_of
 
 from benchmarks.cli import main
 from benchmarks.plots import style
+from benchmarks.report import report
 from benchmarks.report.report import ReportChoices, write_report
 from benchmarks.report.sections import read_sections
 from benchmarks.results.metrics import Metric
@@ -218,6 +222,29 @@ def test_an_old_report_is_replaced_whole_and_nothing_else_ever(tmp_path):
     with pytest.raises(UsageError, match="no report"):
         write_report(root, own)
     assert (own / "index.html").read_text() == "<html>my thesis</html>"
+    with pytest.raises(UsageError, match="no report"):
+        write_report(root, own / "index.html")
+
+
+def test_two_commands_write_one_report_after_the_other_also_through_a_link(tmp_path, monkeypatch):
+    (tmp_path / "disk").mkdir()
+    folder, begun = tmp_path / "page", threading.Event()
+    folder.symlink_to("disk")
+
+    def write_slowly(contents: object, folder: Path) -> None:
+        (folder / "index.html").write_text(f'content="{report.GENERATOR}"')
+        begun.set()
+        time.sleep(0.3)
+        assert (folder / "index.html").exists(), "the second command has deleted it"
+
+    monkeypatch.setattr(report, "build_report", lambda *_: {"problems": [], "sections": []})
+    monkeypatch.setattr(report, "write_page", write_slowly)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(write_report, tmp_path, folder)
+        assert begun.wait(60)
+        pool.submit(write_report, tmp_path, folder).result()
+        first.result()
+    assert folder.is_symlink() and sorted(path.name for path in tmp_path.iterdir()) == ["disk", "page"]
 
 
 def test_pictures_of_a_suite_are_in_the_page_as_they_are(tmp_path):

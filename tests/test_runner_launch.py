@@ -227,6 +227,22 @@ def test_a_failure_is_the_last_thing_that_torchrun_says(shell, tmp_path):
 
 
 @pytest.mark.slow
+def test_torchrun_sends_each_run_to_mlflow_once(shell, tmp_path):
+    from mlflow import MlflowClient
+
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    for command in ("train", "eval", "eval --force"):
+        line = f"{TORCHRUN} {command} --methods zeroshot,coop {SHORT} --backbone $TINY --tracking {store}"
+        code, _, err = typed(line, tmp_path, shell)
+        assert code == 0 and "tracking:" not in err, err
+    client = MlflowClient(store)
+    tracked = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    folders = [str(run.path) for run in find_runs(tmp_path / "results")]
+    assert sorted(run.data.tags["folder"] for run in tracked) == folders and len(folders) == 2
+    assert all(run.info.status == "FINISHED" and "accuracy" in run.data.metrics for run in tracked)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [TORCHRUN, "deepspeed --no_local_rank --num_accelerators 2 --no_python procap"])
 def test_control_c_in_a_terminal_saves_the_state_and_four_processes_go_on(shell, tmp_path, launcher):
     line = f"train --methods coop {SHORT} --backbone $TINY --tracking off --epochs 40000"

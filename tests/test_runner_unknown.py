@@ -33,6 +33,7 @@ from runner.planning import plan_run
 from runner.provenance import provenance
 from runner.results import ScoreResult, write_json
 from runner.run_collection import Collection, write_collection
+from runner.tracking.exporter import Exporter
 from shards.catalogue import UNLABELLED
 from shards.raw.published import find_location, read_published
 from shards.reader import open_dataset
@@ -141,16 +142,20 @@ def test_several_processes_write_the_scores_of_one(few_digits, short_checkpoint,
     assert result.scores == expected.scores
 
 
-def test_a_limit_marks_scores_and_never_replaces_those_of_all_images(few_digits, short_checkpoint, tmp_path):
-    config = plan(str(short_checkpoint))
+def test_a_limit_marks_scores_and_never_replaces_those_of_all_images(
+    few_digits, short_checkpoint, tmp_path, monkeypatch
+):
+    config, posted = plan(str(short_checkpoint)), []
     train(config, make_runtime(few_digits, tmp_path))
+    monkeypatch.setattr(Exporter, "post", lambda _, path: posted.append(path))
     limited = make_run(config, make_runtime(few_digits, tmp_path, limit=3))
     assert score_images(limited, NOVEL).limited and len(score_images(limited, NOVEL).scores) == 3
     whole = score_images(make_run(config, make_runtime(few_digits, tmp_path)), NOVEL)
     assert not whole.limited and score_images(limited, NOVEL) == whole
     with pytest.raises(Exception, match="counts fewer: leave out --limit"):
         score_images(limited, NOVEL, force=True)
-    assert evaluate(config, KNOWN, make_runtime(few_digits, tmp_path)).total > 0
+    assert not posted, "MLflow has no scores"
+    assert evaluate(config, KNOWN, make_runtime(few_digits, tmp_path)).total > 0 and posted == [config.path]
 
 
 def test_a_classifier_with_its_own_score_is_scored_by_that_under_its_name(few_digits, short_checkpoint, tmp_path):

@@ -278,6 +278,15 @@ def test_pillow_prints_nothing_that_names_no_file():
     assert run.stderr == run.stdout == b""
 
 
+def test_a_damaged_tiff_is_an_error_alone(capfd):
+    """libtiff would print "Using code not yet in table" to the file of stderr."""
+    data = bytearray(encoded(photo(200, 200), "TIFF", compression="tiff_lzw"))
+    data[2000:2100] = b"\xff" * 100
+    with pytest.raises(ImageError, match="it is damaged"):
+        decode(bytes(data))
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_half_an_image_is_refused(kind, share):

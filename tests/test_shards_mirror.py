@@ -19,7 +19,7 @@ from shards.mirror import mirror_root, refresh
 from shards.pack import pack_source
 from shards.reader import ImageList, open_dataset
 from shards.remote import upload
-from shards.resolve import is_packed
+from shards.resolve import is_packed, resolve_dataset
 from shards.source import ImageRecord, png
 
 
@@ -214,6 +214,18 @@ def test_secrets_in_a_url_are_refused_and_not_printed(server, tmp_path):
         with pytest.raises(UsageError, match=r"put it into ~/\.netrc") as error:
             mirror_root(url, tmp_path / "cache")
         assert "hush" not in str(error.value)
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_its_variable():
+    with pytest.raises(UserError, match=r"^cannot write /proc/cache/mirrors/\S+: No such file .*; set PROCAP_HOME to"):
+        mirror_root("http://127.0.0.1:1/data", Path("/proc/cache"))
+
+
+def test_a_set_that_is_not_at_a_url_or_a_url_without_its_driver_is_no_wrong_name(server, tmp_path):
+    with pytest.raises(UsageError, match=rf"unknown data set 'colours': {server.url}/no/colours/manifest\.json is not"):
+        resolve_dataset("colours", mirror_root(f"{server.url}/no", tmp_path))
+    with pytest.raises(UsageError, match=r"foo://bucket/x/colours/manifest\.json cannot be opened"):
+        resolve_dataset("colours", mirror_root("foo://bucket/x", tmp_path))
 
 
 def read_all(splits: list[ImageList]) -> bool:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -13,7 +14,18 @@ import numpy as np
 import pytest
 from command_line import read_files
 from PIL import Image
-from toy_shards import CLASSNAMES, COUNTS, SAME_PATH, is_whole, label, pack_some_shapes, pixels, toy_records, toy_source
+from toy_shards import (
+    CLASSNAMES,
+    COUNTS,
+    SAME_PATH,
+    broken,
+    is_whole,
+    label,
+    pack_some_shapes,
+    pixels,
+    toy_records,
+    toy_source,
+)
 
 from procap import errors
 from shards import builtin_sources, catalogue, reader
@@ -168,6 +180,9 @@ def test_an_unwritable_root_is_one_line(tmp_path):
     with pytest.raises(errors.UserError) as error:
         pack_source(toy_source(), tmp_path / "file")
     assert "\n" not in str(error.value) and "--data" in str(error.value)
+    # No file can be made there, though the folder exists, as in one that was deleted.
+    with pytest.raises(errors.UserError, match="cannot be packed into /proc: No such file or directory"):
+        pack_source(toy_source(), Path("/proc"))
 
 
 def test_a_broken_image_is_refused_by_name(tmp_path):
@@ -179,6 +194,22 @@ def test_a_broken_image_is_refused_by_name(tmp_path):
         pack_source(toy_source(records), tmp_path)
     with pytest.raises(errors.UserError, match="no shards of 'toy'"):
         reader.open_dataset(tmp_path, "toy")
+
+
+@pytest.mark.parametrize(("changes", "stored"), [
+    ({"problems": ("class 'kite' has no val image",)}, 0),
+    ({"make_reader": partial(partial, broken)}, 8),
+])  # fmt: skip
+def test_after_a_problem_the_images_are_read_and_no_longer_stored(tmp_path, changes, stored):
+    """Of 14 shards; the image of val that does not decode lies in the third of it, after five of train."""
+    counts = []
+
+    def count_shards(*_):
+        counts.append(sum(path.stat().st_size > 0 for path in tmp_path.rglob("*.tar")))
+
+    with pytest.raises(errors.UserError, match=r"kite|not a readable"):
+        pack_source(toy_source(per_shard=5, **changes), tmp_path, on_progress=count_shards)
+    assert len(counts) == 14 and max(counts) == stored and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("path", "message"), [

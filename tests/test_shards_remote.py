@@ -11,6 +11,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from fsspec import asyn
 from local_server import Answer, LocalServer
 
 from procap.errors import NotFound, Unreachable, UsageError, UserError
@@ -238,7 +239,10 @@ def endless(monkeypatch):
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     s3fs.S3FileSystem.clear_instance_cache()
+    # In this mode asyncio refuses calls of its objects from another thread than that of the loop.
+    asyn.get_loop().set_debug(True)
     yield
+    asyn.get_loop().set_debug(False)
     s3fs.S3FileSystem.clear_instance_cache()
     store.shutdown()
     store.server_close()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
 import platform
+import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Annotated, Any
 
 import typer
@@ -173,6 +174,13 @@ def one_line_warnings() -> Iterator[None]:
         warnings.formatwarning = plain
 
 
+def refuse_empty(arguments: Sequence[str]) -> None:
+    """Raise UsageError for an empty argument: pathlib takes an empty path for the current folder."""
+    # What follows -- is a command that `submit` sends.
+    if empty := [word for word in takewhile("--".__ne__, arguments) if re.fullmatch("(--[a-z-]+=)?", word)]:
+        raise UsageError(f"{empty[0] or 'an argument'} is empty: is a variable of the shell not set?")
+
+
 @safe_output()
 def run(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code.
@@ -180,8 +188,7 @@ def run(argv: list[str] | None = None) -> int:
     0 done, 1 failed, 2 wrong usage, 3 some runs failed, 4 not what was published or aimed at, 128 + signal.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # What follows -- is a command that `submit` sends.
-    VERBOSE.set(not {"-v", "--verbose"}.isdisjoint(itertools.takewhile("--".__ne__, arguments)))
+    VERBOSE.set(not {"-v", "--verbose"}.isdisjoint(takewhile("--".__ne__, arguments)))
     if "--download" in arguments:
         # Before huggingface_hub is imported, and for the processes that this one starts.
         os.environ["HF_HUB_OFFLINE"] = "0"
@@ -192,6 +199,7 @@ def run(argv: list[str] | None = None) -> int:
         mirror.refresh.cache_clear()
     try:
         with sigterm_as_interrupt() as terminated, one_line_warnings():
+            refuse_empty(arguments)
             command = typer.main.get_command(program)
             # Without standalone mode Click raises errors instead of printing them and ending the process.
             code = command.main(args=arguments or ["--help"], prog_name="procap", standalone_mode=False)

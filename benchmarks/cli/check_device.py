@@ -46,8 +46,8 @@ def check(
     )
     for name, gain in record.gains.items():
         show(f"{name}: {gain:.2f} times as fast as the plain path")
+    show_json(record.model_dump(mode="json"))
     if not names:
         file = write_record(record)
         note(f"--accelerate auto uses: {', '.join(record.faster) or 'the plain path'}; {file}")
-    show_json(record.model_dump(mode="json"))
     return 1 if any(result.status == "failed" for result in results.values()) else 0

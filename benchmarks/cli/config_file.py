@@ -11,8 +11,9 @@ import typer
 from benchmarks.cli.flags import flag, given_values
 from benchmarks.console.output import is_first_rank, note
 from procap.errors import UsageError, check_names
+from runner.results import write_bytes
 from shards.credentials import mask_urls
-from shards.files import read_regular, write_file
+from shards.files import read_regular
 from shards.yaml_files import parse_yaml
 
 
@@ -79,5 +80,5 @@ class ConfigFlags:
             text = mask_urls(yaml.safe_dump(values, sort_keys=False))
             if file.exists() and file.read_bytes() != text.encode():
                 raise UsageError(f"--save-config {file}: the file has different content; delete it or name another one")
-            write_file(file, text)
+            write_bytes(file, text.encode())
             note(f"flags written to {file}")

@@ -14,7 +14,7 @@ from benchmarks.console.output import columns, note, show
 from benchmarks.console.packing_progress import count_images, format_classes, pack_with_progress
 from procap.errors import UsageError
 from runner.devices import available_cores
-from shards.files import write_file
+from runner.results import write_bytes
 from shards.manifest import Manifest
 from shards.pack import check_same_source
 from shards.reader import open_dataset
@@ -91,5 +91,5 @@ def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int,
 
 
 def _write_guess(dataset: DatasetToPack) -> None:
-    write_file(Path(dataset.yaml_file), dataset.guessed_yaml)
+    write_bytes(Path(dataset.yaml_file), dataset.guessed_yaml.encode())
     note(f"wrote {dataset.yaml_file}")

@@ -34,9 +34,9 @@ def flag(metavar: str, text: str, *names: str, min: float | None = None, complet
     return typer.Option(*names, metavar=metavar, help=text, min=min, autocompletion=complete)
 
 
-def run_argument(text: str, metavar: str = "RUN", parser: Callable[[str], Any] | None = None) -> Any:
-    """Define an argument that names runs; `text` is its help, parser: reads its word."""
-    return typer.Argument(metavar=metavar, help=text, autocompletion=complete_runs, parser=parser)
+def run_argument(text: str, metavar: str = "RUN") -> Any:
+    """Define an argument that names runs; `text` is its help."""
+    return typer.Argument(metavar=metavar, help=text, autocompletion=complete_runs)
 
 
 def switch(name: str, text: str, *short: str) -> Any:

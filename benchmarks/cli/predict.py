@@ -25,13 +25,6 @@ if TYPE_CHECKING:
 DIGITS = 6
 
 
-def _read_path(text: str) -> Path:
-    """Read the path of images. Raises UsageError for an empty one, which pathlib takes for the current folder."""
-    if not text:
-        raise UsageError("a path is empty: name images, folders of images, or tar files")
-    return Path(text)
-
-
 @flags.command(
     "procap predict results/base/petals/procap/mini/16shot/seed1-9c6ad2e1 photos --out predictions.csv",
     "procap predict RUN one.jpg two.png --top 3",
@@ -42,13 +35,11 @@ def predict(
     selection: flags.FilterFlags,
     run: Annotated[
         Path,
-        flags.run_argument(
-            "folder of a run, or start of its hash; left out with --methods or --best", "RUN|PATH", _read_path
-        ),
+        flags.run_argument("folder of a run, or start of its hash; left out with --methods or --best", "RUN|PATH"),
     ],
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="PATH", help="images, folders of images, tar files", parser=_read_path),
+        typer.Argument(metavar="PATH", help="images, folders of images, tar files"),
     ] = None,
     out: Annotated[Path | None, flags.flag("FILE", "CSV file [default: stdout]")] = None,
     html: Annotated[Path | None, flags.flag("FILE", "page of the first 500 pictures with their classes")] = None,
@@ -71,6 +62,9 @@ def predict(
     for file, what in ((out, "--out {}: name a CSV file"), (html, "--html {}: name an HTML file")):
         if file and (file.is_dir() or not file.parent.is_dir() or is_image_name(file.name)):
             raise UsageError(f"{what.format(file)} in a folder that exists")
+    if str(out) == "/dev/stdout":
+        # A file that stdout is redirected to keeps what is in it.
+        out = None
     session = Session(runtime_config(flags.StorageFlags(results=results, data=data, device=device)))
     if best or flags.command_line(selection):
         paths = [run, *(paths or ())]
@@ -90,7 +84,7 @@ def predict(
     def on_error(name: str, reason: str) -> None:
         failed[name] = one_line(reason)
 
-    paths, chosen = [path.expanduser() for path in paths], parse_class_names(names)
+    chosen = parse_class_names(names)
     images = find_images(paths, on_error)
     with _open_table(out) as table:
         classifier = ImageClassifier(load_trained(selected), chosen)

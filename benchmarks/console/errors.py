@@ -35,6 +35,9 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> tuple[str, int]:
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         return f"error: {name}{error.strerror or one_line(str(error))}", 1
+    # Of pathlib.
+    if "Could not determine home directory" in str(error):
+        return "error: a path begins with ~, and there is no such user or home folder", 2
     # This imports pydantic, which the help does not need.
     from procap.methods.plugins import describe_unexpected
 

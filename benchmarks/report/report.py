@@ -20,6 +20,7 @@ from benchmarks.results.frame import run_folders
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
 from runner.failures import describe_failure
+from shards.files import explain_writing, file_lock
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,19 @@ def write_report(results: Path, out: Path | None = None, choices: ReportChoices 
     """
     folder = out or results / "report"
     page = folder / "index.html"
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
         # A report names its generator in the first lines.
         head = page.read_text(encoding="utf-8", errors="replace")[:2000] if page.is_file() else ""
         if f'content="{GENERATOR}"' not in head:
             raise UsageError(f"{folder} is not empty and no report: name another folder with --out")
     # The old report stays until the new one is made.
     report = build_report(results, replace(choices, shown=choices.shown or str(results)))
-    if folder.exists():
-        shutil.rmtree(folder)
-    write_page(report, folder)
+    # Two commands would delete each other's files.
+    with explain_writing(folder), file_lock((place := folder.absolute()).with_name(f".{place.name}.lock"), remove=True):
+        # The folder itself stays: it may be a link, a mount point or the working directory.
+        for path in folder.iterdir() if folder.exists() else ():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        write_page(report, folder)
     for name, what in report["problems"]:
         note(f"{name}: {what}")
     for section in report["sections"]:

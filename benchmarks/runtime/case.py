@@ -23,7 +23,7 @@ from procap.text import LabelSpace
 from runner.config import RunConfig
 from runner.meters import Meter
 from runner.setup import build_initial_method, label_space, make_eval_transform, train_augment, train_loader
-from runner.step import AsyncLosses
+from runner.train_step import AsyncLosses
 from runner.training_steps import TrainingSteps
 from shards.device.loader import DeviceTrainLoader
 from shards.image_selection import TargetImages, TrainingSelection, select_target_images, select_training_images

@@ -82,7 +82,5 @@ def note_capacity(capacity: Capacity) -> None:
 def delete_runs(paths: Iterable[str], session: Session) -> None:
     """Delete runs, here and at the URL of the results."""
     for path in paths:
-        folder = RunFolder(session.runtime.results / path)
-        with folder.locked():
-            session.remote.delete_run(path)
-            folder.clear()
+        with RunFolder(session.runtime.results / path).locked():
+            session.delete_run(path)

@@ -14,7 +14,7 @@ import yaml
 
 from procap.errors import UsageError, UserError
 from shards.catalogue import find, find_or_none
-from shards.names import first_few
+from shards.names import first_few, require_text
 from shards.raw.class_folders import (
     SPLIT_WORDS,
     ListedImage,
@@ -51,9 +51,15 @@ def find_description(folder: Path, max_side: int | None = None) -> tuple[Path, s
     Raises UsageError for a file that describes different images or has another `max_side`, UserError if no layout fits.
     """
     folder = folder.resolve()
+    require_text(folder)
+    if not folder.name:
+        raise UsageError(f"{folder} is no folder of images")
     file = folder.with_name(f"{folder.name}.yaml")
     if not file.exists() and not os.access(folder.parent, os.W_OK):
         file = Path.cwd() / file.name
+        if not file.exists() and not os.access(Path.cwd(), os.W_OK):
+            reason = f"neither {folder.parent} nor the working directory can be written"
+            raise UserError(f"{file.name}, which describes the images, has no place: {reason}; work in one that can be")
     if file.exists():
         written = read_description(file)
         images = (file.parent / text for text in (written.folder, written.images, written.table) if text)
