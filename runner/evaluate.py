@@ -85,7 +85,7 @@ def _find_result(run: Run, target: Target, model: type[AnyResult], *, force: boo
         with suppress(UserError) if force else nullcontext():
             existing = run.folder.read_result(model, target, run.eval_settings)
         # A result of earlier weights is no result of this run; one of fewer images can still be too short, see below.
-        if existing and not existing.has_weights(training):
+        if existing and not existing.is_current(training, existing.limit):
             existing = None
     existing = session.group.broadcast_object(existing)
     if existing and force and not existing.limited and limit and limit < existing.total:

@@ -140,8 +140,7 @@ def select_training_images(
     """Select the images a run trains on, drawn by CoOp's rule; `shots` 0 takes all of train and val.
 
     A class with fewer images than `shots` gives all it has, as in CoOp. Few images lie anywhere in the shards, so only
-    all of them can be streamed. sampling: see `Sampling`; an uneven sample is drawn within the chosen classes,
-    with no more validation images of a class than training images.
+    all of them can be streamed. sampling: an uneven sample has no more validation images of a class than training ones.
     """
     check_few_shot(shards, shots, classes, sampling)
     train = shards.open_images("train", sequential=not shots)

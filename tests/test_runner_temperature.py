@@ -132,8 +132,8 @@ def test_several_processes_write_the_result_of_one(runtime, few_digits, short_ch
 
 
 @pytest.mark.parametrize(("method", "fields", "words"), [
-    ("coop", {"shots": 1}, "has one image of each class"),
-    ("coop", {"shots": 0}, "trained on all images, not on shots"),
+    ("coop", {"shots": 1}, "train with --shots 2 or more"),
+    ("coop", {"shots": 0}, "train with --shots 2 or more"),
     ("tipadapterf", {"options": {"selection": "test"}, "overrides": {}}, "chosen by test images"),
 ])  # fmt: skip
 def test_a_run_whose_images_cannot_be_held_out_is_refused(short_checkpoint, method, fields, words):

@@ -251,7 +251,7 @@ def test_a_histogram_has_the_known_images_of_all_seeds_once():
         "tiles:all:test": [[0.2], [0.3]],
     }
     seeds = [
-        detect_unknown(KNOWN, [made_score(config, target, values[i]) for target, values in scores.items()])
+        detect_unknown(KNOWN, [made_score(config, name, of[i]) for name, of in scores.items()], EvalSettings())
         for i in range(2)
     ]
     frame = pd.DataFrame({"target": str(KNOWN), "title": "CLIP", "unknown": seeds})
