@@ -177,9 +177,7 @@ class EvalSettings(FrozenModel):
     samples: int = Field(
         default=0, ge=0, description="draws of Gaussian tokens, whose probabilities are averaged; 0: their means alone"
     )
-    temperature: Literal["shots"] | None = Field(
-        default=None, description="shots: divide logits by a number that is fitted on held-out few-shot images"
-    )
+    temperature: Literal["shots"] | None = Field(default=None, description="shots: logits are divided by a fitted T")
 
     def for_run(self, config: RunConfig) -> EvalSettings:
         """Return these settings for a run, with its own precision as None.

@@ -54,10 +54,9 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 class LogitSettings:
     """What to compute from logits [B, C] beside the predicted class.
 
-    base_classes: the classes [K] that the run was trained on, where there are others as well; their highest probability
-        is recorded. temperature: divides the logits before their softmax.
-    scores: the confidence tells images of known classes from others: it is not rounded, and a classifier's own score
-        if it has one.
+    base_classes: those trained on [K], where there are others as well; their highest probability is recorded.
+    temperature: divides the logits before their softmax.
+    scores: the confidence tells known images from others: it is not rounded, and the classifier's own score if any.
     """
 
     base_classes: NDArray[np.int64] | None = None

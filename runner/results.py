@@ -271,9 +271,7 @@ class EvalResult(TargetResult):
     labels: list[Count] | None = Field(default=None, repr=False, description="true label of each image, in order")
     predicted: list[Count] | None = Field(default=None, repr=False, description="predicted label of each image")
     confidence: Probabilities | None = Field(default=None, repr=False, description="of the predicted label")
-    base_confidence: Probabilities | None = Field(
-        default=None, repr=False, description="highest probability of a class trained on, where there are others"
-    )
+    base_confidence: Probabilities | None = Field(default=None, repr=False, description="of the likeliest base class")
 
     @model_validator(mode="after")
     def _images_add_up(self) -> EvalResult:

@@ -50,8 +50,7 @@ def draw_uneven(
         last = max(1, len(order) - 1)
         sizes = {label: max(1, round(shots * ratio ** (rank / last))) for rank, label in enumerate(order)}
         return first_images(balanced, train_labels, sizes)
-    chosen = {*classes}
-    mixed = [position for position, label in enumerate(train_labels) if int(label) in chosen]
+    mixed = np.flatnonzero(np.isin(train_labels, [*classes])).tolist()
     rng.shuffle(mixed)
     if sampling == NATURAL:
         kept = {*first_images(mixed, train_labels, dict.fromkeys(classes, 1))}

@@ -14,7 +14,7 @@ from published_splits import split_files
 from toy_shards import CLASSNAMES, COUNTS, label, pixels, toy_source
 
 from procap import errors
-from shards import manifest, pack, reader, records
+from shards import manifest, pack, reader, source
 from shards.image_selection import (
     draw_positions,
     select_class_labels,
@@ -166,7 +166,7 @@ def test_a_choice_without_classes_is_refused_by_name(tmp_path):
     two = [0, 1]
 
     def images(split):
-        return (records.ImageRecord(f"{split}/{i}.png", two[i % 2], records.png(pixels(split, i))) for i in range(4))
+        return (source.ImageRecord(f"{split}/{i}.png", two[i % 2], source.png(pixels(split, i))) for i in range(4))
 
     pack.pack_source(toy_source(images, classnames=CLASSNAMES[:2], counts={"train": 4, "test": 4}), tmp_path)
     dataset = reader.open_dataset(tmp_path, "toy")

@@ -19,7 +19,7 @@ from benchmarks.suites import load_suite
 from procap.errors import UsageError
 from runner.config import RunConfig
 from runner.planning import plan_run
-from shards import pack, reader, records
+from shards import pack, reader, source
 from shards.image_selection import draw_positions, select_training_images
 from shards.sampling import draw_uneven
 
@@ -69,7 +69,7 @@ def rare(tmp_path_factory) -> reader.PackedDataset:
     def images(split):
         for i in range(counts[split]):
             number = labels[i] if split == "train" else i % 5
-            yield records.ImageRecord(f"{split}/{i}.png", number, records.png(pixels(split, i)))
+            yield source.ImageRecord(f"{split}/{i}.png", number, source.png(pixels(split, i)))
 
     root = tmp_path_factory.mktemp("rare")
     pack.pack_source(toy_source(images, counts=counts), root)

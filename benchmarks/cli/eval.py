@@ -67,9 +67,8 @@ def evaluate(
             # Refuse impossible settings before any run is evaluated.
             runtime.evaluation.for_run(config)
             tests = named or default_targets(config, runtime.data)
-            if unknown_sets:
-                tests = [*dict.fromkeys([*named, known_target(config)])]
             for target in unknown_sets:
+                tests = [*dict.fromkeys([*named, known_target(config)])]
                 trained, asked = ({*select_labels(range(8), half)} for half in (config.classes, target.classes))
                 if target.dataset == config.dataset and trained & asked:
                     raise UsageError(f"--unknown {target}: {config.path} was trained on classes of it")
