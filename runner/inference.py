@@ -234,8 +234,8 @@ class PredictionCollector(RowCollector):
         is_finite, predicted, confidence, nll, brier, *base = self.gather(group).numpy().astype(np.float64).T
         if not is_finite.all():
             return None
-        confidence = confidence if self._logit_settings.scores else confidence.round(DECIMALS)
-        base = [probability.round(DECIMALS) for probability in base]
+        if not self._logit_settings.scores:
+            confidence, *base = np.round([confidence, *base], DECIMALS)
         return ImagePredictions(self._labels, predicted.astype(np.int64), confidence, nll, brier, *base)
 
 

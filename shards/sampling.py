@@ -31,8 +31,7 @@ Labels = Sequence[int] | NDArray[np.int64]
 def check_sampling(text: str) -> str:
     """Return the name of a rule. Raises UsageError if there is none."""
     if not re.fullmatch(RULE, text):
-        known = "balanced, natural, natural-any, and decay:RATIO with four decimals at most, such as decay:0.06"
-        raise UsageError(f"--sampling {text}: known are {known}")
+        raise UsageError(f"--sampling {text}: known are balanced, natural, natural-any, decay:0.0001 to decay:0.9999")
     return text
 
 

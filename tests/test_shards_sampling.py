@@ -61,7 +61,7 @@ def test_a_natural_sample_has_the_frequencies_of_the_images_and_as_many_as_a_bal
 
 
 @pytest.fixture(scope="module")
-def rare(tmp_path_factory) -> reader.ShardSet:
+def rare(tmp_path_factory) -> reader.PackedDataset:
     """Five classes; those of the base half have 1, 15 and 15 training images."""
     counts = {"train": 61, "val": 20, "test": 10}
     labels = [0] + [1] * 15 + [2] * 15 + [3] * 15 + [4] * 15

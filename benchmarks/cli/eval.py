@@ -156,7 +156,7 @@ def _evaluate_all(
                 pack_missing_with_progress([target.dataset for target in unknown], session.runtime.data)
                 known = known_target(config)
                 scores = [score_images(run, target, force=force) for target in (known, *unknown)]
-                for name, each in detect_unknown(known, scores).items():
+                for name, each in detect_unknown(known, scores, run.eval_settings).items():
                     row = {"run": config.path, "known": str(known), "unknown": name, "score": each.unknown.score}
                     detected.append(row | {"auroc": each.auroc, "fpr95": each.fpr95})
     return done, detected
