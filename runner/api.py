@@ -44,7 +44,7 @@ from shards.mirror import refresh
 from shards.pack import check_same_source, pack_missing, pack_source
 from shards.raw.guess import find_description
 from shards.raw.user_dataset import user_source
-from shards.reader import ShardSet
+from shards.reader import PackedDataset
 from shards.transfer import to_device
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Session(session.Session):
         located = self.locate(Path(folder))
         return Run(located.session, located.config)
 
-    def dataset(self, name: str) -> ShardSet:
+    def dataset(self, name: str) -> PackedDataset:
         """Open a packed data set; generated and bundled ones are packed first."""
         pack_missing([name], self.runtime.data)
         return super().dataset(name)

@@ -177,9 +177,7 @@ class EvalSettings(FrozenModel):
     samples: int = Field(
         default=0, ge=0, description="draws of Gaussian tokens, whose probabilities are averaged; 0: their means alone"
     )
-    temperature: Literal["shots"] | None = Field(
-        default=None, description="shots: divide logits by a number that is fitted on held-out few-shot images"
-    )
+    temperature: Literal["shots"] | None = Field(default=None, description="shots: logits are divided by a fitted T")
 
     def for_run(self, config: RunConfig) -> EvalSettings:
         """Return these settings for a run, with its own precision as None.
@@ -214,8 +212,7 @@ def _describe_leak(config: RunConfig) -> str:
     cls, is_trained = method_class(config.method), config.recipe.epochs > 0
     has_teacher = issubclass(cls, TaughtMethod) and cls.teacher_run(cls.Options(**config.options)) is not None
     reasons = {
-        "was trained on all images, not on shots": not config.shots,
-        "has one image of each class, which cannot be held out: train with 2 shots or more": config.shots == 1,
+        "has no few images of each class, of which one can be held out: train with --shots 2 or more": config.shots < 2,
         "is chosen by test images: train with --option selection=validation": config.chosen_on_test,
         "has learned from every image, without labels": config.options.get("unlabelled", "few-shot") != "few-shot",
         "learns from a finished run, which may have seen the images to hold out": config.init or has_teacher,

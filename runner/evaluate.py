@@ -19,19 +19,24 @@ import numpy as np
 
 from procap.errors import UserError
 from runner.calibration import ImagePredictions, measure_calibration
-from runner.config import Target
+from runner.config import RunConfig, RuntimeConfig, Target
 from runner.inference import Inference, LogitSettings, count_by_class, predict_images, prepare_inference
 from runner.meters import peak_memory, start_memory_peak
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import MCM, EvalResult, ScoreResult, write_json
 from runner.run_folders import AnyResult
-from runner.session import Run
+from runner.session import Run, Session
 from runner.setup import label_space, make_test_transform
 from runner.stop_signals import StopRequest
 from runner.temperature import fit_temperature
 from runner.trained_runs import load_trained, read_current_training
 from shards.image_selection import TargetImages, select_class_labels, select_target_images
+
+
+def evaluate(config: RunConfig, target: Target, runtime: RuntimeConfig, *, force: bool = False) -> EvalResult:
+    """Evaluate one finished run in a new session."""
+    return evaluate_run(Session(runtime).get_run(config), target, force=force)
 
 
 def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:
@@ -85,7 +90,7 @@ def _find_result(run: Run, target: Target, model: type[AnyResult], *, force: boo
         with suppress(UserError) if force else nullcontext():
             existing = run.folder.read_result(model, target, run.eval_settings)
         # A result of earlier weights is no result of this run; one of fewer images can still be too short, see below.
-        if existing and not existing.has_weights(training):
+        if existing and not existing.is_current(training, existing.limit):
             existing = None
     existing = session.group.broadcast_object(existing)
     if existing and force and not existing.limited and limit and limit < existing.total:
@@ -135,9 +140,9 @@ def _evaluate(run: Run, target: Target, stop: StopRequest, *, force: bool) -> Ev
 
 def _select(run: Run, target: Target) -> TargetImages:
     """Select all images of a target. Raises UserError unless all ranks have the same."""
-    shards = run.session.dataset(target.dataset)
-    run.session.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
-    return select_target_images(shards, target.classes, target.split)
+    dataset = run.session.dataset(target.dataset)
+    run.session.group.check_same(f"the content of {target.dataset}", dataset.manifest.digest)
+    return select_target_images(dataset, target.classes, target.split)
 
 
 def score_images(run: Run, target: Target, *, force: bool = False) -> ScoreResult:
@@ -147,9 +152,9 @@ def score_images(run: Run, target: Target, *, force: bool = False) -> ScoreResul
 
 def _score(run: Run, target: Target, stop: StopRequest) -> ScoreResult:
     config, selection = run.config, _select(run, target)
-    shards = run.session.dataset(config.dataset)
+    dataset = run.session.dataset(config.dataset)
     # Those of the run: a training on images without labels may have learned more.
-    names = tuple(shards.classnames[label] for label in select_class_labels(shards, config.classes))
+    names = tuple(dataset.classnames[label] for label in select_class_labels(dataset, config.classes))
     # Labels of other sets are no classes of the run, and predictions need some that are.
     images = selection.images.subset(range(len(selection.images)), defaultdict(int))
     logit_settings = LogitSettings(temperature=float(load_trained(run).method.scale()), scores=True)

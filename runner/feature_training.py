@@ -102,11 +102,11 @@ def choosing_images(run: Run, method: FeatureMethod, val: ImageList) -> tuple[Im
     """
     config = run.config
     if config.chosen_on_test:
-        shards = run.session.dataset(config.dataset)
-        test = select_target_images(shards, config.classes).images
+        dataset = run.session.dataset(config.dataset)
+        test = select_target_images(dataset, config.classes).images
         # ImageNet has no val split: the public code searches its test images.
-        has_val = "val" in shards.manifest.splits
-        return (select_target_images(shards, config.classes, "val").images if has_val else test), test
+        has_val = "val" in dataset.manifest.splits
+        return (select_target_images(dataset, config.classes, "val").images if has_val else test), test
     if method.selection != "validation":
         val = val.subset([])
     elif not config.shots:

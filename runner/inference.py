@@ -54,10 +54,9 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 class LogitSettings:
     """What to compute from logits [B, C] beside the predicted class.
 
-    base_classes: the classes [K] that the run was trained on, where there are others as well; their highest probability
-        is recorded. temperature: divides the logits before their softmax.
-    scores: the confidence tells images of known classes from others: it is not rounded, and a classifier's own score
-        if it has one.
+    base_classes: those trained on [K], where there are others as well; their highest probability is recorded.
+    temperature: divides the logits before their softmax.
+    scores: the confidence tells known images from others: it is not rounded, and the classifier's own score if any.
     """
 
     base_classes: NDArray[np.int64] | None = None
@@ -235,8 +234,8 @@ class PredictionCollector(RowCollector):
         is_finite, predicted, confidence, nll, brier, *base = self.gather(group).numpy().astype(np.float64).T
         if not is_finite.all():
             return None
-        confidence = confidence if self._logit_settings.scores else confidence.round(DECIMALS)
-        base = [probability.round(DECIMALS) for probability in base]
+        if not self._logit_settings.scores:
+            confidence, *base = np.round([confidence, *base], DECIMALS)
         return ImagePredictions(self._labels, predicted.astype(np.int64), confidence, nll, brier, *base)
 
 

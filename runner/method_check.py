@@ -44,7 +44,7 @@ from runner.stop_signals import StopRequest
 from runner.train import train_run
 from runner.trained_runs import load_teacher
 from shards.image_selection import select_class_labels
-from shards.reader import ShardSet
+from shards.reader import PackedDataset
 from shards.rng import generator
 from shards.transfer import to_device
 
@@ -92,7 +92,7 @@ class CheckCase:
         return session.elsewhere(session.runtime.results / name).get_run(self.config)
 
     @cached_property
-    def shards(self) -> ShardSet:
+    def dataset(self) -> PackedDataset:
         return self.run.session.dataset(self.config.dataset)
 
     @cached_property
@@ -100,8 +100,8 @@ class CheckCase:
         """Base, novel and all classes of the data set, as far as the method has a rule for them."""
         spaces = {}
         for classes in ("base", "novel", "all") if method_class(self.config.method).knows_new_classes else ("base",):
-            names = tuple(self.shards.classnames[label] for label in select_class_labels(self.shards, classes))
-            spaces[classes] = label_space(self.shards.manifest, names)
+            names = tuple(self.dataset.classnames[label] for label in select_class_labels(self.dataset, classes))
+            spaces[classes] = label_space(self.dataset.manifest, names)
         return spaces
 
     def set_up(self) -> Setup:
@@ -136,7 +136,7 @@ class CheckCase:
     def logits(self, method: Method, space: LabelSpace | None = None, images: int = BATCH) -> Tensor:
         """Classify the first images of the data set: logits [images, C]."""
         transform = make_test_transform(method, self.config.dataset, self.config.seed)
-        train_images = self.shards.open_images("train")
+        train_images = self.dataset.open_images("train")
         pixels = torch.stack([transform(train_images.image(i)) for i in range(images)])
         return method.classifier(space)(pixels.to(method.clip.device))
 

@@ -69,9 +69,9 @@ def find_imported(run: Run, file: Path) -> TrainResult | None:
 def load_public_run(run: Run, file: Path) -> tuple[PublicFile, Method, CheckpointCard]:
     """Load a file into the method of a run. Raises UserError if it is damaged or does not fit."""
     config, session, content = run.config, run.session, read_public(file)
-    shards = session.dataset(config.dataset)
+    dataset = session.dataset(config.dataset)
     clip = session.backbones.load(config, session.device, Acceleration())
-    method, card = build_method_and_card(config, shards, clip, select_class_labels(shards, config.classes))
+    method, card = build_method_and_card(config, dataset, clip, select_class_labels(dataset, config.classes))
     try:
         load_public_state(method, content.tensors)
         check_finite(method.state_dict(), "in the file, whose training has diverged: import another one")

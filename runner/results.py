@@ -215,14 +215,10 @@ class TargetResult(RunDocument):
             return Target.parse_unchecked(self.target).file(self.settings)
         return ""
 
-    def has_weights(self, training: TrainResult) -> bool:
-        """Whether the result belongs to the weights of `training`."""
-        weights = self.checkpoint_sha256, self.backbone_digest
-        return weights == (training.checkpoint_sha256, training.backbone_digest)
-
     def is_current(self, training: TrainResult, limit: int | None) -> bool:
         """Whether the result belongs to the weights of `training`, and counts all images or the first `limit`."""
-        return self.has_weights(training) and self.limit in (None, limit)
+        weights = self.checkpoint_sha256, self.backbone_digest
+        return weights == (training.checkpoint_sha256, training.backbone_digest) and self.limit in (None, limit)
 
     @property
     def limited(self) -> bool:
@@ -271,9 +267,7 @@ class EvalResult(TargetResult):
     labels: list[Count] | None = Field(default=None, repr=False, description="true label of each image, in order")
     predicted: list[Count] | None = Field(default=None, repr=False, description="predicted label of each image")
     confidence: Probabilities | None = Field(default=None, repr=False, description="of the predicted label")
-    base_confidence: Probabilities | None = Field(
-        default=None, repr=False, description="highest probability of a class trained on, where there are others"
-    )
+    base_confidence: Probabilities | None = Field(default=None, repr=False, description="of the likeliest base class")
 
     @model_validator(mode="after")
     def _images_add_up(self) -> EvalResult:

@@ -23,7 +23,7 @@ from runner.run_folders import OtherContent, RunFolder, RunHeld, locate_run
 from runner.tracking.exporter import Exporter
 from shards.default_paths import cache_home
 from shards.manifest import MANIFEST_FILE
-from shards.reader import ShardSet, open_dataset
+from shards.reader import PackedDataset, open_dataset
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class Session:
     ) -> None:
         """group: the processes that execute each run together. backbones: of an earlier session of this process."""
         self.runtime = runtime or RuntimeConfig()
-        self._datasets: dict[str, ShardSet] = {}
+        self._datasets: dict[str, PackedDataset] = {}
         if group is not None:
             self.group = group
         if backbones is not None:
@@ -106,7 +106,7 @@ class Session:
     def features(self) -> FeatureStore:
         return FeatureStore(cache_home() / "features", read_limit())
 
-    def dataset(self, name: str) -> ShardSet:
+    def dataset(self, name: str) -> PackedDataset:
         """Open a packed data set once; its manifest is downloaded from a URL at the first call."""
         if name not in self._datasets:
             self._datasets[name] = open_dataset(self.runtime.data, name, stream=self.runtime.no_cache)

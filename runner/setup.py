@@ -42,7 +42,7 @@ from shards.image_selection import (
 from shards.loader import WINDOW_BYTES, LoaderOptions, TrainLoader
 from shards.manifest import Manifest, lines_digest
 from shards.names import first_few, join_first
-from shards.reader import ImageList, ShardSet
+from shards.reader import ImageList, PackedDataset
 from shards.rng import generator
 from shards.transforms import EvalTransform, TrainAugment
 
@@ -85,20 +85,20 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         if device.type == "cuda":
             how = "one run per GPU, as `procap bench` starts them, is faster"
             warnings.warn(f"several GPUs train each run together; {how}", stacklevel=2)
-    shards = session.dataset(config.dataset)
+    dataset = session.dataset(config.dataset)
     loader = engine = training_steps = None
     file_digests: dict[str, str] = {}
     # Missing shards are reported before minutes are spent on a backbone.
     learns_from_features = issubclass(method_class(config.method), FeatureMethod)
     # Features of all images are on every process, so that their batches are not dealt out.
-    selection = select_training(config, shards, 1 if learns_from_features else group.size)
+    selection = select_training(config, dataset, 1 if learns_from_features else group.size)
     clip = session.backbones.load(config, device, acceleration)
     if selection and not learns_from_features:
         images = selection.unlabelled.images if selection.unlabelled else selection.train
         loader = train_loader(images, config, clip, acceleration, session.decoders, group.ranks)
     selected = selection.unlabelled or selection if selection else None
-    labels = selected.labels if selected else select_class_labels(shards, config.classes)
-    method, card = build_method_and_card(config, shards, clip, labels)
+    labels = selected.labels if selected else select_class_labels(dataset, config.classes)
+    method, card = build_method_and_card(config, dataset, clip, labels)
     warn_of_names(method, method.space)
     if loader and not any(parameter.requires_grad for parameter in method.parameters()):
         raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
@@ -132,11 +132,11 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
     return Setup(method, card, engine, make, training_steps, selection, acceleration, file_digests, source)
 
 
-def select_training(config: RunConfig, shards: ShardSet, processes: int) -> TrainingSelection | None:
+def select_training(config: RunConfig, dataset: PackedDataset, processes: int) -> TrainingSelection | None:
     """Select the images that a run trains on, None without training; raises the user errors of data and batches."""
     if not config.recipe.epochs:
         return None
-    selection = select_training_images(shards, config.shots, config.seed, config.classes, config.sampling)
+    selection = select_training_images(dataset, config.shots, config.seed, config.classes, config.sampling)
     if config.held_out:
         train = split_fold(selection.train, config.held_out)[0]
         selection = replace(selection, train=train, digest=lines_digest(train.paths))
@@ -144,7 +144,7 @@ def select_training(config: RunConfig, shards: ShardSet, processes: int) -> Trai
         check_class_sizes(selection, 1, f"{config.method} learns from images of each class: give --sampling natural")
     batch, images = config.recipe.batch_size, len(selection.train)
     if pool := unlabelled_pool(config):
-        unlabelled = select_unlabelled(shards, selection, pool, config.classes)
+        unlabelled = select_unlabelled(dataset, selection, pool, config.classes)
         selection, images = replace(selection, unlabelled=unlabelled), len(unlabelled.images)
     if config.recipe.batches == "class":
         rule = f"a batch has {batch} of one class: give more --shots, or --recipe-field batches=random"
@@ -170,17 +170,17 @@ def unlabelled_pool(config: RunConfig) -> Pool | None:
 
 
 def build_method_and_card(
-    config: RunConfig, shards: ShardSet, clip: CLIP, labels: Sequence[int]
+    config: RunConfig, dataset: PackedDataset, clip: CLIP, labels: Sequence[int]
 ) -> tuple[Method, CheckpointCard]:
     """Build the method on the classes `labels` of its data set, and the description that its checkpoint carries."""
-    space = label_space(shards.manifest, tuple(shards.classnames[label] for label in labels))
+    space = label_space(dataset.manifest, tuple(dataset.classnames[label] for label in labels))
     card = CheckpointCard(
         config=config,
         classnames=space.classnames,
         template=space.template,
         templates=space.templates,
         backbone_digest=clip.digest(),
-        manifest_digest=shards.manifest.digest,
+        manifest_digest=dataset.manifest.digest,
     )
     return build_initial_method(config, clip, space), card
 

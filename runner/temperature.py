@@ -41,8 +41,8 @@ def fit_temperature(run: Run, stop: StopRequest, *, force: bool = False) -> floa
     """
     if run.temperature is None:
         config, session = run.config, run.session
-        shards, folds = session.dataset(config.dataset), min(FOLDS, config.shots) if config.recipe.epochs else 0
-        images = select_training_images(shards, config.shots, config.seed, config.classes, config.sampling).train
+        dataset, folds = session.dataset(config.dataset), min(FOLDS, config.shots) if config.recipe.epochs else 0
+        images = select_training_images(dataset, config.shots, config.seed, config.classes, config.sampling).train
         trainings, parts = session.elsewhere(run.folder.path / ".folds", tracking_uri="off"), []
         for fold in (f"{number}/{folds}" for number in range(1, folds + 1)):
             stop.check_ranks(session.group, f"stopped the temperature of {run.path}; it goes on when repeated")

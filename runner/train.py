@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from procap.methods.features import FeatureMethod
 from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
+from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
 from runner.earlier_runs import preliminary_run, read_initial_run
 from runner.engine import Batch, autocast, term_gradients
@@ -27,11 +29,11 @@ from runner.provenance import describe_environment, provenance
 from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
-from runner.session import Run
+from runner.session import Run, Session
 from runner.setup import changed_file, set_up
-from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
+from runner.train_step import AsyncLosses, TrainStep
 from runner.trained_runs import load_teacher
 from runner.validate import Callbacks, Validator
 from shards.device.loader import DeviceTrainLoader
@@ -47,6 +49,11 @@ MEASURE_STEPS = 50
 """Gradient norms of loss terms are measured after an epoch, and no more often than once in this many steps."""
 MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
+
+
+def train(config: RunConfig, runtime: RuntimeConfig, **more: Any) -> TrainResult | Progress:
+    """Train one configuration in a new session. more: arguments of `train_run`."""
+    return train_run(Session(runtime).get_run(config), **more)
 
 
 def train_run(
@@ -211,7 +218,7 @@ class TrainLoop:
         self.group = training.group
         device = self.method.clip.device
         self.graphs = training.setup.acceleration.graphs and self.runtime.engine == "ddp"
-        self.step = TrainStep(training.engine, self.meter, graphs=self.graphs)
+        self.train_step = TrainStep(training.engine, self.meter, graphs=self.graphs)
         self.losses = AsyncLosses(device)
         # A measurement takes about two steps: at most 5 % of the training, apart from that after the last epoch.
         epochs = self.config.recipe.epochs
@@ -224,7 +231,7 @@ class TrainLoop:
             changes_work = self.method.begin_epoch(epoch, rate, self.config.recipe)
         if changes_work:
             # A CUDA graph replays the work of the epochs before.
-            self.step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
+            self.train_step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
         batches = self.training_steps.batches(epoch, start_step=self.state.step_in_epoch)
         on_device = isinstance(self.training_steps.loader, DeviceTrainLoader)
         moved = batches if on_device else to_device(batches, self.method.clip.device)
@@ -250,21 +257,21 @@ class TrainLoop:
             self._count_losses(wait=True)
             self.training.begin_stage(stage)
             # A CUDA graph replays the work of one stage.
-            self.step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
+            self.train_step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
         rates = self.training_steps.rates(number, epoch)
         self.training.engine.set_rates(rates)
         batch = Batch.make(self.method, self.config.seed, number, images, labels)
-        if self.step.needs_capture:
+        if self.train_step.needs_capture:
             with self.meter.phase("compile", rated=False):
-                self.step.capture(batch)
-        outcome = self.step(batch)
+                self.train_step.capture(batch)
+        outcome = self.train_step(batch)
         if self.config.recipe.iterations and self.config.precision == "fp16":
             # A step that is skipped because gradients overflow does not count towards a budget of iterations, as in the
             # public code of 2SFS: it is repeated at the next loss scale. A loss that is not finite ends the loop.
             for _ in range(MAX_REPEATS):
                 if not outcome[-1].item():
                     break
-                outcome = self.step(batch)
+                outcome = self.train_step(batch)
         self.losses.send(outcome)
         self.meter.step(self.training_steps.images(number))
         loss = self._count_losses()
@@ -291,7 +298,7 @@ class TrainLoop:
             self.group.wait_until(self.losses.have_arrived)
         for values in self.losses.take(everything=wait):
             *terms, loss, skipped = values
-            named_terms = dict(zip(self.step.names, terms, strict=True))
+            named_terms = dict(zip(self.train_step.names, terms, strict=True))
             # Raised before the step is counted: no saved state holds weights after such a loss.
             if not math.isfinite(loss):
                 raise self._diverged(named_terms)

@@ -56,10 +56,10 @@ class Validator:
         if self.callbacks.targets:
             with training.meter.phase("validation", rated=False):
                 for target in self.callbacks.targets:
-                    shards = session.dataset(target.dataset)
-                    self.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
-                    selection = select_target_images(shards, target.classes, target.split)
-                    space = label_space(shards.manifest, selection.classnames)
+                    dataset = session.dataset(target.dataset)
+                    self.group.check_same(f"the content of {target.dataset}", dataset.manifest.digest)
+                    selection = select_target_images(dataset, target.classes, target.split)
+                    space = label_space(dataset.manifest, selection.classnames)
                     images = session.crops.wrap(selection.images, self._transform(target))
                     self._targets.append((target, space, images))
 

@@ -107,16 +107,16 @@ def check_dataset(
 
     Raises UserError without a manifest that can be read.
     """
-    shards = open_dataset(data_root, name)
+    dataset = open_dataset(data_root, name)
     reports: list[SplitReport] = []
     tasks: list[tuple[SplitReport, CheckTask]] = []
-    for split, entry in shards.manifest.splits.items():
-        present = [(shards.folder / shard.file).is_file() for shard in entry.shards]
+    for split, entry in dataset.manifest.splits.items():
+        present = [(dataset.folder / shard.file).is_file() for shard in entry.shards]
         reports.append(report := SplitReport(split, entry.count, len(entry.shards), sum(present)))
         images: ImageList | None = None
         try:
-            images = shards.list_images(split)
-            if list_digest(images.paths, images.labels, shards.classnames) != entry.digest:
+            images = dataset.list_images(split)
+            if list_digest(images.paths, images.labels, dataset.classnames) != entry.digest:
                 report.problems.append("paths, labels or class names differ from the digest in the manifest")
         except UserError as error:
             images = None
@@ -124,11 +124,11 @@ def check_dataset(
         stops = accumulate(shard.count for shard in entry.shards)
         for shard, stop, is_present in zip(entry.shards, stops, present, strict=True):
             # Shards of a mirror that were not read yet are not there.
-            if is_present or not is_mirror(shards.folder.parent):
+            if is_present or not is_mirror(dataset.folder.parent):
                 in_shard = images and images.subset(range(stop - shard.count, stop))
-                tasks.append((report, (shards.folder, shard, in_shard)))
+                tasks.append((report, (dataset.folder, shard, in_shard)))
     done, broken_images = Counter[str](), defaultdict[str, list[str]](list)
-    processes = min(workers, shards.manifest.images // IMAGES_PER_TASK)
+    processes = min(workers, dataset.manifest.images // IMAGES_PER_TASK)
     results = map_in_order(_check_shard, [task for _, task in tasks], processes)
     for (report, (_, shard, _)), (problem, readable, errors) in zip(tasks, results, strict=True):
         report.problems += [problem] if problem else []

@@ -16,7 +16,7 @@ import numpy as np
 
 from procap.errors import UsageError, unknown_name
 from shards.manifest import lines_digest
-from shards.reader import ImageList, ShardSet
+from shards.reader import ImageList, PackedDataset
 from shards.sampling import BALANCED, Labels, draw_uneven, first_images
 
 Classes = Literal["all", "base", "novel", "dev-base", "dev-novel"]
@@ -114,38 +114,37 @@ def draw_positions(train_labels: Labels, val_labels: Labels, shots: int, seed: i
     return drawn
 
 
-def check_few_shot(shards: ShardSet, shots: int, classes: str = "all", sampling: str = BALANCED) -> None:
+def check_few_shot(dataset: PackedDataset, shots: int, classes: str = "all", sampling: str = BALANCED) -> None:
     """Raise UsageError for a test-only set, fewer than two chosen classes, and more shots than these have."""
-    if "train" not in shards.manifest.splits:
-        raise UsageError(f"'{shards.name}' is a test set: it has no images to train on")
-    counts = np.bincount(shards.labels("train"))
+    if "train" not in dataset.manifest.splits:
+        raise UsageError(f"'{dataset.name}' is a test set: it has no images to train on")
+    counts = np.bincount(dataset.labels("train"))
     labels = select_labels(np.flatnonzero(counts), classes)
     if len(labels) < 2:
-        has = f"one class ('{shards.classnames[labels[0]]}')" if labels else "no class"
-        half = f" in its {classes} half, use --classes all" if classes != "all" and len(shards.classnames) > 1 else ""
-        raise UsageError(f"'{shards.name}' has {has}{half}: there is nothing to tell apart")
+        has = f"one class ('{dataset.classnames[labels[0]]}')" if labels else "no class"
+        half = f" in its {classes} half, use --classes all" if classes != "all" and len(dataset.classnames) > 1 else ""
+        raise UsageError(f"'{dataset.name}' has {has}{half}: there is nothing to tell apart")
     total, largest = int(counts[labels].sum()), int(counts[labels].max())
     if shots > largest:
         half = "class" if classes == "all" else f"{classes} class"
-        has = f"the largest {half} of '{shards.name}' has {largest} training images"
+        has = f"the largest {half} of '{dataset.name}' has {largest} training images"
         raise UsageError(f"--shots {shots}: {has}; give --shots {largest} or fewer, or full")
     if sampling != BALANCED and not 0 < shots * len(labels) <= total:
-        has = f"'{shards.name}' has {total} training images in {len(labels)} classes"
+        has = f"'{dataset.name}' has {total} training images in {len(labels)} classes"
         raise UsageError(f"--sampling {sampling} with --shots {shots or 'full'}: {has}; give fewer shots")
 
 
 def select_training_images(
-    shards: ShardSet, shots: int, seed: int, classes: str = "all", sampling: str = BALANCED
+    dataset: PackedDataset, shots: int, seed: int, classes: str = "all", sampling: str = BALANCED
 ) -> TrainingSelection:
     """Select the images a run trains on, drawn by CoOp's rule; `shots` 0 takes all of train and val.
 
     A class with fewer images than `shots` gives all it has, as in CoOp. Few images lie anywhere in the shards, so only
-    all of them can be streamed. sampling: see `Sampling`; an uneven sample is drawn within the chosen classes,
-    with no more validation images of a class than training images.
+    all of them can be streamed. sampling: an uneven sample has no more validation images of a class than training ones.
     """
-    check_few_shot(shards, shots, classes, sampling)
-    train = shards.open_images("train", sequential=not shots)
-    val = shards.open_images("val", sequential=not shots) if "val" in shards.manifest.splits else train.subset([])
+    check_few_shot(dataset, shots, classes, sampling)
+    train = dataset.open_images("train", sequential=not shots)
+    val = dataset.open_images("val", sequential=not shots) if "val" in dataset.manifest.splits else train.subset([])
     in_train, in_val = draw_positions(train.labels, val.labels, shots, seed)
     # CoOp takes the halves of the labels among its drawn training images.
     labels = select_labels(train.labels[in_train], classes)
@@ -156,14 +155,14 @@ def select_training_images(
     return TrainingSelection(
         train=chosen,
         val=select_images(val, in_val, labels),
-        classnames=tuple(shards.classnames[label] for label in labels),
+        classnames=tuple(dataset.classnames[label] for label in labels),
         labels=tuple(labels),
         digest=lines_digest(chosen.paths),
     )
 
 
 def select_unlabelled(
-    shards: ShardSet, selection: TrainingSelection, pool: Pool, classes: str = "all"
+    dataset: PackedDataset, selection: TrainingSelection, pool: Pool, classes: str = "all"
 ) -> UnlabelledImages:
     """Select the images that a run on `classes` trains on without labels: `selection`, or all training images in order.
 
@@ -173,8 +172,8 @@ def select_unlabelled(
     images, labels = selection.train, [*selection.labels]
     if pool != "few-shot":
         whole = "base" if classes.startswith("dev-") else "all"
-        labels = select_class_labels(shards, classes if pool == "base" else whole)
-        train = shards.open_images("train", sequential=True)
+        labels = select_class_labels(dataset, classes if pool == "base" else whole)
+        train = dataset.open_images("train", sequential=True)
         images = train.subset(np.flatnonzero(np.isin(train.labels, labels)))
     hidden = images.subset(range(len(images)), dict.fromkeys(images.labels.tolist(), -1))
     return UnlabelledImages(pool, hidden, tuple(labels), lines_digest(images.paths))
@@ -192,26 +191,26 @@ def split_fold(images: ImageList, fold: str) -> tuple[ImageList, ImageList]:
     return images.subset(trained.tolist()), images.subset(held_out)
 
 
-def select_target_images(shards: ShardSet, classes: str = "all", split: str = "test") -> TargetImages:
+def select_target_images(dataset: PackedDataset, classes: str = "all", split: str = "test") -> TargetImages:
     """Select all images of a target, the chosen classes of a split, in list order.
 
     Raises UsageError for half of a test-only set, and where there is no image of these classes.
     """
-    images = shards.open_images(split, sequential=True)
-    labels = select_class_labels(shards, classes)
+    images = dataset.open_images(split, sequential=True)
+    labels = select_class_labels(dataset, classes)
     if not np.isin(images.labels, labels).any():
-        raise UsageError(f"'{shards.name}' has no image of {classes} classes in its {split} split")
-    classnames = tuple(shards.classnames[label] for label in labels)
+        raise UsageError(f"'{dataset.name}' has no image of {classes} classes in its {split} split")
+    classnames = tuple(dataset.classnames[label] for label in labels)
     return TargetImages(select_images(images, range(len(images)), labels), classnames, tuple(labels))
 
 
-def select_class_labels(shards: ShardSet, classes: str = "all") -> list[int]:
+def select_class_labels(dataset: PackedDataset, classes: str = "all") -> list[int]:
     """Return the labels of the chosen classes of a packed data set, without reading an image."""
-    if "train" in shards.manifest.splits:
-        return select_labels(shards.labels("train").tolist(), classes)
+    if "train" in dataset.manifest.splits:
+        return select_labels(dataset.labels("train").tolist(), classes)
     if parse_classes(classes) != "all":
-        raise UsageError(f"'{shards.name}' is a test set without halves: evaluate it on all classes")
-    return list(range(len(shards.classnames)))
+        raise UsageError(f"'{dataset.name}' is a test set without halves: evaluate it on all classes")
+    return list(range(len(dataset.classnames)))
 
 
 def select_images(images: ImageList, positions: Iterable[int], labels: Sequence[int]) -> ImageList:

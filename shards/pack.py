@@ -129,11 +129,11 @@ def _find_valid(source: Source, data_root: Path, workers: int) -> Manifest | Non
     if not (data_root / source.name / MANIFEST_FILE).exists():
         return None
     try:
-        shards = open_dataset(data_root, source.name)
-        manifest = shards.manifest
+        dataset = open_dataset(data_root, source.name)
+        manifest = dataset.manifest
         packed = (manifest.source, manifest.classnames, manifest.template, manifest.templates, manifest.counts)
         today = (source.origin, source.classnames, source.template, source.templates, source.counts)
-        images = {split: shards.open_images(split) for split in manifest.splits}
+        images = {split: dataset.open_images(split) for split in manifest.splits}
         if packed != today:
             return None
         # Without a size there are no files to read: the origin says which program has made the images.

@@ -187,7 +187,7 @@ class ImageList:
         return ImageList(self._files, self.rows[chosen], self.positions[chosen], labels)
 
 
-class ShardSet:
+class PackedDataset:
     """A packed data set.
 
     stream: splits that are read from start to end are streamed from the URL of a mirror, and their shards not stored.
@@ -276,10 +276,10 @@ def _verify_shard(folder: Path, shard: Shard) -> None:
         raise UserError(f"'{folder.name}': {problem}; {repack_hint(folder)}")
 
 
-def open_dataset(data_root: Path, name: str, *, stream: bool = False) -> ShardSet:
+def open_dataset(data_root: Path, name: str, *, stream: bool = False) -> PackedDataset:
     """Open the packed data set in `data_root/<name>/`; only splits that are read need to be present.
 
-    stream: see `ShardSet`. The manifest of a mirror is updated.
+    stream: see `PackedDataset`. The manifest of a mirror is updated.
     """
     folder = refresh(data_root, name)
-    return ShardSet(folder, read_manifest(folder), stream=stream)
+    return PackedDataset(folder, read_manifest(folder), stream=stream)

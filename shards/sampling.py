@@ -31,8 +31,7 @@ Labels = Sequence[int] | NDArray[np.int64]
 def check_sampling(text: str) -> str:
     """Return the name of a rule. Raises UsageError if there is none."""
     if not re.fullmatch(RULE, text):
-        known = "balanced, natural, natural-any, and decay:RATIO with four decimals at most, such as decay:0.06"
-        raise UsageError(f"--sampling {text}: known are {known}")
+        raise UsageError(f"--sampling {text}: known are balanced, natural, natural-any, decay:0.0001 to decay:0.9999")
     return text
 
 
@@ -50,8 +49,7 @@ def draw_uneven(
         last = max(1, len(order) - 1)
         sizes = {label: max(1, round(shots * ratio ** (rank / last))) for rank, label in enumerate(order)}
         return first_images(balanced, train_labels, sizes)
-    chosen = {*classes}
-    mixed = [position for position, label in enumerate(train_labels) if int(label) in chosen]
+    mixed = np.flatnonzero(np.isin(train_labels, [*classes])).tolist()
     rng.shuffle(mixed)
     if sampling == NATURAL:
         kept = {*first_images(mixed, train_labels, dict.fromkeys(classes, 1))}

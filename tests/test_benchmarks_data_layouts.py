@@ -146,9 +146,9 @@ def test_large_photographs_of_a_folder_are_stored_smaller_and_upright(tmp_path, 
         put_photograph(tmp_path / f"birds/{name}/{number}.png", (800, 600), 1)
         put_photograph(tmp_path / f"birds/{name}/small-{number}.jpg", (64, 48), 6)
     assert run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data", "--max-side", "300")[0] == 0
-    shards = open_dataset(tmp_path / "data", "birds")
-    assert "at most 300 pixels on the short side" in shards.manifest.source
-    images = shards.open_images("train")
+    dataset = open_dataset(tmp_path / "data", "birds")
+    assert "at most 300 pixels on the short side" in dataset.manifest.source
+    images = dataset.open_images("train")
     for i, path in enumerate(images.paths):
         data = images.read(i)
         pixels = np.asarray(images.decode(i, data))
@@ -158,8 +158,8 @@ def test_large_photographs_of_a_folder_are_stored_smaller_and_upright(tmp_path, 
             assert data == (tmp_path / "birds" / path).read_bytes()
         else:
             assert pixels.shape == (400, 300, 3) and pixels[100, 150, 0] > 240 and pixels[300, 150, 0] < 10
-    written = read_files(shards.folder)
+    written = read_files(dataset.folder)
     assert run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")[0] == 0
-    assert read_files(shards.folder) == written
+    assert read_files(dataset.folder) == written
     code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data", "--max-side", "0")
     assert code == 2 and "change max_side in it" in err

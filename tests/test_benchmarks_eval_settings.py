@@ -86,10 +86,10 @@ def test_squashing_resizes_the_whole_image_and_cropping_its_centre():
 
 def probabilities(config: RunConfig, runtime: RuntimeConfig, samples: int) -> torch.Tensor:
     """Average probabilities [N, C] of an image at a time, with the noise of the seed's stream."""
-    trained, shards = sessions.load_trained(config, runtime), reader.open_dataset(runtime.data, "digits")
-    selection = image_selection.select_target_images(shards, TARGET.classes)
+    trained, dataset = sessions.load_trained(config, runtime), reader.open_dataset(runtime.data, "digits")
+    selection = image_selection.select_target_images(dataset, TARGET.classes)
     transform = transforms.EvalTransform(32, trained.clip.preparation.mean, trained.clip.preparation.std)
-    prompts = trained.method.prompts_of(setup.label_space(shards.manifest, selection.classnames))
+    prompts = trained.method.prompts_of(setup.label_space(dataset.manifest, selection.classnames))
     found = []
     for number in range(samples):
         noise = trained.method.draw(rng.generator(config.seed, "samples", number))

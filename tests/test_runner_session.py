@@ -1,6 +1,7 @@
 """A session opens what its runs share once, and is the way into the program from Python."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from command_line import run
@@ -10,8 +11,11 @@ from PIL import Image
 import procap
 from procap.errors import UserError
 from runner import session as sessions
-from runner.config import RuntimeConfig
+from runner.config import RuntimeConfig, Target
+from runner.evaluate import evaluate
+from runner.planning import plan_run
 from runner.results import TrainResult
+from runner.train import train
 
 FIELDS = {"method": "coop", "dataset": "digits", "shots": 2, "overrides": {"epochs": 1}}
 
@@ -48,6 +52,17 @@ def test_a_session_opens_a_data_set_once_for_all_runs(few_digits, short_checkpoi
         for classes in ("base", "novel"):
             started.evaluate(f"digits:{classes}")
     assert opened == ["digits"]
+
+
+def test_one_configuration_is_trained_and_evaluated_in_a_thread_which_gets_no_signals(
+    few_digits, short_checkpoint, tmp_path
+):
+    runtime = RuntimeConfig(data=few_digits, results=tmp_path, device="cpu", tracking_uri="off", quiet=True)
+    config = plan_run(data=few_digits, backbone=str(short_checkpoint), **FIELDS)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(train, config, runtime).result().config_hash == config.hash
+        result = pool.submit(evaluate, config, Target("digits", "base"), runtime).result()
+    assert 0 < result.total == result.dataset_size
 
 
 def test_a_run_is_trained_evaluated_and_used_from_python(few_digits, short_checkpoint, tmp_path):

@@ -66,8 +66,8 @@ def test_each_image_is_held_out_of_one_training_which_the_temperature_is_fitted_
     config = plan(str(short_checkpoint))
     folder = RunFolder(runtime.results / config.path)
     samples, logits, labels, held_out = folder.read_training().fewshot.samples, [], [], []
-    shards = reader.open_dataset(runtime.data, "digits")
-    images = image_selection.select_training_images(shards, config.shots, config.seed, config.classes).train
+    dataset = reader.open_dataset(runtime.data, "digits")
+    images = image_selection.select_training_images(dataset, config.shots, config.seed, config.classes).train
     for fold in fold_runs(folder):
         seen = fold.read_training().fewshot.samples
         held_out += (absent := [path for path in samples if path not in seen])
@@ -132,8 +132,8 @@ def test_several_processes_write_the_result_of_one(runtime, few_digits, short_ch
 
 
 @pytest.mark.parametrize(("method", "fields", "words"), [
-    ("coop", {"shots": 1}, "has one image of each class"),
-    ("coop", {"shots": 0}, "trained on all images, not on shots"),
+    ("coop", {"shots": 1}, "train with --shots 2 or more"),
+    ("coop", {"shots": 0}, "train with --shots 2 or more"),
     ("tipadapterf", {"options": {"selection": "test"}, "overrides": {}}, "chosen by test images"),
 ])  # fmt: skip
 def test_a_run_whose_images_cannot_be_held_out_is_refused(short_checkpoint, method, fields, words):

@@ -105,11 +105,11 @@ def test_scores_are_the_highest_softmax_of_plain_cosines(few_digits, short_check
     train(config, runtime)
     # Novel images, among the names of the base classes.
     scored = score_images(make_run(config, runtime), NOVEL)
-    loaded, shards = load_trained(config, runtime), open_dataset(few_digits, "digits")
+    loaded, dataset = load_trained(config, runtime), open_dataset(few_digits, "digits")
     clip, space = loaded.clip, loaded.method.space
-    assert isinstance(space, LabelSpace) and space.classnames == shards.classnames[:5]
+    assert isinstance(space, LabelSpace) and space.classnames == dataset.classnames[:5]
     transform = EvalTransform(32, clip.preparation.mean, clip.preparation.std)
-    test = shards.open_images("test")
+    test = dataset.open_images("test")
     images = torch.stack([transform(test.image(i)) for i in range(len(test)) if test.labels[i] >= 5])
     text = unit(clip.encode_text(clip.tokenize(space.prompts())))
     cosines = unit(clip.encode_image(images)) @ text.t()
@@ -251,7 +251,7 @@ def test_a_histogram_has_the_known_images_of_all_seeds_once():
         "tiles:all:test": [[0.2], [0.3]],
     }
     seeds = [
-        detect_unknown(KNOWN, [made_score(config, target, values[i]) for target, values in scores.items()])
+        detect_unknown(KNOWN, [made_score(config, name, of[i]) for name, of in scores.items()], EvalSettings())
         for i in range(2)
     ]
     frame = pd.DataFrame({"target": str(KNOWN), "title": "CLIP", "unknown": seeds})

@@ -40,11 +40,11 @@ def planned(checkpoint, pool="few-shot", method="promptkd", **options):
     ("base", "dev-base", range(3)), ("all", "dev-base", range(5)),
 ])  # fmt: skip
 def test_a_pool_has_the_images_of_its_classes_without_labels(few_digits, pool, classes, labels):
-    shards = open_dataset(few_digits, "digits")
-    fewshot = select_training_images(shards, 2, seed=1, classes=classes)
-    chosen = select_unlabelled(shards, fewshot, pool, classes)
+    dataset = open_dataset(few_digits, "digits")
+    fewshot = select_training_images(dataset, 2, seed=1, classes=classes)
+    chosen = select_unlabelled(dataset, fewshot, pool, classes)
     assert chosen.labels == tuple(labels) and {*chosen.images.labels.tolist()} == {-1}
-    train = shards.open_images("train")
+    train = dataset.open_images("train")
     every = train.subset(np.flatnonzero(np.isin(train.labels, [*labels]))).paths
     assert chosen.images.paths == (fewshot.train.paths if pool == "few-shot" else every)
 

@@ -14,7 +14,7 @@ from published_splits import split_files
 from toy_shards import CLASSNAMES, COUNTS, label, pixels, toy_source
 
 from procap import errors
-from shards import manifest, pack, reader, records
+from shards import manifest, pack, reader, source
 from shards.image_selection import (
     draw_positions,
     select_class_labels,
@@ -133,7 +133,7 @@ def test_development_halves_part_the_base_labels_and_leave_novel_ones_alone(labe
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory) -> reader.ShardSet:
+def toy(tmp_path_factory) -> reader.PackedDataset:
     root = tmp_path_factory.mktemp("toy")
     pack.pack_source(toy_source(), root)
     return reader.open_dataset(root, "toy")
@@ -166,13 +166,13 @@ def test_a_choice_without_classes_is_refused_by_name(tmp_path):
     two = [0, 1]
 
     def images(split):
-        return (records.ImageRecord(f"{split}/{i}.png", two[i % 2], records.png(pixels(split, i))) for i in range(4))
+        return (source.ImageRecord(f"{split}/{i}.png", two[i % 2], source.png(pixels(split, i))) for i in range(4))
 
     pack.pack_source(toy_source(images, classnames=CLASSNAMES[:2], counts={"train": 4, "test": 4}), tmp_path)
-    shards = reader.open_dataset(tmp_path, "toy")
-    assert len(select_target_images(shards, "dev-base").images) == 2
+    dataset = reader.open_dataset(tmp_path, "toy")
+    assert len(select_target_images(dataset, "dev-base").images) == 2
     with pytest.raises(errors.UsageError, match="'toy' has no image of dev-novel classes in its test split"):
-        select_target_images(shards, "dev-novel")
+        select_target_images(dataset, "dev-novel")
 
 
 def test_val_takes_at_most_four_and_small_classes_give_what_they_have(toy):
@@ -210,21 +210,21 @@ def test_evaluation_keeps_every_test_image_of_its_classes_in_list_order(toy):
 
 def test_a_test_only_set_has_no_halves_and_nothing_to_train_on(tmp_path):
     pack.pack_source(toy_source(counts={"test": 17}), tmp_path)
-    shards = reader.open_dataset(tmp_path, "toy")
-    assert len(select_target_images(shards).images) == 17
+    dataset = reader.open_dataset(tmp_path, "toy")
+    assert len(select_target_images(dataset).images) == 17
     with pytest.raises(errors.UsageError, match="test set without halves"):
-        select_target_images(shards, "base")
+        select_target_images(dataset, "base")
     with pytest.raises(errors.UsageError, match="no images to train on"):
-        select_training_images(shards, 16, 1)
+        select_training_images(dataset, 16, 1)
 
 
 def test_the_command_lists_what_a_run_trains_on(tmp_path, capsys):
     pack.pack_source(toy_source(), tmp_path / "data")
-    shards = reader.open_dataset(tmp_path / "data", "toy")
+    dataset = reader.open_dataset(tmp_path / "data", "toy")
     code, document, text = run(
-        capsys, "data", "few-shot", "toy", "--data", shards.folder.parent, "--shots", 2, "--json"
+        capsys, "data", "few-shot", "toy", "--data", dataset.folder.parent, "--shots", 2, "--json"
     )
-    expected, written = select_training_images(shards, 2, 1), json.loads(document)
+    expected, written = select_training_images(dataset, 2, 1), json.loads(document)
     assert code == 0 and written["train_digest"] == expected.digest
     assert [image["path"] for image in written["train"]] == expected.train.paths
     assert all(f" {path}\n" in text for path in expected.train.paths)

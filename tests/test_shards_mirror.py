@@ -79,11 +79,11 @@ def test_a_mirror_reads_like_the_folder_it_mirrors(server, root, packed):
 
 
 def test_splits_are_downloaded_when_they_are_opened(server, root):
-    shards = open_dataset(root, "toy")
+    dataset = open_dataset(root, "toy")
     assert server.paths() == ["/toy/manifest.json"]
-    shards.labels("train")
+    dataset.labels("train")
     assert server.paths()[1:] == ["/toy/train/index.npy", "/toy/train/paths.txt"]
-    shards.open_images("train").image(7)
+    dataset.open_images("train").image(7)
     assert cached_tars(root) == [f"toy/train/{number}.tar" for number in range(5)]
 
 
@@ -92,8 +92,8 @@ def test_without_the_server_a_complete_copy_works_with_a_warning(server, root):
     server.stop()
     begin_command()
     with pytest.warns(UserWarning, match="cannot be reached.*the copy of 'toy' in .* is used"):
-        shards = open_dataset(root, "toy")
-    assert same_images(shards.open_images("test"), "test")
+        dataset = open_dataset(root, "toy")
+    assert same_images(dataset.open_images("test"), "test")
     with pytest.raises(Unreachable, match=r"/toy/train/index\.npy cannot be reached"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         open_dataset(root, "toy").open_images("train")

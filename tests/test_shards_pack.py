@@ -279,10 +279,10 @@ def test_digit_scans_are_split_50_20_30_per_class_without_overlap(tmp_path):
     scans = sklearn_datasets.load_digits()
     manifest = pack_source(builtin_sources.builtin_source(catalogue.find("digits")), tmp_path)
     assert {name: split.count for name, split in manifest.splits.items()} == dict(catalogue.find("digits").counts)
-    shards = reader.open_dataset(tmp_path, "digits")
+    dataset = reader.open_dataset(tmp_path, "digits")
     seen: dict[int, str] = {}
     for name, share in (("train", 0.5), ("val", 0.2), ("test", 0.3)):
-        split = shards.open_images(name)
+        split = dataset.open_images(name)
         present = np.bincount(split.labels)
         assert np.all(np.abs(present - share * np.bincount(scans.target)) <= 1)
         for i, path in enumerate(split.paths):

@@ -40,9 +40,9 @@ def test_every_layout_is_packed_byte_by_byte_and_every_image_of_it_can_be_read(n
     folder = find_folder(find(name), roots)
     assert folder is not None
     pack_source(replace(source, per_shard=3), tmp_path)
-    shards = open_dataset(tmp_path, name)
+    dataset = open_dataset(tmp_path, name)
     for split, rows in listed(source).items():
-        packed = shards.open_images(split)
+        packed = dataset.open_images(split)
         assert list(zip(packed.paths, packed.labels.tolist(), strict=True)) == rows
         for i, (path, _) in enumerate(rows):
             (file,) = [found for found in folder.glob("**/" + path.replace("[", "[[]")) if found.is_file()]

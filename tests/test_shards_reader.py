@@ -41,10 +41,10 @@ def root(packed, tmp_path) -> Path:
 
 
 def test_labels_paths_and_pixels_come_back_in_list_order(packed):
-    shards = open_dataset(packed, "toy")
-    assert shards.classnames == CLASSNAMES
+    dataset = open_dataset(packed, "toy")
+    assert dataset.classnames == CLASSNAMES
     for name, count in COUNTS.items():
-        split = shards.open_images(name)
+        split = dataset.open_images(name)
         assert len(split) == count
         assert split.labels.dtype == np.int64 and split.labels.tolist() == [label(i) for i in range(count)]
         assert split.paths == [f"{name}/{CLASSNAMES[label(i)]}/{i}.png" for i in range(count)]
@@ -334,15 +334,15 @@ def test_a_check_reports_a_whole_set(root):
 
 def test_a_shard_that_is_missing_is_missed_by_those_alone_who_ask_for_its_split(root):
     (root / "toy/test/0.tar").unlink()
-    shards = open_dataset(root, "toy")
-    assert [len(shards.open_images(name)) for name in ("train", "val")] == [23, 21]
+    dataset = open_dataset(root, "toy")
+    assert [len(dataset.open_images(name)) for name in ("train", "val")] == [23, 21]
     with pytest.raises(UserError, match=r"'toy' test: .*test/0\.tar cannot be read \(No such file .*; 5 images\)"):
-        shards.open_images("test")
+        dataset.open_images("test")
     report = check_dataset(root, "toy")
     assert [split.readable for split in report[:2]] == [23, 21] and not is_whole(root, "toy")
     os.truncate(root / "toy/train/1.tar", 1000)
     with pytest.raises(UserError, match=r"'toy' train: .*train/1\.tar is truncated"):
-        shards.open_images("train")
+        dataset.open_images("train")
 
 
 def test_an_unknown_split_names_those_there_are(packed):

@@ -19,7 +19,7 @@ from benchmarks.suites import load_suite
 from procap.errors import UsageError
 from runner.config import RunConfig
 from runner.planning import plan_run
-from shards import pack, reader, records
+from shards import pack, reader, source
 from shards.image_selection import draw_positions, select_training_images
 from shards.sampling import draw_uneven
 
@@ -61,7 +61,7 @@ def test_a_natural_sample_has_the_frequencies_of_the_images_and_as_many_as_a_bal
 
 
 @pytest.fixture(scope="module")
-def rare(tmp_path_factory) -> reader.ShardSet:
+def rare(tmp_path_factory) -> reader.PackedDataset:
     """Five classes; those of the base half have 1, 15 and 15 training images."""
     counts = {"train": 61, "val": 20, "test": 10}
     labels = [0] + [1] * 15 + [2] * 15 + [3] * 15 + [4] * 15
@@ -69,7 +69,7 @@ def rare(tmp_path_factory) -> reader.ShardSet:
     def images(split):
         for i in range(counts[split]):
             number = labels[i] if split == "train" else i % 5
-            yield records.ImageRecord(f"{split}/{i}.png", number, records.png(pixels(split, i)))
+            yield source.ImageRecord(f"{split}/{i}.png", number, source.png(pixels(split, i)))
 
     root = tmp_path_factory.mktemp("rare")
     pack.pack_source(toy_source(images, counts=counts), root)

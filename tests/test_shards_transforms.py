@@ -11,7 +11,7 @@ from small_runs import seeded
 from toy_shards import toy_source
 
 from procap import errors
-from shards import loader, pack, reader, records, transfer
+from shards import loader, pack, reader, source, transfer
 from shards.device.crops import REDUCTION, DeviceResize, augments_on_device, fits
 from shards.device.evaluation import device_evaluation_batches
 from shards.device.loader import DeviceTrainLoader
@@ -115,7 +115,7 @@ def noise(width: int, height: int, seed: int, extreme: bool = False) -> np.ndarr
 
 def photos(split):
     for i in range(COUNT):
-        yield records.ImageRecord(f"{i}.png", i % 5, records.png(noise(*SIZES[i % len(SIZES)], seed=i)))
+        yield source.ImageRecord(f"{i}.png", i % 5, source.png(noise(*SIZES[i % len(SIZES)], seed=i)))
 
 
 @pytest.fixture(scope="module")

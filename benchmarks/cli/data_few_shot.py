@@ -32,10 +32,10 @@ def few_shot(
 ) -> int:
     """List the few-shot images of a data set, drawn by CoOp's rule or an uneven one."""
     root = data_root(data)
-    shards = open_dataset(root, resolve_dataset(name, root).name)
+    dataset = open_dataset(root, resolve_dataset(name, root).name)
     rule = check_sampling(sampling or BALANCED)
-    samples = select_training_images(shards, shots, seed, parse_classes(classes), rule)
-    document: dict[str, Any] = {"dataset": shards.name, "shots": shots, "sampling": rule, "seed": seed}
+    samples = select_training_images(dataset, shots, seed, parse_classes(classes), rule)
+    document: dict[str, Any] = {"dataset": dataset.name, "shots": shots, "sampling": rule, "seed": seed}
     rows: list[tuple[object, ...]] = []
     for split, chosen in (("train", samples.train), ("val", samples.val)):
         images = [

@@ -19,12 +19,12 @@ from shards.resolve import resolve_dataset
 def show(name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")], data: Data = "") -> int:
     """Show what a packed data set holds: its prompt, its classes, and the images of each class and split."""
     root = data_root(data)
-    shards = open_dataset(root, resolve_dataset(name, root).name)
-    manifest = shards.manifest
-    facts = (("data set", shards.name), ("source", manifest.source), ("template", manifest.template))
+    dataset = open_dataset(root, resolve_dataset(name, root).name)
+    manifest = dataset.manifest
+    facts = (("data set", dataset.name), ("source", manifest.source), ("template", manifest.template))
     show_text(columns(("", ""), [*facts, ("digest", manifest.digest)]) + "\n")
-    counts = count_images(shards)
-    show_text(format_classes(shards.classnames, counts))
-    document: dict[str, Any] = {**dict(facts), "digest": manifest.digest, "classes": shards.classnames}
+    counts = count_images(dataset)
+    show_text(format_classes(dataset.classnames, counts))
+    document: dict[str, Any] = {**dict(facts), "digest": manifest.digest, "classes": dataset.classnames}
     show_json(document | {"images": {split: count.tolist() for split, count in counts.items()}})
     return 0

@@ -67,9 +67,8 @@ def evaluate(
             # Refuse impossible settings before any run is evaluated.
             runtime.evaluation.for_run(config)
             tests = named or default_targets(config, runtime.data)
-            if unknown_sets:
-                tests = [*dict.fromkeys([*named, known_target(config)])]
             for target in unknown_sets:
+                tests = [*dict.fromkeys([*named, known_target(config)])]
                 trained, asked = ({*select_labels(range(8), half)} for half in (config.classes, target.classes))
                 if target.dataset == config.dataset and trained & asked:
                     raise UsageError(f"--unknown {target}: {config.path} was trained on classes of it")
@@ -157,7 +156,7 @@ def _evaluate_all(
                 pack_missing_with_progress([target.dataset for target in unknown], session.runtime.data)
                 known = known_target(config)
                 scores = [score_images(run, target, force=force) for target in (known, *unknown)]
-                for name, each in detect_unknown(known, scores).items():
+                for name, each in detect_unknown(known, scores, run.eval_settings).items():
                     row = {"run": config.path, "known": str(known), "unknown": name, "score": each.unknown.score}
                     detected.append(row | {"auroc": each.auroc, "fpr95": each.fpr95})
     return done, detected

@@ -20,7 +20,7 @@ from shards.catalogue import Dataset
 from shards.manifest import Manifest
 from shards.mirror import mirrored_url
 from shards.pack import pack_source
-from shards.reader import ShardSet
+from shards.reader import PackedDataset
 from shards.resolve import is_packed, resolve_dataset
 from shards.source import Source
 from shards.tasks import map_in_order
@@ -80,10 +80,10 @@ def parts_progress(
         yield progress
 
 
-def count_images(shards: ShardSet) -> dict[str, NDArray[np.int64]]:
+def count_images(dataset: PackedDataset) -> dict[str, NDArray[np.int64]]:
     """Count the images of each class, by split."""
-    names = shards.classnames
-    return {split: np.bincount(shards.labels(split), minlength=len(names)) for split in shards.manifest.splits}
+    names = dataset.classnames
+    return {split: np.bincount(dataset.labels(split), minlength=len(names)) for split in dataset.manifest.splits}
 
 
 def format_classes(classnames: Sequence[str], counts: Mapping[str, NDArray[np.int64]]) -> str:

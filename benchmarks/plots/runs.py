@@ -118,10 +118,7 @@ def accuracy_against_cost(means: pd.DataFrame) -> Figure | None:
 
 
 def score_histograms(frame: pd.DataFrame) -> Figure | None:
-    """Draw a panel for each of the first MAX_PANELS methods and known sets, a line for each set; seeds are pooled.
-
-    frame: with titles in `title`. None without scores.
-    """
+    """Draw a panel for each of MAX_PANELS titles and known sets, with a line for each set; None without scores."""
     scored = frame[frame.unknown.astype(bool)]
     if scored.empty:
         return None

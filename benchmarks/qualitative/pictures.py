@@ -73,8 +73,8 @@ def compare(
 
     Returns that and the pixels [S, S, 3] of these images.
     """
-    shards, limit = session.dataset(target.dataset), session.runtime.limit
-    selection = select_target_images(shards, target.classes, target.split)
+    dataset, limit = session.dataset(target.dataset), session.runtime.limit
+    selection = select_target_images(dataset, target.classes, target.split)
     results = [evaluate_run(run, target).predicted or [] for run in runs.values()]
     loaded = {title: load_trained(run) for title, run in runs.items()}
     # Results of earlier commands may have more images than --limit asks for now.
@@ -85,7 +85,7 @@ def compare(
     for title, run in loaded.items():
         # Prompts are computed at the precision of the run, as for its predictions.
         with autocast(run.config.precision, run.clip.device):
-            plans[title] = run.method.classifier(label_space(shards.manifest, selection.classnames)).image_plan
+            plans[title] = run.method.classifier(label_space(dataset.manifest, selection.classnames)).image_plan
     # All runs have one backbone, and so the same pixels.
     as_seen = make_eval_transform(next(iter(loaded.values())).clip)
     names = [name.replace("_", " ") for name in selection.classnames]

@@ -204,16 +204,16 @@ def _read_images(
 
     from shards.image_selection import select_class_labels, select_images
     from shards.manifest import read_manifest
-    from shards.reader import ShardSet
+    from shards.reader import PackedDataset
 
     if data is None or not (data / target.dataset).is_dir():
         raise UserError(f"{target.dataset} is not packed in {data}, name its folder with --data")
     # A mirror of a URL is not refreshed: the page needs no network.
-    shards = ShardSet(data / target.dataset, read_manifest(data / target.dataset))
-    if shards.manifest.digest != manifest:
+    dataset = PackedDataset(data / target.dataset, read_manifest(data / target.dataset))
+    if dataset.manifest.digest != manifest:
         raise UserError(f"{target.dataset} in {data} was packed again with other content since")
-    listed = shards.list_images(target.split)
-    images = select_images(listed, range(len(listed)), select_class_labels(shards, target.classes))
+    listed = dataset.list_images(target.split)
+    images = select_images(listed, range(len(listed)), select_class_labels(dataset, target.classes))
     thumbnails = {}
     for position in positions:
         image: Any = images.image(position)

@@ -1,8 +1,7 @@
 """Measure how well scores tell base from novel images, and images of known classes from unknown ones.
 
-Base against novel: of runs trained on base classes, evaluated among the names of all classes, by the highest
-probability of a base class (`base_confidence`). Known against unknown: by the stored scores of both.
-Shapes: N images of a test set, of which P show base or known classes, and Q = N - P others.
+Base against novel: by the highest probability of a base class (`base_confidence`) among the names of all classes, of
+runs trained on base classes. Known against unknown: by the stored scores of both. Shapes: N images of both.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.config import Target
+from runner.config import EvalSettings, Target
 from runner.results import ScoreResult
 from shards.image_selection import select_labels
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Bools = NDArray[np.bool_]
 MEASURES = ("base_among_all", "novel_among_all", "auroc", "fpr95", "openworld_auc")
 
 
@@ -53,7 +51,7 @@ def measure_open_world(frame: pd.DataFrame) -> pd.DataFrame:
     return measures
 
 
-def detect(is_positive: Bools, score: NDArray[np.float64]) -> tuple[float, float]:
+def detect(is_positive: NDArray[np.bool_], score: NDArray[np.float64]) -> tuple[float, float]:
     """Compute AUROC and FPR95 in percent of images [N] by their scores [N], which are higher for positive ones.
 
     Of two images with equal scores AUROC counts one half. FPR95: the share of negative images at or above the highest
@@ -65,7 +63,7 @@ def detect(is_positive: Bools, score: NDArray[np.float64]) -> tuple[float, float
     return 100 * float(auc(false, true)), 100 * float(false[np.argmax(true >= 0.95)])
 
 
-def openworld_auc(is_base: Bools, score: NDArray[np.float64], is_right: Bools) -> float:
+def openworld_auc(is_base: NDArray[np.bool_], score: NDArray[np.float64], is_right: NDArray[np.bool_]) -> float:
     """Compute OpenworldAUC in percent from the scores [N], and which images are right among their half's names.
 
     The share of pairs of a base and a novel image of which both are right, and the base image has the higher score;
@@ -86,9 +84,9 @@ class Detection:
     fpr95: float
 
 
-def detect_unknown(known: Target, results: Iterable[ScoreResult]) -> dict[str, Detection]:
+def detect_unknown(known: Target, results: Iterable[ScoreResult], settings: EvalSettings) -> dict[str, Detection]:
     """Compare the scores of `known`, the images of a run's classes, with those of each other target, by its name."""
-    by_target = {result.target: result for result in results}
+    by_target = {result.target: result for result in results if result.settings == settings}
     if not (positive := by_target.pop(str(known), None)):
         return {}
     detections = {}

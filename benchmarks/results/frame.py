@@ -163,9 +163,9 @@ def make_records(
     run = _columns_of_run(config, training)
     settings = describe_settings(config) | _describe_training(folder, config, training)
     known = known_target(config)
-    scores = [each for each in folder.read_results(ScoreResult) if each.has_weights(training)]
+    scores = [each for each in folder.read_results(ScoreResult) if each.is_current(training, each.limit)]
     for result in results:
-        if not result.has_weights(training):
+        if not result.is_current(training, result.limit):
             under = f" under {result.settings.name}" if result.settings.name else ""
             raise UserError(
                 f"{folder.path} was evaluated on {result.target}{under} with other weights than it holds now; "
@@ -173,8 +173,7 @@ def make_records(
             )
         target, calibration = Target.parse_unchecked(result.target), result.calibration
         limit = {"limit": str(result.limit)} if result.limited else {}
-        of_known = [each for each in scores if each.settings == result.settings and target == known]
-        unknown = detect_unknown(known, of_known)
+        unknown = detect_unknown(known, scores, result.settings) if target == known else {}
         digests = {Target.parse_unchecked(name).dataset: each.unknown.manifest_digest for name, each in unknown.items()}
         result_fields = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "calibration", "limited")
         yield {

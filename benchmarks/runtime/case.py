@@ -23,7 +23,7 @@ from procap.text import LabelSpace
 from runner.config import RunConfig
 from runner.meters import Meter
 from runner.setup import build_initial_method, label_space, make_eval_transform, train_augment, train_loader
-from runner.step import AsyncLosses
+from runner.train_step import AsyncLosses
 from runner.training_steps import TrainingSteps
 from shards.device.loader import DeviceTrainLoader
 from shards.image_selection import TargetImages, TrainingSelection, select_target_images, select_training_images
@@ -50,10 +50,10 @@ def load_case_data(name: str, root: Path, classes: str = "base", shots: int = SH
     """Open the data set `name` in `root`, packed if needed, and draw few-shot samples of its `classes`."""
     name = resolve_dataset(name, root).name
     pack_missing_with_progress([name], root)
-    shards = open_dataset(root, name)
-    selection = select_training_images(shards, shots, SEED, classes)
-    space = label_space(shards.manifest, selection.classnames)
-    return CaseData(name, root, selection, select_target_images(shards, classes), space)
+    dataset = open_dataset(root, name)
+    selection = select_training_images(dataset, shots, SEED, classes)
+    space = label_space(dataset.manifest, selection.classnames)
+    return CaseData(name, root, selection, select_target_images(dataset, classes), space)
 
 
 class Case:

@@ -26,8 +26,8 @@ from runner.config import RunConfig
 from runner.cuda_graphs import GraphedFunction
 from runner.engine import Batch, Engine, autocast
 from runner.meters import Meter
-from runner.step import TrainStep
 from runner.threads import fitting_threads
+from runner.train_step import TrainStep
 
 ModeName = Literal["reference", "fast"]
 MODES: tuple[ModeName, ...] = ("reference", "fast")

@@ -15,14 +15,11 @@ from benchmarks.experiment.suite import Suite, SuiteOptions, Variant, is_trained
 from benchmarks.tables.grid import imbalance_tables
 from shards.sampling import BALANCED, NATURAL
 
-SAMPLINGS = (BALANCED, "decay:0.25", "decay:0.06", NATURAL)
-
 
 def by_sampling(options: SuiteOptions, method: str) -> list[Variant]:
     """Return one variant per sampling, one in all for a method that trains nothing."""
-    if not is_trained(method):
-        return [Variant(method)]
-    return [Variant(method, key={"sampling": sampling}, sampling=sampling) for sampling in SAMPLINGS]
+    samplings = (BALANCED, "decay:0.25", "decay:0.06", NATURAL) if is_trained(method) else ()
+    return [Variant(method, key={"sampling": name}, sampling=name) for name in samplings] or [Variant(method)]
 
 
 SUITE = Suite(

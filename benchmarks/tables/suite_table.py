@@ -62,14 +62,14 @@ def suite_table(
     rows, key = [], heading.key
     for dataset in datasets or ("",):
         group, first = display_name(dataset), (display_name(dataset),) if dataset else ()
-        more: dict[str, Any] = {"average": dataset == AVERAGE}
+        is_average = dataset == AVERAGE
         # Published rows have their own best if ours are not comparable with them.
         apart = " published" if results.why_incomparable else ""
         published: dict[Any, Iterable[Metric | None]] = {}
         for words, numbers, printed_key in printed(dataset) if results.in_paper else ():
             # Numbers are plain floats, or Metrics already if they have a deviation; None is a missing cell.
             metrics = tuple(Metric(number) if isinstance(number, float) else number for number in numbers)
-            rows.append(Row((*first, *words), metrics, "published", group + apart, **more))
+            rows.append(Row((*first, *words), metrics, "published", group + apart, is_average))
             published.setdefault(printed_key, metrics)
         published.pop(None, None)
         for variant_title, variants in results.group_by_title(key).items():
@@ -77,7 +77,7 @@ def suite_table(
                 words = (variant_title, str(variant.key.get(key) or "-")) if key else (variant_title,)
                 beside = published.get(key_of(variant), repeat(None))
                 ours = tuple(map(results.with_published, cells(variant, dataset), beside))
-                rows.append(Row((*first, *words), ours, group=group, **more))
+                rows.append(Row((*first, *words), ours, group=group, average=is_average))
     notes = suite_notes(results, *filter(None, heading.rules))
     details, labels = (*heading.details, *notes.details), tuple(heading.labels)
     about = (heading.name, heading.title, labels, heading.columns)

@@ -16,7 +16,7 @@ from runner.cuda_graphs import GraphedFunction
 from runner.engine import Batch, Engine
 from runner.meters import Meter
 from runner.planning import plan_run
-from runner.step import AsyncLosses, TrainStep
+from runner.train_step import AsyncLosses, TrainStep
 
 CPU = torch.device("cpu")
 TRAINED = ["coop", "cocoop", "maple", "procap"]
