@@ -38,6 +38,8 @@ def results_root(location: str, cache: Path) -> tuple[Path, str | None]:
 
     Raises UsageError for a URL that cannot be written to, UserError if a package is missing.
     """
+    if not location:
+        raise UsageError("the name of the results folder is empty")
     if (folder := local_path(location)) is not None:
         folder = folder.expanduser()
         require_text(folder)

@@ -349,7 +349,7 @@ def read_document(path: Path, model: type[Document], repair: str = "") -> Docume
     """
     try:
         return model.model_validate_json(read_regular(path), strict=True)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error

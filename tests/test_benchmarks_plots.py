@@ -2,7 +2,10 @@
 
 import itertools
 import math
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import mean, stdev
@@ -87,6 +90,13 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> Made:
         dropped=lambda entry: (entry.variant.method, entry.dataset, entry.seed) == ("maple", "digits", 2),
         datasets=SETS, methods=("zeroshot", "maple", "procap"), seeds=(1, 2),
     )  # fmt: skip
+
+
+def test_matplotlib_says_nothing_of_a_home_that_cannot_be_written():
+    program = "import benchmarks.plots.style, matplotlib.figure"
+    environment = os.environ | {"MPLCONFIGDIR": "/proc/none"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert not done.stderr
 
 
 def test_bars_are_the_harmonic_means_and_a_missing_one_is_no_bar(halves):

@@ -205,6 +205,8 @@ def test_a_key_of_a_bucket_that_would_leave_the_results_is_left_out(s3, tmp_path
 
 
 def test_an_address_that_cannot_hold_results_is_one_line(s3, tmp_path):
+    with pytest.raises(UsageError, match="is empty"):
+        results_root("", tmp_path)
     with pytest.raises(UsageError, match=r"results cannot be written to https://x/y: name a folder or a URL"):
         results_root("https://x/y", tmp_path)
     with pytest.raises(NotFound, match=r"s3://no-such-bucket/y/base.* is not there"):

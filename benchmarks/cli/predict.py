@@ -62,6 +62,8 @@ def predict(
     for file, what in ((out, "--out {}: name a CSV file"), (html, "--html {}: name an HTML file")):
         if file and (file.is_dir() or not file.parent.is_dir() or is_image_name(file.name)):
             raise UsageError(f"{what.format(file)} in a folder that exists")
+    if out and out == html:
+        raise UsageError(f"--html {html}: name another file than that of --out")
     if str(out) == "/dev/stdout":
         # A file that stdout is redirected to keeps what is in it.
         out = None

@@ -12,6 +12,9 @@ from typing import Any
 
 from procap.errors import UsageError, unknown_name
 
+MOST_NUMBERS = 10_000
+"""Most numbers of a range: a billion would fill the memory."""
+
 
 def split_names(text: str) -> list[str]:
     """Split a comma list; duplicates are dropped and the order is kept."""
@@ -67,8 +70,10 @@ def parse_integers(text: str, flag: str) -> list[int]:
     for part in split_names(text):
         first, _, last = part.partition("-")
         last = last or first
-        if not (_is_number(first) and _is_number(last) and int(first) <= int(last) and part[-1] != "-"):
-            raise UsageError(f"{flag}: '{part}' is not a whole number of 0 or more; for example {flag} 1,2,3 or 1-3")
+        is_range = _is_number(first) and _is_number(last) and part[-1] != "-"
+        if not (is_range and int(first) <= int(last) < int(first) + MOST_NUMBERS):
+            some = f"for example {flag} 1,2,3 or 1-3, at most {MOST_NUMBERS:,}"
+            raise UsageError(f"{flag}: '{part}' is not a whole number of 0 or more; {some}")
         numbers += range(int(first), int(last) + 1)
     return list(dict.fromkeys(numbers))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Without a home folder that can be written, matplotlib prints advice about its caches.
+logging.getLogger("matplotlib").setLevel(logging.ERROR)
 STYLE = Path(__file__).with_name("procap.mplstyle")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "d")
 INK, FAINT, GRID, GREY = "#1f2430", "#6b7280", "#e5e7eb", "#c3c8d0"

@@ -14,13 +14,14 @@ width, V vision width, E joint embedding.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from procap.classifier import Classifier, unit
+from procap.classifier import Classifier, HeadClassifier, unit
 from procap.clip import CLIP
 from procap.initialisation import normal
 from procap.methods.method import TRANSFER_TASKS, Method, MethodOptions, Noise, PublicLayout
@@ -138,24 +139,20 @@ class PLOTPP(Method):
         return TransportClassifier(self, self.encode_texts(self.prompts_of(space), self.clip.encode_text))
 
 
-class TransportClassifier(Classifier):
+class TransportClassifier(HeadClassifier):
     """A classifier by the transport between the features of an image and those of each class.
 
     image_plan: that of the first visual prompt, under which pictures show the image tower.
     """
 
     def __init__(self, method: PLOTPP, text: Tensor) -> None:
-        self.clip, self.text, self.num_classes = method.clip, text, text.shape[1]
-        self.scale = method.scale().detach().float().clone()
         self.image_plans = [image_plan(tokens).snapshot() for tokens in method.vision]
-        self.image_plan, self.adds_means = self.image_plans[0], method.stage == VISION
+        head = partial(transport_logits, text=text, scale=method.scale(), adds_means=method.stage == VISION)
+        super().__init__(method.clip, head, text.shape[1], self.image_plans[0])
 
     def encode(self, images: Tensor) -> Tensor:
         """Compute the features [B, M, E] of images [B, 3, H, W] under each visual prompt."""
         return encode_images(self.clip, images, self.image_plans)
-
-    def logits(self, features: Tensor) -> Tensor:
-        return transport_logits(features, self.text, self.scale, self.adds_means)
 
 
 def image_plan(tokens: Tensor) -> Plan:
