@@ -15,7 +15,7 @@ from procap.classifier import Classifier, OnlineClassifier
 from procap.errors import UserError
 from runner.session import Run, TrainedRun
 from runner.trained_runs import load_trained
-from shards.files import explain_writing
+from shards.files import explain_writing, replace_at_end
 
 
 class _Logits(nn.Module):
@@ -63,7 +63,8 @@ def export_model(run: Run, out: Path) -> Path:
     file = out / run.path / "onnx" / "model.onnx"
     with explain_writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        program.save(file)
+        with replace_at_end(file) as temporary:
+            program.save(temporary)
     return file
 
 

@@ -206,15 +206,16 @@ def test_hostile_names_stay_text_and_a_suite_of_ones_own_has_its_place(tmp_path)
     assert "procap report FILE.py" in section(write_report(root, tmp_path / "unnamed").read_text(), "missing")
 
 
-def test_an_old_report_is_replaced_whole_and_nothing_else_ever(tmp_path):
+def test_an_old_report_is_replaced_and_nothing_else_ever(tmp_path):
     root = tmp_path / "results"
     _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
     put_entry(root, entries[0])
     first = write_report(root)
     assert first == root / "report" / "index.html"
     (first.parent / "tables" / "stale.md").write_text("old")
+    (first.parent / "notes.txt").write_text("mine")
     write_report(root)
-    assert not (first.parent / "tables" / "stale.md").exists()
+    assert not (first.parent / "tables" / "stale.md").exists() and (first.parent / "notes.txt").exists()
     assert [path.name for path in root.iterdir() if path.name.startswith(".report")] == []
     own = tmp_path / "thesis"
     own.mkdir()
@@ -231,11 +232,12 @@ def test_two_commands_write_one_report_after_the_other_also_through_a_link(tmp_p
     folder, begun = tmp_path / "page", threading.Event()
     folder.symlink_to("disk")
 
-    def write_slowly(contents: object, folder: Path) -> None:
+    def write_slowly(contents: object, folder: Path) -> list[Path]:
         (folder / "index.html").write_text(f'content="{report.GENERATOR}"')
         begun.set()
         time.sleep(0.3)
         assert (folder / "index.html").exists(), "the second command has deleted it"
+        return []
 
     monkeypatch.setattr(report, "build_report", lambda *_: {"problems": [], "sections": []})
     monkeypatch.setattr(report, "write_page", write_slowly)

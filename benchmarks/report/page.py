@@ -130,8 +130,11 @@ class PageFiles:
         }
 
 
-def write_page(contents: Mapping[str, Any], folder: Path) -> None:
-    """Write index.html and the folders `tables` and `figures` into `folder`. contents: see `build_report`."""
+def write_page(contents: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write index.html and the folders `tables` and `figures` into `folder`; returns the files.
+
+    contents: see `build_report`.
+    """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -145,8 +148,10 @@ def write_page(contents: Mapping[str, Any], folder: Path) -> None:
     # No line break between a number and its sign.
     page = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", page)
     # The page is last, so that its links lead somewhere.
-    for name, content in {**files.contents, "index.html": page.encode()}.items():
-        write_bytes(folder / name, content)
+    written = {folder / name: content for name, content in {**files.contents, "index.html": page.encode()}.items()}
+    for file, content in written.items():
+        write_bytes(file, content)
+    return [*written]
 
 
 def _to_url(content: bytes, media_type: str = "image/jpeg") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,7 +41,7 @@ class ReportChoices:
 def write_report(results: Path, out: Path | None = None, choices: ReportChoices = ReportChoices()) -> Path:
     """Write the report of `results` to the folder `out` (default: `report` in `results`); returns the path of its page.
 
-    An old report there is replaced as a whole, anything else is a UsageError.
+    An old report there is replaced, files of other names beside it stay; anything else is a UsageError.
     """
     folder = out or results / "report"
     page = folder / "index.html"
@@ -55,10 +54,10 @@ def write_report(results: Path, out: Path | None = None, choices: ReportChoices 
     report = build_report(results, replace(choices, shown=choices.shown or str(results)))
     # Two commands would delete each other's files.
     with explain_writing(folder), file_lock((place := folder.absolute()).with_name(f".{place.name}.lock"), remove=True):
-        # The folder itself stays: it may be a link, a mount point or the working directory.
-        for path in folder.iterdir() if folder.exists() else ():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        write_page(report, folder)
+        written = write_page(report, folder)
+        for path in (*folder.glob("tables/*"), *folder.glob("figures/*")):
+            if path not in written:
+                path.unlink()
     for name, what in report["problems"]:
         note(f"{name}: {what}")
     for section in report["sections"]:
