@@ -363,6 +363,9 @@ def test_a_dry_run_says_what_a_training_needs_that_is_not_here(capsys, tmp_path,
     assert needs_of("kdpl", "teacher=mini") == needs_of("ipo", "endpoint=http://localhost/v1", "model=m") == []
     # The teacher of its first stage.
     assert needs_of("caspl", "teacher=ViT-B-16:dfn2b") == [get]
+    words = ["--profile", "paper", "--methods", "coop", "--seeds", "1", *weights, "--data", shards, "--dry-run"]
+    lines = run(capsys, "bench", "cross-dataset", *words)[1].splitlines()
+    assert f"1 run needs {get}" in lines and "1 run needs dtd, not packed: procap data fetch dtd" in lines
 
 
 def test_flags_are_read_from_a_file_and_written_to_one(capsys, tmp_path, shards):

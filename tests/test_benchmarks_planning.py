@@ -26,8 +26,11 @@ from shards.catalogue import CATALOGUE
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("at_home")
 
+HERE = Path(__file__).parent
+"""A folder without data sets."""
 
-def plan(name: str, flags: SuiteFlags, data: Path = Path("data")) -> SuitePlan:
+
+def plan(name: str, flags: SuiteFlags, data: Path = HERE) -> SuitePlan:
     return plan_suites([name], flags, RuntimeConfig(data, data))[0]
 
 
@@ -120,7 +123,7 @@ def test_options_of_methods_reach_the_runs_and_the_record_of_the_suite():
     assert options["coprompt"]["sentences"] == "sentences/{dataset}.json" and options["coprompt"]["n_ctx"] == 2
     assert options["maple"]["depth"] == 3
     recorded = json.loads(json.dumps(planned.options.to_json()))
-    assert SuiteOptions.from_json(recorded, data=Path("data")) == planned.options
+    assert SuiteOptions.from_json(recorded, data=HERE) == planned.options
     generated = load_suite("base-to-novel").options(MINI, methods=("coprompt",))
     [sentences] = {run.spec.config.options["sentences"] for run in load_suite("base-to-novel").plan(generated)}
     assert sentences == "templates"
@@ -169,7 +172,7 @@ def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:
     flags = SuiteFlags(methods="zeroshot,procap", shots=words, seeds="1")
     planned = plan(name, flags)
     recorded = json.loads(json.dumps(planned.options.to_json()))
-    assert SuiteOptions.from_json(recorded, data=Path("data")) == planned.options
+    assert SuiteOptions.from_json(recorded, data=HERE) == planned.options
     first = [entry for entry in planned.runs if entry.dataset == planned.runs[0].dataset]
     return [(entry.variant.method, entry.spec.config.shots) for entry in first]
 
@@ -196,6 +199,8 @@ def test_the_profile_is_that_of_the_packed_data_and_generated_data_by_default_an
 
     assert chosen(SuiteFlags()).datasets == MINI.datasets
     assert capsys.readouterr().err == "profile mini, generated data: --data has no data set of the paper\n"
+    with pytest.raises(UsageError, match=r"there is no folder .*misspelled; --profile mini makes"):
+        plan("base-to-novel", SuiteFlags(), tmp_path / "misspelled")
     assert chosen(SuiteFlags(profile="mini", seeds="4")).seeds == (4,)
     with pytest.raises(UsageError, match="mini"):
         chosen(SuiteFlags(profile="mimi"))

@@ -27,6 +27,7 @@ from runner.run_collection import Status, status_after
 from runner.run_state import read_states
 from runner.session import Session
 from runner.tracking.exporter import CollectionTracker
+from shards.default_paths import data_root
 from shards.resolve import is_packed
 
 
@@ -50,7 +51,7 @@ def bench(
     session.remote.pull()
     states = read_states(session, runs, force=mode.force)
     if mode.dry_run:
-        return show_plan(runs, states)
+        return show_plan(runs, states, runtime.data)
     open_runs = [run for run in runs if not states[run.path].is_finished]
     for state in states.values():
         # Before anything is written.
@@ -143,6 +144,9 @@ def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: Ru
         else:
             raise UsageError(f"{suite.name} cannot run: {why}")
     if not (suite_flags.profile or named or is_paper):
+        if runtime.data != data_root() and not runtime.data.exists():
+            # The name of the paper's data may be misspelled, or its disk not mounted.
+            raise UsageError(f"there is no folder {runtime.data}; --profile mini makes generated data there")
         note("profile mini, generated data: --data has no data set of the paper")
     return plans
 

@@ -14,12 +14,7 @@ from benchmarks.cli.selection import runtime_config, selected_runs, start_runs
 from benchmarks.cli.several_runs import Failures, process_group
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing_progress import find_unpacked, pack_missing_with_progress
-from benchmarks.suites.preconditions import (
-    check_training_images,
-    check_weights_of,
-    list_needs,
-    note_warmup,
-)
+from benchmarks.suites.preconditions import check_training_images, check_weights_of, note_warmup
 from runner.config import RunConfig
 from runner.results import TrainResult
 from runner.run_folders import RunFolder
@@ -58,10 +53,7 @@ def train(
         configs = selected_runs(selection, recipe_flags, runtime.data)
         specs = [RunSpec(config=config) for config in (start_runs(configs, init, session) if init else configs)]
         states = read_states(session, specs, force=mode.force)
-        needs = {
-            spec.path: list_needs(spec.config, runtime.data) for spec in specs if not states[spec.path].is_finished
-        }
-        return show_plan(specs, states, needs)
+        return show_plan(specs, states, runtime.data)
     plan = partial(_plan_runs, selection, recipe_flags, force=mode.force, init=init)
     with process_group(runtime, plan, on_first=bool(init)) as (session, runs):
         failures = Failures(len(runs), group=session.group)

@@ -41,7 +41,8 @@ def average_results(frame: pd.DataFrame) -> pd.DataFrame:
     tests = frame[(frame.split == "test") & (frame.target_dataset == frame.dataset) & ~frame.limited]
     tests = tests if len(tests) else frame
     by_classes = tests.pivot_table(index=["title", "dataset"], columns="target_classes", values="accuracy")
-    accuracy, measure = by_classes.mean(axis="columns"), "mean accuracy"
+    validation = "" if (tests.split == "test").any() else "validation "
+    accuracy, measure = by_classes.mean(axis="columns"), f"mean {validation}accuracy"
     if {"base", "novel"} <= {*by_classes}:
         harmonic = 2 * by_classes["base"] * by_classes["novel"] / (by_classes["base"] + by_classes["novel"])
         measure = "mean of HMs" if harmonic.notna().all() else "mean accuracy or of HMs"
@@ -83,7 +84,9 @@ def accuracy_bars(means: pd.DataFrame) -> Figure | None:
     axes.set_yticks(range(len(shown)), list(shown.index))
     axes.set(xlim=(0, 100), ylim=(len(shown) - 0.5, -0.5))
     style.grid(axes, "x")
-    style.heading(figure, "Accuracy, after base classes the harmonic mean of base and novel")
+    measure = means.measure.iloc[0].capitalize()
+    harmonic = "Accuracy, after base classes the harmonic mean of base and novel"
+    style.heading(figure, harmonic if measure.endswith("hms") else measure)
     return figure
 
 

@@ -11,6 +11,7 @@ from procap.errors import UserError
 from procap.recipe import warmup_warning
 from runner.config import RunConfig, RuntimeConfig
 from runner.run_folders import RunFolder
+from runner.run_state import RunSpec
 from shards.image_selection import check_few_shot
 from shards.reader import open_dataset
 from shards.resolve import is_packed, resolve_dataset
@@ -31,18 +32,20 @@ def check_weights_of(configs: Iterable[RunConfig], runtime: RuntimeConfig) -> No
         check_weights((config.backbone, config.pretrained) for config in new)
 
 
-def list_needs(config: RunConfig, data: Path) -> list[str]:
-    """List what the training of a run needs and is not on this machine, each with what gets it.
+def list_needs(run: RunSpec, data: Path) -> list[str]:
+    """List what a run needs and is not on this machine, each with what gets it.
 
-    A generated data set is none of that: the training packs it.
+    A generated data set is none of that: the command packs it.
     """
     from procap.methods import method_class
     from procap.methods.hooks import TaughtMethod
     from runner.earlier_runs import preliminary_run
 
-    needs, cls = list[str](), method_class(config.method)
-    if resolve_dataset(config.dataset, data).images_from == "published" and not is_packed(data, config.dataset):
-        needs.append(f"{config.dataset}, not packed: procap data fetch {config.dataset}")
+    config, needs = run.config, list[str]()
+    cls = method_class(config.method)
+    for name in dict.fromkeys([config.dataset, *(target.dataset for target in run.parse_targets())]):
+        if resolve_dataset(name, data).images_from == "published" and not is_packed(data, name):
+            needs.append(f"{name}, not packed: procap data fetch {name}")
     try:
         check_training_images([config], data)
     except UserError as error:
@@ -58,7 +61,7 @@ def list_needs(config: RunConfig, data: Path) -> list[str]:
             backbone, _, tag = config.options["teacher"].partition(":")
             needs += _missing_weights(backbone, tag or None)
     if earlier := preliminary_run(config):
-        needs += [need for need in list_needs(earlier, data) if need.partition(" ")[0] != "--option"]
+        needs += [need for need in list_needs(RunSpec(config=earlier), data) if need.partition(" ")[0] != "--option"]
     return list(dict.fromkeys(needs))
 
 
