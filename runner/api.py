@@ -12,7 +12,7 @@ Several runs in one session open the backbone and the data sets once:
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from procap.errors import UsageError, check_names
+from procap.recipe import Recipe
 from procap.weights.loading import load_clip
 from runner import session
 from runner.acceleration import Acceleration
@@ -63,10 +65,19 @@ def train(*, method: str, dataset: str, data: str | Path = "", results: str | Pa
     settings: choices of `runner.planning.RunChoices`, such as shots=4, seed=2, classes="all", options={...} or
     overrides={"epochs": 10}, and fields of `runner.config.RuntimeConfig`, such as device="cpu".
     """
+    _check_settings(settings, RunChoices, RuntimeConfig)
     chosen = {field.name: settings.pop(field.name) for field in fields(RunChoices) if field.name in settings}
     run = Session(data=data, results=results, **settings).get_run(method=method, dataset=dataset, **chosen)
     run.train()
     return run
+
+
+def _check_settings(settings: Iterable[str], *known: type[RunChoices | RuntimeConfig]) -> None:
+    """Raise UsageError for a name that is no field of `known`."""
+    for name in settings:
+        if name in Recipe.model_fields:
+            raise UsageError(f"{name} is part of the recipe: overrides={{'{name}': ...}}")
+    check_names("setting", settings, [field.name for each in known for field in fields(each)])
 
 
 def evaluate(
@@ -149,6 +160,7 @@ class Session(session.Session):
 
     def __init__(self, *, data: str | Path = "", results: str | Path = "results", **settings: Any) -> None:
         """data, results: as the flags, also URLs. settings: fields of `runner.config.RuntimeConfig`."""
+        _check_settings(settings, RuntimeConfig)
         # An earlier session may have asked the server.
         refresh.cache_clear()
         folder, url = results_root(str(results), cache_home())
@@ -160,6 +172,7 @@ class Session(session.Session):
 
         choices: of `runner.planning.RunChoices`, such as method="coop", dataset="digits", shots=4; or config.
         """
+        _check_settings(choices, RunChoices)
         planned = config or plan_run(data=self.runtime.data, **choices)
         check_read([planned], choices.get("overrides", {}))
         return Run(self, planned)

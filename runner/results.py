@@ -305,6 +305,8 @@ class EvalResult(TargetResult):
             true, is_right = np.array(labels), np.equal(labels, predicted)
             if [np.bincount(each, minlength=classes).tolist() for each in (true[is_right], true)] != [correct, total]:
                 yield "labels and predicted contradict per_class"
+        if self.base_confidence and (not self.confidence or np.greater(self.base_confidence, self.confidence).any()):
+            yield "base_confidence is higher than confidence"
 
     def correct_images(self) -> NDArray[np.bool_] | None:
         """Return whether each image of the target was right [total]; None if not recorded."""

@@ -31,7 +31,7 @@ Labels = Sequence[int] | NDArray[np.int64]
 def check_sampling(text: str) -> str:
     """Return the name of a rule. Raises UsageError if there is none."""
     if not re.fullmatch(RULE, text):
-        raise UsageError(f"--sampling {text}: known are balanced (a decay of 1), natural, natural-any, decay:0.06")
+        raise UsageError(f"--sampling {text}: known are balanced, natural, natural-any, decay:RATIO such as 0.06")
     return text
 
 

@@ -105,8 +105,8 @@ WRONG: list[tuple[str, int, str]] = [
     ("eval nowhere", 2, "error: nowhere is not the folder of a run"),
     ("eval --methods maple --datasets digits --targets digits:bse", 2, "did you mean base"),
     ("eval nowhere --methods maple", 2, "not both"),
-    ("train --methods coop --datasets digits --seeds 1-999999999", 2, "at most 10,000"),
-    ("predict 1a2b x.png --out x.html --html x.html", 2, "--html x.html: name another file than that of --out"),
+    ("train --methods coop --datasets digits --seeds 1-999999999", 2, "has more than 10,000 numbers"),
+    ("predict 1a2b x.png --out x.html --html ./x.html", 2, "--html x.html: name another file than that of --out"),
     ("eval a-file", 2, "error: a-file is not the folder of a run"),
     ("table", 1, "no results folder at results"),
     ("data pack /", 2, "error: / is no folder of images"),
@@ -148,7 +148,7 @@ def test_a_results_folder_that_cannot_be_written(capsys, shards):
 
 @pytest.mark.parametrize("words", [
     ["train", "--methods", "zeroshot", "--datasets", "digits", "--results", ""], ["report", "--results="],
-    ["predict", "--best", ""], ["predict", "1a2b", ""], ["data", "pack", ""], ["ls", "runs", "--methods", ""],
+    ["predict", "--best", ""], ["predict", "1a2b", ""], ["predict", "1a2b", "--", ""], ["data", "pack", ""], ["ls", "runs", "--methods", ""],
 ])  # fmt: skip
 def test_an_empty_argument_does_not_stand_for_the_current_folder(capsys, words):
     code, out, err = run(capsys, *words)

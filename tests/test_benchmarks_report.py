@@ -213,10 +213,15 @@ def test_an_old_report_is_replaced_and_nothing_else_ever(tmp_path):
     first = write_report(root)
     assert first == root / "report" / "index.html"
     (first.parent / "tables" / "stale.md").write_text("old")
-    (first.parent / "notes.txt").write_text("mine")
+    first.write_text(f'{first.read_text()}<a href="tables/stale.md">')
+    for mine in ("notes.txt", "tables/mine.csv"):
+        (first.parent / mine).write_text("mine")
     write_report(root)
     assert not (first.parent / "tables" / "stale.md").exists() and (first.parent / "notes.txt").exists()
-    assert [path.name for path in root.iterdir() if path.name.startswith(".report")] == []
+    assert (first.parent / "tables" / "mine.csv").exists() and not [*root.rglob(".report*")]
+    first.unlink()
+    (first.parent / "notes.txt").unlink()
+    assert write_report(root) == first, "an interrupted report has no page"
     own = tmp_path / "thesis"
     own.mkdir()
     (own / "index.html").write_text("<html>my thesis</html>")
@@ -244,9 +249,9 @@ def test_two_commands_write_one_report_after_the_other_also_through_a_link(tmp_p
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(write_report, tmp_path, folder)
         assert begun.wait(60)
-        pool.submit(write_report, tmp_path, folder).result()
+        pool.submit(write_report, tmp_path, tmp_path / "disk").result()
         first.result()
-    assert folder.is_symlink() and sorted(path.name for path in tmp_path.iterdir()) == ["disk", "page"]
+    assert folder.is_symlink() and sorted(path.name for path in tmp_path.rglob("*")) == ["disk", "index.html", "page"]
 
 
 def test_pictures_of_a_suite_are_in_the_page_as_they_are(tmp_path):

@@ -47,6 +47,13 @@ def test_a_packed_set_is_not_replaced_by_another_folder_of_its_name(tmp_path):
     assert read_manifest(tmp_path / "shards" / "birds") == manifest and not (tmp_path / "more" / "birds.yaml").exists()
 
 
+def test_an_unknown_setting_is_named_with_what_would_work():
+    with pytest.raises(UsageError, match=r"epochs is part of the recipe: overrides=\{'epochs': \.\.\.\}"):
+        procap.train(method="coop", dataset="digits", epochs=3)
+    with pytest.raises(UsageError, match="unknown setting 'seeds': did you mean seed"):
+        procap.train(method="coop", dataset="digits", seeds=3)
+
+
 def test_importing_costs_nothing_and_names_are_listed():
     code = "import json, sys, procap; print(json.dumps([len(sys.modules), dir(procap)]))"
     modules, names = json.loads(python(code, ROOT).stdout)

@@ -102,6 +102,7 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"confidence": pack([0.5] * 39 + [1.5])}, "confidence.39 = 1.5"),
         ({"confidence": pack([float("nan")] * 40)}, "confidence.0 = nan"),
         ({"confidence": "AAA"}, "confidence = 'AAA': incorrect padding"),
+        ({"confidence": pack([0.5] * 40), "base_confidence": pack([0.6] * 40)}, "base_confidence is higher"),
         ({"calibration": CALIBRATION}, "calibration has 1 of 2 correct images"),
         ({"images_per_second": float("nan")}, "images_per_second = nan"),
         ({"target": "shapes:novel:test"}, "holds 'shapes:novel:test'"),

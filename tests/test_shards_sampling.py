@@ -104,7 +104,7 @@ def test_the_sampling_is_part_of_a_run_unless_it_is_balanced():
     assert len({plain.hash, *hashes.values()}) == 5 and "sampling" not in plain.identity()
     assert planned("natural", "zeroshot").hash == planned("balanced", "zeroshot").hash
     for wrong in ("decay", "decay:0", "decay:1", "decay:0.0", "decay:.06", "decay:0.060", "Natural", ""):
-        with pytest.raises(UsageError, match=f"--sampling {wrong}: known are balanced .a decay of 1., natural"):
+        with pytest.raises(UsageError, match=f"--sampling {wrong}: known are .*decay:RATIO"):
             planned(wrong)
 
 

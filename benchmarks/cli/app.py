@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Annotated, Any
 
 import typer
@@ -177,8 +177,11 @@ def one_line_warnings() -> Iterator[None]:
 def refuse_empty(arguments: Sequence[str]) -> None:
     """Raise UsageError for an empty argument: pathlib takes an empty path for the current folder."""
     # What follows -- is a command that `submit` sends.
-    if empty := [word for word in takewhile("--".__ne__, arguments) if re.fullmatch("(--[a-z-]+=)?", word)]:
-        raise UsageError(f"{empty[0] or 'an argument'} is empty: is a variable of the shell not set?")
+    checked = takewhile("--".__ne__, arguments) if "submit" in arguments[:1] else arguments
+    for before, word in pairwise(["an argument", *checked]):
+        if re.fullmatch("(--[a-z-]+=)?", word):
+            what = word or (before if before.startswith("--") else "an argument")
+            raise UsageError(f"{what} is empty: is a variable of the shell not set?")
 
 
 @safe_output()

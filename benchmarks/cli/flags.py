@@ -45,7 +45,7 @@ def switch(name: str, text: str, *short: str) -> Any:
 
 
 # The types of flags that several commands have, alone or in a group below.
-Sampling = Annotated[str, flag("balanced|decay:0.06|natural|natural-any", "images per class [default: balanced]")]
+Sampling = Annotated[str, flag("balanced|decay:RATIO|natural|natural-any", "images per class [default: balanced]")]
 RecipeChoice = Annotated[
     str, flag("published|procap", "published for each method, or ProCAP's [default: published; profile mini: procap]")
 ]

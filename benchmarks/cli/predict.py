@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,9 +63,11 @@ def predict(
     for file, what in ((out, "--out {}: name a CSV file"), (html, "--html {}: name an HTML file")):
         if file and (file.is_dir() or not file.parent.is_dir() or is_image_name(file.name)):
             raise UsageError(f"{what.format(file)} in a folder that exists")
-    if out and out == html:
+    if out and html and out.resolve() == html.resolve():
         raise UsageError(f"--html {html}: name another file than that of --out")
-    if str(out) == "/dev/stdout":
+    if html and html.exists() and not html.is_file():
+        raise UsageError(f"--html {html}: it is no regular file")
+    if out and out.exists() and os.path.samefile(out, "/dev/stdout"):
         # A file that stdout is redirected to keeps what is in it.
         out = None
     session = Session(runtime_config(flags.StorageFlags(results=results, data=data, device=device)))

@@ -95,9 +95,9 @@ def _log_page(store: TrackingStore, run_id: str) -> str:
     """
     import pandas as pd
 
-    rows = method_rows(store.client.get_run(run_id).data.metrics)
-    table = pd.DataFrame(rows, columns=list(COLUMNS)).to_html(index=False, border=0)
     try:
+        rows = method_rows(store.client.get_run(run_id).data.metrics)
+        table = pd.DataFrame(rows, columns=list(COLUMNS)).to_html(index=False, border=0)
         store.client.log_text(run_id, PAGE_STYLE + table, PAGE)
     except Exception:
         return ""

@@ -71,9 +71,10 @@ def parse_integers(text: str, flag: str) -> list[int]:
         first, _, last = part.partition("-")
         last = last or first
         is_range = _is_number(first) and _is_number(last) and part[-1] != "-"
-        if not (is_range and int(first) <= int(last) < int(first) + MOST_NUMBERS):
-            some = f"for example {flag} 1,2,3 or 1-3, at most {MOST_NUMBERS:,}"
-            raise UsageError(f"{flag}: '{part}' is not a whole number of 0 or more; {some}")
+        if not (is_range and int(first) <= int(last)):
+            raise UsageError(f"{flag}: '{part}' is not a whole number of 0 or more; for example {flag} 1,2,3 or 1-3")
+        if int(last) - int(first) >= MOST_NUMBERS:
+            raise UsageError(f"{flag}: '{part}' has more than {MOST_NUMBERS:,} numbers")
         numbers += range(int(first), int(last) + 1)
     return list(dict.fromkeys(numbers))
 

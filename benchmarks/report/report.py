@@ -21,6 +21,10 @@ from runner.config import RunConfig
 from runner.failures import describe_failure
 from shards.files import explain_writing, file_lock
 
+LOCK = ".report.lock"
+FOLDERS = ("tables", "figures", LOCK)
+"""What a report that was interrupted has left."""
+
 
 @dataclass(frozen=True)
 class ReportChoices:
@@ -41,11 +45,11 @@ class ReportChoices:
 def write_report(results: Path, out: Path | None = None, choices: ReportChoices = ReportChoices()) -> Path:
     """Write the report of `results` to the folder `out` (default: `report` in `results`); returns the path of its page.
 
-    An old report there is replaced, files of other names beside it stay; anything else is a UsageError.
+    An old report there is replaced, files that it does not link stay; any other folder with files is a UsageError.
     """
     folder = out or results / "report"
     page = folder / "index.html"
-    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+    if folder.exists() and (folder.is_file() or any(path.name not in FOLDERS for path in folder.iterdir())):
         # A report names its generator in the first lines.
         head = page.read_text(encoding="utf-8", errors="replace")[:2000] if page.is_file() else ""
         if f'content="{GENERATOR}"' not in head:
@@ -53,10 +57,11 @@ def write_report(results: Path, out: Path | None = None, choices: ReportChoices 
     # The old report stays until the new one is made.
     report = build_report(results, replace(choices, shown=choices.shown or str(results)))
     # Two commands would delete each other's files.
-    with explain_writing(folder), file_lock((place := folder.absolute()).with_name(f".{place.name}.lock"), remove=True):
+    with explain_writing(folder), file_lock(folder / LOCK, remove=True):
+        old = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
         written = write_page(report, folder)
         for path in (*folder.glob("tables/*"), *folder.glob("figures/*")):
-            if path not in written:
+            if path not in written and path.relative_to(folder).as_posix() in old:
                 path.unlink()
     for name, what in report["problems"]:
         note(f"{name}: {what}")
