@@ -26,7 +26,7 @@ from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, final_score
 from runner.session import Session
 from shards.files import file_lock
-from shards.sampling import BALANCED
+from shards.sampling import BALANCED, Sampling
 
 SWEEPS = "sweeps"
 CHANGEABLE = ("scheduler", "grace_period", "reduction_factor", "trials", "hours")
@@ -55,7 +55,7 @@ class SweepSettings(FrozenModel):
     search_seed: int = 0
     classes: Literal["base", "all"] = "base"
     shots: int = 16
-    sampling: str = BALANCED
+    sampling: Sampling = BALANCED
     backbone: str = "mini"
     pretrained: str | None = None
     precision: str = "fp32"

@@ -212,7 +212,7 @@ def _describe_leak(config: RunConfig) -> str:
     cls, is_trained = method_class(config.method), config.recipe.epochs > 0
     has_teacher = issubclass(cls, TaughtMethod) and cls.teacher_run(cls.Options(**config.options)) is not None
     reasons = {
-        "has no few images of each class, of which one can be held out: train with --shots 2 or more": config.shots < 2,
+        "has no shots of which some can be held out: train with --shots 2 or more": config.shots < 2,
         "is chosen by test images: train with --option selection=validation": config.chosen_on_test,
         "has learned from every image, without labels": config.options.get("unlabelled", "few-shot") != "few-shot",
         "learns from a finished run, which may have seen the images to hold out": config.init or has_teacher,

@@ -215,7 +215,7 @@ class PredictionCollector(RowCollector):
     def __init__(
         self, labels: NDArray[np.int64], logit_settings: LogitSettings | None = None, *, own_score: bool = False
     ) -> None:
-        """labels: the true classes [N] of the target. own_score: as in `Inference`, scores stand for logits."""
+        """labels: the true classes [N] of the target. own_score: the classifier gives a score [B, 1] instead."""
         super().__init__(len(labels))
         self._labels, self._logit_settings, self._own_score = labels, logit_settings or LogitSettings(), own_score
 

@@ -102,7 +102,7 @@ def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False) -> Ite
         file.parent.mkdir(parents=True, exist_ok=True)
         # Where no file can be made, such as in a deleted folder, filelock takes the error for that of a file which its
         # holder removes, and waits forever.
-        os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o666))
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o666))
         lock.acquire()
     except Timeout:
         owner = ""

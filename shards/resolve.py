@@ -30,7 +30,7 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
         return _packed_dataset(data_root / packed_name)
     if os.path.isdir(name):
         raise UsageError(f"unknown data set '{name}': pack the folder first: procap data pack {quote(name)}")
-    if is_mirror(data_root):
+    if PACKED_NAME.fullmatch(packed_name) and is_mirror(data_root):
         try:
             refresh(data_root, packed_name)
         except NotFound as error:

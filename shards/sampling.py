@@ -19,7 +19,7 @@ from procap.errors import UsageError
 from shards.rng import stream_seed
 
 BALANCED, NATURAL = "balanced", "natural"
-RULE = r"^(balanced|natural|natural-any|decay:0\.\d{0,3}[1-9])$"
+RULE = r"^(balanced|natural|natural-any|decay:0\.\d*[1-9])$"
 Sampling = Annotated[str, Field(pattern=RULE)]
 """balanced: `shots` images of each class. decay:RATIO: sizes fall exponentially from `shots` to RATIO * `shots`, not
 below 1. natural-any: `shots` images per class on average, drawn from all images alike, so that a class may have none.

@@ -148,7 +148,8 @@ def test_a_results_folder_that_cannot_be_written(capsys, shards):
 
 @pytest.mark.parametrize("words", [
     ["train", "--methods", "zeroshot", "--datasets", "digits", "--results", ""], ["report", "--results="],
-    ["predict", "--best", ""], ["predict", "1a2b", ""], ["predict", "1a2b", "--", ""], ["data", "pack", ""], ["ls", "runs", "--methods", ""],
+    ["predict", "--best", ""], ["predict", "1a2b", ""], ["predict", "1a2b", "--", ""], ["data", "pack", ""],
+    ["ls", "runs", "--methods", ""],
 ])  # fmt: skip
 def test_an_empty_argument_does_not_stand_for_the_current_folder(capsys, words):
     code, out, err = run(capsys, *words)
