@@ -65,8 +65,7 @@ def minimize_nll(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> floa
     def nll(log_temperature: float) -> float:
         return -log_softmax(logits / math.exp(log_temperature), axis=1)[np.arange(len(labels)), labels].mean()
 
-    bounds = math.log(LOWEST), math.log(HIGHEST)
-    best = minimize_scalar(nll, bounds=bounds, method="bounded", options={"xatol": 1e-8}).x
+    best = minimize_scalar(nll, bounds=np.log([LOWEST, HIGHEST]), method="bounded", options={"xatol": 1e-8}).x
     return round(math.exp(best), DECIMALS)
 
 

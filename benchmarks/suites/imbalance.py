@@ -1,6 +1,5 @@
 """Imbalance: train on uneven samples of the base classes, test on base and on novel classes by macro accuracy.
 
-    procap bench imbalance --data DATA
     procap bench imbalance --data DATA --methods maple,dpc,procap
 
 Sizes of classes fall exponentially from 16 images, to 0.25 or 0.06 of them, or follow the training split ("natural").

@@ -1,6 +1,5 @@
 """Open world: train on the base classes of a data set, test base and novel images among the names of all classes.
 
-    procap bench open-world --data DATA
     procap bench open-world --data DATA --methods dept,2sfs,procap
 
 The runs are those of base-to-novel. No method is told which half an image comes from; docs/methods.md says what those

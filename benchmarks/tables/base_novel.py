@@ -25,8 +25,7 @@ AMONG_ALL = tuple(Column(f"{half.title} of all") for half in HALVES)
 OPEN_WORLD = (*HALVES, *AMONG_ALL, Column("AUROC"), Column("FPR95", "low"), Column("OpenworldAUC"))
 OPEN_WORLD_RULE = (
     "Base, Novel, HM: among the names of each half; of all: among all names. AUROC, FPR95: base against novel images, "
-    "by the highest probability of a base name. OpenworldAUC: pairs of a base and a novel image in the right order, "
-    "both right in their half."
+    "by the highest probability of a base name. OpenworldAUC: pairs in that order, both images right in their half."
 )
 
 
