@@ -321,7 +321,8 @@ def predict_images(
             meter.step(evaluated)
             if display:
                 display.update(display.done + evaluated)
-            stop.check_ranks(group, f"stopped the predictions of {config.path}; they start over when repeated")
+            what = display.what if display else config.path
+            stop.check_ranks(group, f"stopped the predictions of {what}; they start over when repeated")
         if inference.is_online:
             with meter.phase("adaptation"):
                 rows = inference.adapt(features.gather(group), config.seed)
