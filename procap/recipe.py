@@ -38,7 +38,7 @@ class Recipe(BaseModel):
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(gt=0, description="peak learning rate")
     vision_lr: float | None = Field(
-        default=None, gt=0, description="learning rate of `Method.vision_weights`; none: that of all others"
+        default=None, gt=0, description="learning rate of `TrainingHooks.vision_weights`; none: that of all others"
     )
     weight_decay: float = Field(default=5e-4, ge=0)
     momentum: float = Field(default=0.9, ge=0, lt=1, description="SGD only; no dampening, no Nesterov")

@@ -61,7 +61,7 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     fields = {"dataset": dataset.name, "classes": classes, "shots": shots, "seed": chosen.seed}
     fields |= {"method": method, "precision": chosen.precision, "sampling": check_sampling(chosen.sampling)}
     changes = dict(chosen.overrides)
-    # Checks `changes` with placeholders for the rest, before the import of the method, which takes seconds.
+    # Only checks `changes`, with placeholders for the rest, before the import of the method, which takes seconds.
     checked = validate(Recipe, {"lr": 1.0, "epochs": 0, "batch_size": 1, **changes}, "recipe")
     validate(RunConfig, {"recipe": checked, **fields}, "run")
     cls = method_class(method)

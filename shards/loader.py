@@ -53,7 +53,7 @@ class DecodedImages:
 
     def lazy_images(self, order: Sequence[int]) -> Generator[LazyImage]:
         """Yield each index of `order`, all different, with a function that returns its image without keeping it."""
-        # Now: what is kept from here on is among them.
+        # Listed before the first is decoded: images that the caller keeps meanwhile are still decoded in this order.
         absent = [i for i in order if i not in self._decoded]
         are_absent = set(absent)
         with closing(self.images.lazy_images(absent)) as lazy_images:
