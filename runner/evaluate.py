@@ -35,7 +35,7 @@ from shards.image_selection import TargetImages, select_class_labels, select_tar
 
 
 def evaluate(config: RunConfig, target: Target, runtime: RuntimeConfig, *, force: bool = False) -> EvalResult:
-    """Evaluate one finished run in a new session."""
+    """Evaluate one finished run in a new session, for scripts."""
     return evaluate_run(Session(runtime).get_run(config), target, force=force)
 
 

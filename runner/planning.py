@@ -88,7 +88,8 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     unread = {name: getattr(named_recipe, name) for name in (*recipe.unread(), *unread_by_method)}
     recipe = recipe.model_copy(update=unread)
     recipe_name = "custom" if recipe != named_recipe and published.epochs > 0 else chosen.recipe
-    # Equal trainings are one run: under any recipe a method has its own values of what it does not read.
+    # Equal trainings are one run: under any recipe a method has its own values of what it does not read, also in place
+    # of `overrides` of them, which `check_read` then refuses.
     recipe = recipe.model_copy(update={name: getattr(published, name) for name in unread_by_method})
     fields |= {"options": options.model_dump(mode="json"), "recipe": recipe, "recipe_name": recipe_name}
     return validate(RunConfig, fields | _resolve_backbone(cls, method, chosen.backbone, chosen.pretrained), "run")

@@ -1,4 +1,4 @@
-"""Define the files of a run, and read and write them: schemas, strict reading, atomic writes."""
+"""Define what the files of a run contain: schemas, strict reading, atomic writes. `run_folders` has their paths."""
 
 from __future__ import annotations
 

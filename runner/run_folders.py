@@ -1,4 +1,4 @@
-"""Read and write the folder of a run, and find the runs of a results folder.
+"""Name, list and read the files in the folder of a run, and find the runs of a results folder.
 
 <results>/<config.path>/config.json  progress.json (while running)  train.json  checkpoint.safetensors
                         eval/<target>[.<settings>].json  scores/<target>[.<settings>].json

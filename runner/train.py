@@ -52,7 +52,7 @@ MAX_REPEATS = 40
 
 
 def train(config: RunConfig, runtime: RuntimeConfig, **more: Any) -> TrainResult | Progress:
-    """Train one configuration in a new session. more: arguments of `train_run`."""
+    """Train one configuration in a new session, for scripts. more: arguments of `train_run`."""
     return train_run(Session(runtime).get_run(config), **more)
 
 

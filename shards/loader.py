@@ -223,7 +223,7 @@ def evaluation_batches(
     """Yield (images [B, 3, S, S] float32, labels [B] int64, indices [B] int64) in list order, each image once.
 
     With several views of each image the images are [B, views, 3, S, S].
-    The shards are read from start to end, so every byte of them is compared with the manifest.
+    Unless crops are kept, shards are read from start to end, so every byte of them is compared with the manifest.
     With `world_size` processes each gets consecutive batches of those that one process has, because the last bits of
     logits depend on the size of a batch. All get equally many: those after the last are one image of zeros with label
     -1 and index -1. Callers must skip every index below 0.

@@ -1,8 +1,8 @@
 """Read packed shards from start to end through a webdataset pipeline, from local files or from a URL.
 
-Evaluation reads this way; few-shot samples use the index over the same tars (`shards.reader`). webdataset drops the
-rest of a truncated tar silently, so every shard is read into memory and compared with its size and SHA-256 in the
-manifest before its samples are used; one that differs raises UserError with its name.
+Evaluation reads this way; trainings on local shards use the index over the same tars (`shards.reader`). webdataset
+drops the rest of a truncated tar silently, so every shard is read into memory and compared with its size and SHA-256 in
+the manifest before its samples are used; one that differs raises UserError with its name.
 """
 
 from __future__ import annotations

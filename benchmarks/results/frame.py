@@ -124,7 +124,7 @@ def open_results(results: str | Path) -> Path:
 def read_frame(
     results: Path, selected: Callable[[RunConfig], bool] = lambda config: True, evaluation: str | None = None
 ) -> pd.DataFrame:
-    """Load a local folder, restricted to some runs and settings of the evaluation; see `load`.
+    """Load a local folder for the tables of `procap table` and the report, all settings by default; see `load`.
 
     Warns of runs that are not finished, and of those at another depth of the folder, which have no rows.
     """
