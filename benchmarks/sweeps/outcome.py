@@ -50,7 +50,7 @@ def sweep_table(settings: SweepSettings, configurations: Sequence[Configuration]
     score_column = Column(f"{settings.metric}, %", "high")
     columns = (*fields, score_column, PARAMETERS, Column("Epochs", ""), Column("State", ""))
     note = f"Score: {METRICS[settings.metric]}; mean ± sample standard deviation over seeds. Test images are not used."
-    return Table(settings.name, f"Sweep {settings.name}", ("Rank",), columns, tuple(rows), [note])
+    return Table(settings.name, f"Sweep {settings.name}", ("No.",), columns, tuple(rows), [note])
 
 
 def _count_parameters(configuration: Configuration, results: Path) -> Metric | None:
