@@ -38,8 +38,9 @@ def replace_at_end(file: Path) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, file)
     except OSError as error:
-        # A full disk has no name, and the temporary one says nothing to a reader.
-        if error.filename in (None, str(temporary)):
+        # A full disk has no name, and the temporary one says nothing to a reader. With a file name, an error without a
+        # number would lose its text.
+        if error.errno and error.filename in (None, str(temporary)):
             error.filename = str(file)
         raise
     finally:

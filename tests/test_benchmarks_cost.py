@@ -1,7 +1,7 @@
 """What plain runs and sweeps cost: averages by hand, and the pictures and the summary of the report."""
 
 import pytest
-from made_results import put_halves
+from made_results import put_halves, put_score
 
 from benchmarks.plots.runs import average_results, describe_best
 from benchmarks.report.report import write_report
@@ -25,6 +25,13 @@ def test_accuracies_are_averaged_over_the_data_sets_that_all_have(results):
     assert means.accuracy.to_dict() == pytest.approx({"ProCAP": 50.0, "CoOp": 49.0})
     assert set(means.train_seconds) == {12.5} and set(means.parameters) == {2048}
     assert describe_best(means) == "best by mean of HMs is ProCAP with 50.00 %"
+
+
+def test_the_summary_of_results_with_joint_scores_says_which_harmonic_mean_it_takes(results):
+    config = put_halves(results, "maple", "tiles", (90, 100), (90, 100))
+    put_score(results, config, "tiles:all", 70, 200)
+    joint = average_results(load(results).rename(columns={"variant": "title"}))
+    assert describe_best(joint).startswith("best by mean of HMs in each half is MaPLe with 90.00 %")
 
 
 def test_the_report_of_plain_runs_begins_with_the_best_method_and_has_both_plots(results, tmp_path):

@@ -45,7 +45,9 @@ def average_results(frame: pd.DataFrame) -> pd.DataFrame:
     accuracy, measure = by_classes.mean(axis="columns"), f"mean {validation}accuracy"
     if {"base", "novel"} <= {*by_classes}:
         harmonic = 2 * by_classes["base"] * by_classes["novel"] / (by_classes["base"] + by_classes["novel"])
-        measure = "mean of HMs" if harmonic.notna().all() else "mean accuracy or of HMs"
+        # With joint scores in the report, which HM this is would be a guess.
+        halves = " in each half" if "all" in by_classes else ""
+        measure = f"mean {'' if harmonic.notna().all() else 'accuracy or '}of HMs{halves}"
         accuracy = harmonic.fillna(accuracy)
     by_dataset = accuracy.unstack("dataset").dropna()
     means = tests.groupby("title").agg({"method": "first", "train_seconds": "mean", "parameters": "mean"})
@@ -84,9 +86,9 @@ def accuracy_bars(means: pd.DataFrame) -> Figure | None:
     axes.set_yticks(range(len(shown)), list(shown.index))
     axes.set(xlim=(0, 100), ylim=(len(shown) - 0.5, -0.5))
     style.grid(axes, "x")
-    measure = means.measure.iloc[0].capitalize()
+    measure = means.measure.iloc[0]
     harmonic = "Accuracy, after base classes the harmonic mean of base and novel"
-    style.heading(figure, harmonic if measure.endswith("hms") else measure)
+    style.heading(figure, harmonic if "HM" in measure else measure.capitalize())
     return figure
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Without a home folder that can be written, matplotlib prints advice about its caches.
-logging.getLogger("matplotlib").setLevel(logging.ERROR)
+logging.getLogger("matplotlib").addFilter(lambda record: record.funcName != "_get_config_or_cache_dir")
 STYLE = Path(__file__).with_name("procap.mplstyle")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "d")
 INK, FAINT, GRID, GREY = "#1f2430", "#6b7280", "#e5e7eb", "#c3c8d0"
