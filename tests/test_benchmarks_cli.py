@@ -115,7 +115,9 @@ WRONG: list[tuple[str, int, str]] = [
     ("data show digits --data nowhere", 1, "procap data pack digits"),
     ("ui --results nowhere", 1, "no results folder at nowhere"),
     ("train --methods zeroshot --datasets digits --results a-file", 2, "--results a-file: a-file is a file, name"),
+    ("bench few-shot --quick --results /dev/null/r", 2, "--results /dev/null/r: /dev/null is a file, name a folder"),
     ("train --methods zeroshot --datasets digits --results a-file/x", 2, "--results a-file/x: a-file is a file, name"),
+    ("train --methods zeroshot --datasets digits --save-config /dev/null", 1, "/dev/null: it is no regular file;"),
     ("train --methods zeroshot --datasets digits --save-config a-file/x", 1, "cannot write a-file/x: File exists;"),
     (
         "train --methods zeroshot --datasets digits --save-config /proc/x",
