@@ -140,6 +140,15 @@ def test_wrong_input_is_an_error_of_one_line(capsys, tmp_path, shards, line, cod
     assert "Traceback" not in err and not out
 
 
+@pytest.mark.parametrize("line", ["table", "--version", "train --methods zeroshot --datasets digits"])
+def test_a_deleted_current_folder_is_named(capsys, tmp_path, monkeypatch, line):
+    (folder := tmp_path / "deleted").mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    message = "procap: error: the current folder no longer exists: change to another one\n"
+    assert run(capsys, *line.split()) == (2, "", message)
+
+
 def test_a_results_folder_that_cannot_be_written(capsys, shards):
     flags = ["--methods", "zeroshot", "--datasets", "digits", "--data", shards, "--results", "/proc/results"]
     code, _, err = run(capsys, "train", *flags)
