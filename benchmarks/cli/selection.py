@@ -48,7 +48,7 @@ from shards.default_paths import cache_home, data_root
 from shards.image_selection import parse_classes, select_labels
 from shards.names import join_first
 from shards.resolve import resolve_dataset
-from shards.sampling import BALANCED, check_sampling
+from shards.uneven_samples import BALANCED, check_sampling
 
 HASH_PREFIX = re.compile("[0-9a-f]{1,8}")
 
