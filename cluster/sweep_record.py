@@ -26,7 +26,7 @@ from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, final_score
 from runner.session import Session
 from shards.files import file_lock
-from shards.sampling import BALANCED, Sampling
+from shards.uneven_samples import BALANCED, Sampling
 
 SWEEPS = "sweeps"
 CHANGEABLE = ("scheduler", "grace_period", "reduction_factor", "trials", "hours")
@@ -223,11 +223,11 @@ def examples(settings: SweepSettings) -> list[Values]:
     ]
 
 
-def values_of_trial(settings: SweepSettings, config: Mapping[str, Any]) -> Values:
+def values_of_trial(settings: SweepSettings, drawn: Mapping[str, Any]) -> Values:
     """Return the values of the varied fields as plain Python, rounded as `round_value` does."""
-    return {field: round_value(domain, config[field]) for field, domain in settings.domains.items()}
+    return {field: round_value(domain, drawn[field]) for field, domain in settings.domains.items()}
 
 
-def runs_of_trial(settings: SweepSettings, config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
+def runs_of_trial(settings: SweepSettings, drawn: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
     """Build the runs of a trial."""
-    return make_runs(settings, values_of_trial(settings, config), runtime.data)
+    return make_runs(settings, values_of_trial(settings, drawn), runtime.data)

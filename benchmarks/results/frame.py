@@ -1,4 +1,4 @@
-"""Load all results as one pandas DataFrame, the source of every table, plot, test and report."""
+"""Load results as one pandas DataFrame: `load` for scripts, `read_frame` and `make_records` for tables and reports."""
 
 from __future__ import annotations
 
