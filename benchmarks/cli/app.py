@@ -185,7 +185,7 @@ def refuse_empty(arguments: Sequence[str]) -> None:
 
 
 def require_current_folder() -> None:
-    """Raise UsageError in a deleted folder: there the error of a relative path has no name, and MKL ends the process."""
+    """Raise UsageError in a deleted folder, where errors of relative paths have no name and MKL ends the process."""
     try:
         os.getcwd()
     except FileNotFoundError:
