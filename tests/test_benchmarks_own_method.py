@@ -83,15 +83,27 @@ class Foreseeing(Undeclared):
 class Unlabelled(OwnTokens):
     Options = type("Options", (OwnTokens.Options, PoolOptions), {})
     learns_unlabelled = True
+class Uneven(OwnTokens):
+    error = 1.0
+    def loss(self, images, labels, noise):
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        return {"ce": super().loss(images, labels, noise)["ce"] * (1 + self.error * rank)}
+class Steep(Uneven):
+    # As by rounding, which steps that are longer than a wave amplify: those at a tenth of the rate, not at a hundredth.
+    error = 1e-6
+    def loss(self, images, labels, noise):
+        waves = 300 / (self.recipe().lr * 1000**2) * (1000 * self.context).cos().sum()
+        return {"ce": super().loss(images, labels, noise)["ce"] + waves}
 class Endless(TwoSFS):
     title = "Endless"
     def stage_starts(self, steps):
         return 0, steps
-for kind in (*OwnTokens.__subclasses__(), Foreseeing):
+for kind in (*OwnTokens.__subclasses__(), Foreseeing, Steep):
     kind.title = kind.__name__
 """
 KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Behind", "Covering", "Failing", "Alone",
-         "Shaped", "Reading", "Unaware", "Undeclared", "Foreseeing", "Unlabelled", "Endless")  # fmt: skip
+         "Shaped", "Reading", "Unaware", "Undeclared", "Foreseeing", "Unlabelled", "Uneven", "Steep",
+         "Endless")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -166,11 +178,13 @@ def test_an_operation_that_stops_a_cuda_graph_is_named_with_its_line(check):
 
 @pytest.mark.slow
 def test_two_processes_are_those_of_one_unless_a_loss_encodes_images_itself(check):
-    code, found = check("own-tokens", "processes")
-    assert code == 0, found
-    code, found = check("alone", "processes")
-    note = found["processes"]["note"]
-    assert code == 1 and note.startswith("method 'alone' (plug-in) fails in ") and "gather_batch" in note
+    for name in ("own-tokens", "steep"):
+        code, found = check(name, "processes")
+        assert code == 0, found
+    for name, why in (("alone", "method 'alone' (plug-in) fails in "), ("uneven", "context differs by ")):
+        code, found = check(name, "processes")
+        note = found["processes"]["note"]
+        assert code == 1 and note.startswith(why) and "gather_batch" in note
 
 
 @pytest.mark.slow
