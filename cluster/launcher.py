@@ -27,7 +27,6 @@ from procap.errors import UsageError, unknown_name
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
 from runner.devices import available_cores, available_memory, count_gpus, resolve_device
-from runner.distributed.ranks import ranks_from_environment
 from runner.run_state import RunSpec
 
 if TYPE_CHECKING:
@@ -69,9 +68,6 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
 
     always_ray: start Ray on this machine even if only one run at a time fits, as Ray Tune's searchers need it.
     """
-    # Each process of torchrun would start all runs again.
-    if ranks_from_environment().size > 1:
-        raise UsageError("start this command without torchrun: --processes sets how many train one run together")
     device, limit = paths.runtime.device, launcher.max_concurrent
     if launcher.kind == "ray":
         if device.startswith("cuda:"):

@@ -28,7 +28,7 @@ from runner.results import (
     ValidationHistory,
     read_document,
 )
-from shards.files import LockHeld, explain_writing, file_lock
+from shards.files import explain_writing, file_lock
 
 TRACKING_FILE = "tracking.json"
 DEFAULT_SETTINGS = EvalSettings()
@@ -38,10 +38,6 @@ AnyDocument = TypeVar("AnyDocument", bound=RunDocument)
 AnyResult = TypeVar("AnyResult", bound=TargetResult)
 RUNS = "*/*/*/*/*/seed*-*"
 """Paths of runs below the results: classes, data set, method, backbone, shots, and seed with hash."""
-
-
-class RunHeld(UserError):
-    """Another process works on the run; the caller can wait for it."""
 
 
 def _child(name: str) -> property:
@@ -162,14 +158,10 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the run, or raise RunHeld, which names the holder."""
+        """Lock the run, or raise LockHeld."""
         with ExitStack() as stack:
-            try:
-                with explain_writing(self.path):
-                    stack.enter_context(file_lock(self.path / ".lock", timeout=0))
-            except LockHeld as error:
-                held = f"the run {self.path} is held by another process ({error.owner})"
-                raise RunHeld(f"{held}; wait for it or stop it") from None
+            with explain_writing(self.path):
+                stack.enter_context(file_lock(self.path / ".lock", timeout=0))
             yield
 
 

@@ -19,9 +19,10 @@ from runner.config import EvalSettings, RunConfig, RuntimeConfig
 from runner.devices import num_decoders, resolve_device
 from runner.feature_store import EncodedImages, FeatureStore, feature_key, read_limit
 from runner.remote_results import RemoteResults
-from runner.run_folders import OtherContent, RunFolder, RunHeld, locate_run
+from runner.run_folders import OtherContent, RunFolder, locate_run
 from runner.tracking.exporter import Exporter
 from shards.default_paths import cache_home
+from shards.files import LockHeld
 from shards.manifest import MANIFEST_FILE
 from shards.reader import PackedDataset, open_dataset
 
@@ -206,7 +207,7 @@ class Run:
         """Hold the run's lock; download what it resumes from before the block, and upload and post it afterwards.
 
         on_held: called on all ranks, with the holder, as long as another process holds the lock; without it that raises
-            RunHeld. After an error the upload is tried too, and its own error is only logged.
+            LockHeld. After an error the upload is tried too, and its own error is only logged.
         """
         session = self.session
         with ExitStack() as lock:
@@ -214,13 +215,13 @@ class Run:
             def try_to_lock() -> str:
                 try:
                     lock.enter_context(self.folder.locked())
-                except RunHeld as error:
+                except LockHeld as error:
                     return str(error)
                 return ""
 
             while held := session.group.call_on_first(try_to_lock):
                 if on_held is None:
-                    raise RunHeld(held)
+                    raise LockHeld(held)
                 on_held(held)
                 time.sleep(HELD_SECONDS)
             if resumes:

@@ -93,11 +93,7 @@ def file_sha256(file: Path) -> str:
 
 
 class LockHeld(UserError):
-    """Another process or thread holds a lock; `owner` is its process and machine, or "unknown"."""
-
-    def __init__(self, file: Path, owner: str) -> None:
-        super().__init__(f"{file} is held by another process ({owner})")
-        self.owner = owner
+    """Another process or thread holds a lock, which the message names; the caller can wait for it."""
 
 
 @contextmanager
@@ -123,7 +119,8 @@ def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False) -> Ite
         owner = ""
         with suppress(OSError):
             owner = file.read_text(encoding="utf-8", errors="replace")[:320].strip()
-        raise LockHeld(file, owner or "unknown") from None
+        held = f"{file.parent} is held by another process ({owner or 'unknown'})"
+        raise LockHeld(f"{held}; wait for it or stop it") from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise

@@ -108,7 +108,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("eval --methods maple --datasets digits --targets digits:bse", 2, "did you mean base"),
     ("eval nowhere --methods maple", 2, "not both"),
     ("train --methods coop --datasets digits --seeds 1-999999999", 2, "has more than 10,000 numbers"),
-    ("predict 1a2b x.png --out x.html --html ./x.html", 2, "--html x.html: name another file than that of --out"),
+    ("predict 1a2b x.png --out x.html --html ./x.html", 2, "--html x.html: name another file than that of the rows"),
     ("eval a-file", 2, "error: a-file is not the folder of a run"),
     ("table", 1, "no results folder at results"),
     ("data pack /", 2, "error: / is no folder of images"),

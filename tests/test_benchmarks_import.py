@@ -298,7 +298,7 @@ def test_rows_for_devices_by_their_files_are_written(run, photos, capsys):
     assert capsys.readouterr().out.startswith("path,class,label,probability\n")
     assert main(["predict", str(run.path), str(photos), "--out", "/dev/null"]) == 0
     assert main(["predict", str(run.path), str(photos), "--html", "/proc/self/fd/1"]) == 2
-    assert "--html /proc/self/fd/1: it is stdout" in capsys.readouterr().err
+    assert "--html /proc/self/fd/1: name another file than that of the rows" in capsys.readouterr().err
 
 
 def test_a_tilde_is_expanded_in_the_paths_of_images(run, photos, capsys, monkeypatch):

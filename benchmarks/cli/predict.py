@@ -64,10 +64,8 @@ def predict(
     for file, what in ((out, "--out {}: name a CSV file"), (html, "--html {}: name an HTML file")):
         if file and (file.is_dir() or not file.parent.is_dir() or is_image_name(file.name)):
             raise UsageError(f"{what.format(file)} in a folder that exists")
-    if out and html and out.resolve() == html.resolve():
-        raise UsageError(f"--html {html}: name another file than that of --out")
-    if html and _is_stdout(html):
-        raise UsageError(f"--html {html}: it is stdout, name a file")
+    if html and (_is_stdout(html) or (out and out.resolve() == html.resolve())):
+        raise UsageError(f"--html {html}: name another file than that of the rows")
     if html:
         check_writable(html)
     if out and _is_stdout(out):
