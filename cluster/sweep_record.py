@@ -87,7 +87,7 @@ RunPath = Annotated[str, Field(pattern="/seed[0-9]{1,10}-[0-9a-f]{8}$", descript
 class Configuration(FrozenModel):
     """Values of the varied fields, and the outcome of the runs with these values.
 
-    A configuration stopped by ASHA keeps its checkpoints; one that is "unfinished" is resumed.
+    A configuration stopped by ASHA keeps the states of its runs; one that is "unfinished" is resumed.
     """
 
     values: Values

@@ -1,7 +1,7 @@
 """Execute runs as trials of Ray Tune: each trial is placed as a whole, and restarted when its processes are lost.
 
-Ray Tune's own state is not restored: a restarted trial resumes from the checkpoints of its runs, so
-that a lost process, node or driver costs the seconds since the last checkpoint.
+Ray Tune's own state is not restored: a restarted trial resumes from the saved states of its runs, so that a lost
+process, node or driver costs the seconds since the last of them.
 """
 
 from __future__ import annotations
