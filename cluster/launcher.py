@@ -40,10 +40,7 @@ RUN_BYTES = 3 * 2**30
 
 @dataclass(frozen=True)
 class Launcher:
-    """The flags of a launch; None chooses by the available hardware.
-
-    processes: train one run together, each with `cpus` and `gpus`. autoscale: nodes are started on demand.
-    """
+    """The flags of a launch; None chooses by the hardware. processes: of one run, each with `cpus` and `gpus`."""
 
     kind: str = "local"
     address: str = ""
@@ -65,10 +62,7 @@ class Launcher:
 
 @contextmanager
 def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False) -> Iterator[Capacity]:
-    """Connect to the launcher's machines for the duration of the block.
-
-    always_ray: start Ray on this machine even if only one run at a time fits, as Ray Tune's searchers need it.
-    """
+    """Connect to the launcher's machines for the block. always_ray: also where one run at a time fits."""
     # Each process of torchrun would start all runs again.
     if ranks_from_environment().size > 1:
         raise UsageError("start this command without torchrun: --processes sets how many train one run together")

@@ -78,10 +78,7 @@ class StoragePaths:
 
     @classmethod
     def with_absolute_paths(cls, data: str, results: str, runtime: RuntimeConfig) -> StoragePaths:
-        """Return paths that mean the same on all machines: relative ones become absolute on the driver.
-
-        $PROCAP_DATA of the driver has the same effect as --data.
-        """
+        """Return paths that mean the same on all machines; the driver's $PROCAP_DATA is the default of --data."""
         return cls(absolute(data or os.environ.get("PROCAP_DATA", "")), absolute(results), runtime)
 
     def local_runtime(self) -> RuntimeConfig:

@@ -48,10 +48,7 @@ class Sweep:
         self._deadline = math.inf
 
     def _recheck(self, stored: Configuration) -> Configuration:
-        """Return a configuration with the scores that the results of its runs have now.
-
-        An unfinished configuration tries its failed runs again.
-        """
+        """Return a configuration with the scores that results have now; an unfinished one tries failed runs again."""
         if stored.state == "unfinished":
             return stored.model_copy(update={"error": ""})
         if stored.state != "finished" or not stored.runs:
@@ -73,10 +70,7 @@ class Sweep:
         return sum(configuration.state in counted for configuration in self.configurations.values())
 
     def run(self, paths: StoragePaths, capacity: Capacity, listener: TrialListener) -> None:
-        """Execute what is left until it is done or the time is up, with Ray connected.
-
-        listener: passes its calls on to this sweep.
-        """
+        """Execute what is left until it is done or the time is up. listener: passes its calls on to this sweep."""
         settings = self.settings
         seconds = None if settings.hours is None else 3600 * settings.hours
         self._deadline = time.monotonic() + (math.inf if seconds is None else seconds)

@@ -85,10 +85,7 @@ RunPath = Annotated[str, Field(pattern="/seed[0-9]{1,10}-[0-9a-f]{8}$", descript
 
 
 class Configuration(FrozenModel):
-    """Values of the varied fields, and the outcome of the runs with these values.
-
-    A configuration stopped by ASHA keeps its checkpoints; one that is "unfinished" is resumed.
-    """
+    """Values of the varied fields, and the outcome of the runs with these values."""
 
     values: Values
     runs: tuple[RunPath, ...] = ()
@@ -173,10 +170,7 @@ class SweepFolder:
 
 
 def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> list[RunSpec]:
-    """Build the runs of a configuration, seeds innermost: the same runs that `procap train` makes of these values.
-
-    Raises UsageError for invalid values.
-    """
+    """Build the runs of a configuration, as `procap train` does of its values. Raises UsageError for invalid values."""
     run: dict[str, Any] = settings.model_dump(include={*RUN_FIELDS, "sampling"})
     run["method"] = settings.methods[0]
     overrides, options = dict[str, Any](), dict[str, Any]()

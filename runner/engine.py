@@ -209,10 +209,7 @@ class Engine:
             learned[name].grad = gradient
 
     def update(self) -> None:
-        """Clip the gradients if the recipe does so, and take an optimizer step.
-
-        fp16 gradients are checked for overflow on the device: the host does not wait.
-        """
+        """Clip the gradients if the recipe does so, and take a step; the host does not wait for an overflow at fp16."""
         recipe = self.objective.config.recipe
         if recipe.grad_clip is not None:
             # The limit is one of true gradients; the scaler's step knows that they are unscaled already.

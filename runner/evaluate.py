@@ -169,10 +169,7 @@ def _score(run: Run, target: Target, stop: StopRequest) -> ScoreResult:
 def _predict(
     run: Run, target: Target, selection: TargetImages, dataset: str, logit_settings: LogitSettings, stop: StopRequest
 ) -> tuple[Inference, ImagePredictions, dict[str, Any]]:
-    """Predict the images of a target, prepared and named as those of `dataset`, and show the progress.
-
-    Returns also the fields of a `TargetResult`.
-    """
+    """Predict the images of a target, prepared and named as those of `dataset`; also the fields of a `TargetResult`."""
     config, session = run.config, run.session
     trained, quiet = load_trained(run), session.runtime.quiet or not session.is_first
     transform = make_test_transform(trained.method, dataset, config.seed, run.eval_settings.resize)

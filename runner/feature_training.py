@@ -45,10 +45,7 @@ class View:
 
 
 class FeatureLoader(TrainLoader):
-    """The batches of `TrainLoader`, of which each process gets all features instead of its share of the images.
-
-    pooled: batches are drawn from all views of all images, see `FeatureMethod.pools_views`.
-    """
+    """The batches of `TrainLoader` from all features, on every process; pooled: see `FeatureMethod.pools_views`."""
 
     def __init__(
         self, bank: FeatureBank, images: ImageList, config: RunConfig, augment: TrainAugment, *, pooled: bool = False
@@ -96,10 +93,7 @@ def learn_from_features(run: Run, setup: Setup, stop: StopRequest, meter: Meter)
 
 
 def choosing_images(run: Run, method: FeatureMethod, val: ImageList) -> tuple[ImageList, ImageList]:
-    """Select the validation and test images that a method chooses by; test images only for the public rule.
-
-    val: the validation images of the few-shot samples.
-    """
+    """Select the images of `val` and, for the public rule alone, the test images that a method chooses by."""
     config = run.config
     if config.chosen_on_test:
         dataset = run.session.dataset(config.dataset)

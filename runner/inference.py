@@ -345,10 +345,7 @@ def predict_images(
 
 
 def _read_features(run: Run, inference: Inference, transform: AnyEvalTransform) -> str:
-    """Give `inference` the stored features of its images, with their time, or make it keep those that it computes.
-
-    Returns the key under which these are stored; "" without a store.
-    """
+    """Give `inference` its stored features, or make it keep what it computes; returns their key, "" without a store."""
     how = {"transform": repr(transform), "precision": inference.precision, "batch": run.config.recipe.test_batch_size}
     clip, images, acceleration = inference.clip, inference.images, inference.acceleration
     key, stored = run.session.read_features(clip, images, acceleration=acceleration, **how)

@@ -27,10 +27,7 @@ class Rate:
 
 @dataclass
 class MeterState:
-    """Measurements up to a saved state, in seconds.
-
-    rate: of the steps after the warm-up, of `warmup_steps` steps. stored_seconds: what `add` has added.
-    """
+    """Measurements in seconds up to a saved state. rate: after the warm-up. stored_seconds: what `add` has added."""
 
     phases: dict[str, Amount] = field(default_factory=dict)
     # Wall time, and the time in phases of steps.
@@ -131,10 +128,7 @@ class Meter(MeterState):
         return deepcopy(MeterState(self.phases, self.seconds, self.step_seconds, self.rate, *rest))
 
     def resume(self, state: MeterState, *, repeated: str = "") -> None:
-        """Add the measurements of an earlier process; this process has its own warm-up.
-
-        repeated: a phase of this process that the earlier one has had as well, and that counts once.
-        """
+        """Add the measurements of an earlier process; repeated: a phase that both have had, and that counts once."""
         self.settle()
         self.seconds += state.seconds - self.phases.pop(repeated, 0.0)
         self.phases |= {name: self.phases.get(name, 0.0) + seconds for name, seconds in state.phases.items()}

@@ -76,10 +76,7 @@ class CheckCase:
 
     @classmethod
     def plan(cls, name: str, runtime: RuntimeConfig, **chosen: Any) -> CheckCase:
-        """Plan two epochs in the method's own recipe at a tenth of its rate, in batches for two processes.
-
-        chosen: data set, backbone and options, as for `plan_run`.
-        """
+        """Plan two epochs at a tenth of the method's rate. chosen: data set, backbone, options, as for `plan_run`."""
         # A tenth of the rate, because differences by rounding grow in a training that diverges on this backbone.
         lr = method_class(name).recipe().lr / 10
         overrides = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}

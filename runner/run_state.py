@@ -93,10 +93,7 @@ def read_stored_state(folder: RunFolder, targets: tuple[str, ...] = ()) -> RunSt
 
 
 def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False, any_code: bool = False) -> RunState:
-    """Read what exists of a run, with `force` to be repeated. any_code: also if other code than is installed made it.
-
-    Raises UserError for a file that cannot be read, and OtherContent.
-    """
+    """Read what exists of a run; any_code: also of other code. Raises UserError for broken files, OtherContent."""
     config, session = run.config, run.session
     training = run.read_training()
     if force or training is None:

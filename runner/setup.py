@@ -243,10 +243,7 @@ def build_initial_method(config: RunConfig, clip: CLIP, space: LabelSpace) -> Me
 
 
 def changed_file(config: RunConfig, recorded: Mapping[str, str]) -> str:
-    """Return the option whose file has changed since a finished run read it; empty if none has.
-
-    A file that is no longer there is not compared.
-    """
+    """Return the option whose file, if it is there, has changed since a finished run read it; "" if none has."""
     options = method_options(config.method, config.options)
     with suppress(UserError, OSError):
         digests = method_class(config.method).file_digests(options, config.dataset)

@@ -21,10 +21,7 @@ per image; ViT-B/16: 118 million) training with two threads is 2.2 times as slow
 
 @contextmanager
 def fitting_threads(clip: CLIP, images: int, work: Literal["train", "eval"] = "train") -> Iterator[None]:
-    """Use one thread in the block if batches of `images` images are small and OMP_NUM_THREADS is not set.
-
-    The choice depends on sizes alone, so that repeated runs are equal bit for bit.
-    """
+    """Use one thread for batches of few small images, by their size alone, unless OMP_NUM_THREADS is set."""
     threads = torch.get_num_threads()
     # The size of a tower of open_clip counts as 0; none of them is small.
     small = 0 < images * clip.visual.num_tokens * clip.geometry.vision_width**2 < SMALL_PRODUCT[work]

@@ -70,9 +70,9 @@ def train_run(
     on a CPU with the same final bits as if it had never stopped.
     force: delete the run with its evaluations first. until: pause after this many epochs, if the training has more.
     callbacks: do not change the training, and are not called for a run without epochs.
-    on_held: called again and again, on all ranks, while another process holds the run; without it that raises RunHeld;
+    on_held: called again and again, on all ranks, while another process holds the run; without it that raises LockHeld;
         the first phase of a method is waited for in any case.
-    Raises RunHeld when another process works on the run, UserError when data or weights have changed, a result cannot
+    Raises LockHeld when another process works on the run, UserError when data or weights have changed, a result cannot
     be written or the loss is not finite; `Interrupted` after SIGINT or SIGTERM.
     """
     if until is not None and until < 1:

@@ -103,10 +103,7 @@ CheckTask = tuple[Path, Shard, ImageList | None]
 def check_dataset(
     data_root: Path, name: str, *, workers: int = 1, on_progress: SplitProgress | None = None
 ) -> list[SplitReport]:
-    """Check every split of a packed data set, or what a mirror has of it, with up to `workers` processes.
-
-    Raises UserError without a manifest that can be read.
-    """
+    """Check each split of a packed set, or what a mirror has of it, with up to `workers` processes."""
     dataset = open_dataset(data_root, name)
     reports: list[SplitReport] = []
     tasks: list[tuple[SplitReport, CheckTask]] = []

@@ -33,10 +33,7 @@ VAL_SHOTS = 4
 
 @dataclass(frozen=True)
 class UnlabelledImages:
-    """Images to train on without their labels: all are -1. labels: the data set's own, of the classes among them.
-
-    digest: that of their paths, in order.
-    """
+    """Images to train on without labels (all -1). labels: the set's own of their classes. digest: of their paths."""
 
     pool: Pool
     images: ImageList
@@ -78,10 +75,7 @@ def parse_classes(name: str) -> Classes:
 
 
 def select_labels(labels_present: Iterable[int], classes: str) -> list[int]:
-    """Return the labels of the chosen classes in ascending order.
-
-    base is the first ceil(n / 2) of the labels present, novel the rest; dev-base and dev-novel divide base likewise.
-    """
+    """Return the labels of the chosen classes, in order; base is the first ceil(n / 2) of those present."""
     labels = sorted({int(label) for label in labels_present})
     choice = parse_classes(classes)
     if choice == "all":
@@ -192,10 +186,7 @@ def split_fold(images: ImageList, fold: str) -> tuple[ImageList, ImageList]:
 
 
 def select_target_images(dataset: PackedDataset, classes: str = "all", split: str = "test") -> TargetImages:
-    """Select all images of a target, the chosen classes of a split, in list order.
-
-    Raises UsageError for half of a test-only set, and where there is no image of these classes.
-    """
+    """Select all images of a target in list order. Raises UsageError if there is none, and for half of a test set."""
     images = dataset.open_images(split, sequential=True)
     labels = select_class_labels(dataset, classes)
     if not np.isin(images.labels, labels).any():

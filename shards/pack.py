@@ -115,10 +115,7 @@ def pack_source(
 
 
 def check_same_source(source: Source, data_root: Path, yaml_file: Path) -> None:
-    """Raise UsageError if a set of that name was packed from other images than `source`, whose YAML file is guessed.
-
-    The folder that a set was packed from has its YAML file, unless that was deleted.
-    """
+    """Raise UsageError if a set of that name was packed from other images than `source`, whose YAML file is guessed."""
     if is_packed(data_root, source.name) and read_manifest(data_root / source.name).source != source.origin:
         hint = "rename this one, or replace the set with --force"
         raise UsageError(f"'{source.name}' was packed from another folder than {yaml_file} names: {hint}")
@@ -156,10 +153,7 @@ def _has_content(task: tuple[RecordReader, ImageList]) -> bool:
 
 @dataclass(frozen=True)
 class PackTask:
-    """Images start..stop - 1 of a split, to become the shard `file` of the data set in `folder`.
-
-    folder: None to read the images alone.
-    """
+    """Images start..stop - 1 of a split, to become the shard `file` in `folder`; None: they are only read."""
 
     folder: Path | None
     split: str
@@ -220,10 +214,7 @@ def _write(
 
 
 def pack_shard(task: PackTask) -> tuple[PackedShard, list[str]]:
-    """Write a shard, and return what is in it, and a problem for each image that does not decode.
-
-    Raises UserError for a file that cannot be read or stored.
-    """
+    """Write a shard; returns what is in it, and what does not decode. Raises UserError for a name not to be stored."""
     # Imported here, because it takes seconds (it imports torch) and only processes that pack need it.
     from webdataset import TarWriter
 

@@ -94,10 +94,7 @@ class SplitFiles:
 
 
 class ImageList:
-    """A list of images, all of a split or a selection: their rows of the index [N], positions in the split [N], labels.
-
-    Paths are read from the disk when the first is needed.
-    """
+    """A list of images: their rows of the index [N], positions in the split [N], labels [N]."""
 
     def __init__(
         self, files: SplitFiles, rows: NDArray[np.void], positions: NDArray[np.int64], labels: NDArray[np.int64]
@@ -188,10 +185,7 @@ class ImageList:
 
 
 class PackedDataset:
-    """A packed data set.
-
-    stream: splits that are read from start to end are streamed from the URL of a mirror, and their shards not stored.
-    """
+    """A packed data set. stream: what is read from start to end comes from the URL of a mirror and is not stored."""
 
     def __init__(self, folder: Path, manifest: Manifest, *, stream: bool = False) -> None:
         self.folder, self.manifest = folder, manifest
@@ -232,10 +226,7 @@ class PackedDataset:
         return make_pipeline(self.open_images(name, sequential=True)._files.located_shards(), distribute=True)
 
     def check_sizes(self, name: str) -> None:
-        """Raise UserError for a shard of a split that is missing or has a different size.
-
-        Does nothing for a mirror, whose shards are fetched and verified when images are opened.
-        """
+        """Raise UserError for a shard that is missing or has another size; those of a mirror are fetched later."""
         shards = () if is_mirror(self.folder.parent) else self._entry(name).shards
         for problem in (shard_problem(self.folder, shard) for shard in shards):
             if problem:
@@ -277,9 +268,6 @@ def _verify_shard(folder: Path, shard: Shard) -> None:
 
 
 def open_dataset(data_root: Path, name: str, *, stream: bool = False) -> PackedDataset:
-    """Open the packed data set in `data_root/<name>/`; only splits that are read need to be present.
-
-    stream: see `PackedDataset`. The manifest of a mirror is updated.
-    """
+    """Open `data_root/<name>/`, updated if it is a mirror; only splits that are read need to be there."""
     folder = refresh(data_root, name)
     return PackedDataset(folder, read_manifest(folder), stream=stream)

@@ -21,10 +21,7 @@ JPEG_ENDINGS = ("jpg", "jpeg", "jpe", "jfif")
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One image of a split: `path` names it inside its data set, `data` is stored: the encoded file, or a smaller one.
-
-    unreadable: why its file could not be read; `data` is empty then.
-    """
+    """One image of a split. path: inside its data set. data: what is stored. unreadable: why `data` is empty."""
 
     path: str
     label: int

@@ -50,10 +50,7 @@ def sqlite_uri(file: Path) -> str:
 
 @dataclass(frozen=True)
 class TrackingStore:
-    """An MLflow store for the runs of `results`; the first access to `client` or `experiment_id` connects.
-
-    known_experiment: the ID of an experiment that exists, in place of a name.
-    """
+    """An MLflow store for the runs of `results`. known_experiment: the ID of an experiment, in place of a name."""
 
     uri: str
     experiment: str

@@ -114,10 +114,7 @@ class Description(BaseModel):
 
 
 def read_description(file: Path, text: str = "") -> Description:
-    """Read the YAML file of a user's data set. Raises UserError, on one line, with the key or line that is wrong.
-
-    text: the content of a file that is not written yet.
-    """
+    """Read a data set's YAML file, or its `text`. Raises UserError, on one line, with the key or line that is wrong."""
     try:
         # Editors on Windows put a byte order mark at the start.
         return Description.model_validate(parse_yaml(text or read_regular(file).decode("utf-8-sig")))

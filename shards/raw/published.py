@@ -131,10 +131,7 @@ def read_published(location: RawLocation) -> Listing:
 
 
 def _scan_class_folders(location: RawLocation, prefix: str) -> LabelledPaths:
-    """List the images of the class folders below `location.images / prefix`; files of other names are left out.
-
-    What is missing or too much shows in the counts, which are published.
-    """
+    """List the images of class folders; what is missing or too much shows in the counts, which are published."""
     root = location.images / prefix
     return [
         (f"{prefix}{name}/{file}", label)
@@ -186,10 +183,7 @@ def _read_lines(location: RawLocation, name: str) -> list[str]:
 
 
 def raw_source(dataset: Dataset, raw_root: Path) -> Source:
-    """Make a source of a published data set as CoOp lists it: paths, labels, names, order.
-
-    Raises UserError for the first difference from the published set, and for images that are missing.
-    """
+    """Make a source of a published set as CoOp lists it. Raises UserError for differences and missing images."""
     try:
         listing = read_published(find_location(dataset, raw_root))
         check_published(dataset, listing)

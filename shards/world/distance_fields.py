@@ -70,10 +70,7 @@ def nearby(draw: Draws, name: str, colour: Floats | Sequence[float], jitter: flo
 
 
 def polygons(x: Floats, y: Floats, *loops: Sequence[tuple[float, float]]) -> Floats:
-    """Compute the exact signed distance to closed loops of corners (Quilez, 2D distance functions).
-
-    Inside is by the even-odd rule, so a loop may be a hole.
-    """
+    """Compute the signed distance to closed loops of corners (Quilez); inside is by the even-odd rule."""
     nearest = np.full(x.shape, 1e9, np.float32)
     inside = np.zeros(x.shape, bool)
     for corners in loops:
