@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -268,14 +268,9 @@ def default_resources(
     return Resources(processes, cpus, gpus)
 
 
-def count_processes(cluster: Iterable[Node], resources: Resources) -> int:
-    """Return how many processes with such resources fit on all nodes together."""
-    return sum(node.count(resources) for node in cluster)
-
-
 def count_runs(cluster: Sequence[Node], resources: Resources) -> int:
     """Return how many runs fit at once. Raises UsageError if none fits: Ray would wait for ever."""
-    count = count_processes(cluster, resources)
+    count = sum(node.count(resources) for node in cluster)
     if count < resources.processes:
         raise UsageError(
             f"a run that asks for {resources} does not fit: all nodes together hold {count} such processes; if nodes "

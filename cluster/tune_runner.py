@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cluster.executor import ReportTo, RunExecutor, TrialWork, attempt
-from cluster.ray_cluster import Capacity, count_processes, nodes, require_own_node
+from cluster.ray_cluster import Capacity, nodes, require_own_node
 from cluster.run import TrialReport
 from runner.backbones import Backbones
 from runner.environment_defaults import set_environment_defaults
@@ -150,7 +150,8 @@ def make_callback(listener: TrialListener, capacity: Capacity) -> Any:
                 require_own_node(cluster)
             # Tune calls this in every step of its loop; the warning is printed once until a trial fits again.
             was_stalled = self.is_stalled
-            self.is_stalled = not running and count_processes(cluster, resources) < resources.processes
+            fits = sum(node.count(resources) for node in cluster)
+            self.is_stalled = not running and fits < resources.processes
             if self.is_stalled and not was_stalled:
                 needed = f"a run that asks for {resources} does not fit on the nodes of the cluster now"
                 logger.warning("waiting: %s: %d; start nodes", needed, len(cluster))

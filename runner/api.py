@@ -27,7 +27,7 @@ from procap.weights.loading import load_clip
 from runner import session
 from runner.acceleration import Acceleration
 from runner.config import Precision, RunConfig, RuntimeConfig, Target
-from runner.engine import autocast
+from runner.engine import autocast, fitting_threads
 from runner.evaluate import evaluate_run
 from runner.feature_store import EncodedImages
 from runner.planning import RunChoices, check_read, plan_run
@@ -35,7 +35,6 @@ from runner.remote_results import results_root
 from runner.results import write_bytes
 from runner.run_state import RunState, read_state
 from runner.setup import make_eval_transform
-from runner.threads import fitting_threads
 from runner.train import train_run
 from runner.trained_runs import load_trained
 from shards.default_paths import cache_home, data_root

@@ -25,7 +25,7 @@ from runner.config import Precision
 from runner.cuda_graphs import GraphedFunction
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
-from runner.engine import autocast
+from runner.engine import autocast, fitting_threads
 from runner.feature_store import EncodedImages
 from runner.meters import Meter
 from runner.progress_bar import ProgressDisplay
@@ -33,9 +33,8 @@ from runner.results import PerClass
 from runner.session import Run
 from runner.setup import warn_of_names
 from runner.stop_signals import StopRequest
-from runner.threads import fitting_threads
 from runner.trained_runs import load_trained
-from shards.device.evaluation import device_evaluation_batches, resizes_on_device
+from shards.device.loader import device_evaluation_batches, resizes_on_device
 from shards.eval_views import AnyEvalTransform
 from shards.loader import deal_batches, evaluation_batches
 from shards.reader import ImageList
@@ -70,7 +69,8 @@ class Inference:
     is_online: they depend on the images before; batches give features, of which `adapt` makes logits at the end.
     score_name: of the classifier's own score [B, 1], which is computed instead of logits; "" without one.
     features: of all images [N, E], stored by an earlier run, instead of which batches have images; None without.
-    kept: collects the features to be stored; None if they are not. meter: the time of the work; no batch is a warm-up.
+    kept: collects the features to be stored, of whose computation `kept_meter` has the time; None if they are not.
+    meter: the time of the work; no batch is a warm-up.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Inference:
         if self.score_name:
             self._forward = lambda images: self._logits_of(self._encode(images))
         self.features: torch.Tensor | None = None
-        self.kept: FeatureCollector | None = None
-        self.meter = Meter(clip.device, warmup=0)
+        self.kept: RowCollector | None = None
+        self.meter, self.kept_meter = Meter(clip.device, warmup=0), Meter(clip.device, warmup=0)
 
     @property
     def encodes_frozen(self) -> bool:
@@ -150,9 +150,8 @@ class Inference:
                 return self._logits_of(batch)
             if self.kept is None or indices is None:
                 return self._forward(batch)
-            with self.kept.meter.phase("model"):
+            with self.kept_meter.phase("model"):
                 features = self._encode(batch)
-            self.kept.dtype = features.dtype
             self.kept.add(features, indices)
             return self._logits_of(features)
 
@@ -181,11 +180,13 @@ class RowCollector:
         self._count = count
         self._indices: list[NDArray[np.int64]] = []
         self._rows: list[torch.Tensor] = []
+        self.dtype = torch.float32
 
     def add(self, rows: torch.Tensor, indices: NDArray[np.int64]) -> int:
         """Add rows [B, ...] of the images at `indices` [B], -1 for padding; returns the number of real images."""
         self._indices.append(indices)
         self._rows.append(rows.float())
+        self.dtype = rows.dtype
         return int((indices >= 0).sum())
 
     def gather(self, group: ProcessGroup) -> torch.Tensor:
@@ -199,14 +200,6 @@ class RowCollector:
         if not torch.equal(indices[real][order], torch.arange(self._count)):
             raise RuntimeError("not every image was evaluated exactly once")
         return rows[real][order]
-
-
-class FeatureCollector(RowCollector):
-    """Collects features of images, their type, and the time of their computation in `meter`."""
-
-    def __init__(self, count: int, device: torch.device) -> None:
-        super().__init__(count)
-        self.meter, self.dtype = Meter(device, warmup=0), torch.float32
 
 
 class PredictionCollector(RowCollector):
@@ -336,10 +329,10 @@ def predict_images(
         hint = lower or f"train with {config.stability_hint}"
         raise UserError(f"{config.path} gives logits on {images.dataset} that are not finite: {hint}")
     if kept := inference.kept:
-        kept.meter.settle()
+        inference.kept_meter.settle()
         encoded = kept.gather(session.group).to(kept.dtype)
         if session.is_first:
-            seconds = {"data": meter.rate.seconds.get("data", 0.0), **kept.meter.phases}
+            seconds = {"data": meter.rate.seconds.get("data", 0.0), **inference.kept_meter.phases}
             session.features.write(key, EncodedImages(encoded, seconds))
     return predictions
 
@@ -353,5 +346,5 @@ def _read_features(run: Run, inference: Inference, transform: AnyEvalTransform) 
         inference.features = stored.features
         inference.meter.add(stored.seconds)
     elif key:
-        inference.kept = FeatureCollector(len(images), clip.device)
+        inference.kept = RowCollector(len(images))
     return key

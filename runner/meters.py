@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from runner.config import Amount, Count
 
 Item = TypeVar("Item")
-Mark = float | torch.cuda.Event
+Mark = Any
+"""The time in seconds, or an event of a GPU."""
 
 
 @dataclass
@@ -108,12 +109,8 @@ class Meter(MeterState):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for name, rate, start, end in self._spans:
-            # Both are seconds on a CPU and events on a GPU, whose distance is in milliseconds.
-            if isinstance(start, float) or isinstance(end, float):
-                assert isinstance(start, float) and isinstance(end, float)
-                seconds = end - start
-            else:
-                seconds = start.elapsed_time(end) / 1000
+            # The distance of events is in milliseconds.
+            seconds = end - start if isinstance(start, float) else start.elapsed_time(end) / 1000
             self.phases[name] = self.phases.get(name, 0.0) + seconds
             if rate is not None:
                 rate.seconds[name] = rate.seconds.get(name, 0.0) + seconds

@@ -27,7 +27,6 @@ from shards.files import explain_writing, read_regular, write_file
 from shards.manifest import lines_digest
 from shards.sampling import BALANCED, Sampling
 
-SCHEMA: Literal[1] = 1
 Document = TypeVar("Document", bound=BaseModel)
 WRITTEN = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
 """A time in UTC, ISO 8601 in seconds."""
@@ -91,7 +90,7 @@ class StoredDocument(FrozenModel):
     """A document that is a whole JSON file, with the version of its format."""
 
     # Called `schema` in files: models of pydantic have a method of that name.
-    schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
+    schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
 
 
 class RunDocument(StoredDocument):
@@ -361,7 +360,7 @@ def read_document(path: Path, model: type[Document], repair: str = "") -> Docume
 class CheckpointCard(FrozenModel):
     """Metadata of a checkpoint: enough to evaluate it without the data it was trained on."""
 
-    checkpoint_schema: Literal[1] = SCHEMA
+    checkpoint_schema: Literal[1] = 1
     config: RunConfig
     classnames: tuple[str, ...]
     template: str

@@ -294,10 +294,7 @@ def make_test_transform(
 ) -> AnyEvalTransform:
     """Make the transform under which a run of `seed` classifies images of `dataset`, with the views of its method."""
     plain = make_eval_transform(method.clip, resize)
-    if not isinstance(method, ViewedMethod):
-        return plain
-    views, mixes = method.test_views(dataset)
-    return EvalViews(plain, views, mixes, seed)
+    return EvalViews(plain, *method.test_views(dataset), seed) if isinstance(method, ViewedMethod) else plain
 
 
 def label_space(manifest: Manifest, classnames: tuple[str, ...]) -> LabelSpace:

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from runner.distributed.ranks import Ranks
+from runner.engine import fitting_threads
 from runner.inference import prepare_inference
 from runner.session import Run
 from runner.setup import make_test_transform
 from runner.stop_signals import StopRequest
-from runner.threads import fitting_threads
 from runner.train import train_run
 from runner.trained_runs import load_trained
 from shards.image_selection import select_training_images, split_fold

@@ -20,7 +20,7 @@ from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_ch
 from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
 from runner.earlier_runs import preliminary_run, read_initial_run
-from runner.engine import Batch, autocast, term_gradients
+from runner.engine import Batch, autocast, fitting_threads, term_gradients
 from runner.failures import describe_failure
 from runner.feature_training import learn_from_features
 from runner.meters import Meter, peak_memory, start_memory_peak
@@ -32,7 +32,6 @@ from runner.run_folders import RunFolder
 from runner.session import Run, Session
 from runner.setup import changed_file, set_up
 from runner.stop_signals import Interrupted, StopRequest
-from runner.threads import fitting_threads
 from runner.train_step import AsyncLosses, TrainStep
 from runner.trained_runs import load_teacher
 from runner.validate import Callbacks, Validator

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -48,16 +47,13 @@ class ImageTransform:
         pixels = np.asarray(image).transpose(2, 0, 1)
         out = torch.empty(pixels.shape) if out is None else out
         values = out.numpy()
+        mean, std = np.array([self.mean, self.std], np.float32)[..., None, None]
         # The same float32 operations in the same order as torchvision's ToTensor and Normalize, so the same floats.
         np.copyto(values, pixels)
         values /= np.float32(255)
-        values -= self._columns[0]
-        values /= self._columns[1]
+        values -= mean
+        values /= std
         return out
-
-    @cached_property
-    def _columns(self) -> NDArray[np.float32]:
-        return np.array([self.mean, self.std], np.float32)[..., None, None]
 
 
 @dataclass(frozen=True)

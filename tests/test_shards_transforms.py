@@ -13,8 +13,7 @@ from toy_shards import toy_source
 from procap import errors
 from shards import loader, pack, reader, source, transfer
 from shards.device.crops import REDUCTION, DeviceResize, augments_on_device, fits
-from shards.device.evaluation import device_evaluation_batches
-from shards.device.loader import DeviceTrainLoader
+from shards.device.loader import DeviceTrainLoader, device_evaluation_batches
 from shards.loader import LoaderOptions
 from shards.tasks import prefetch
 from shards.transforms import EvalTransform, TrainAugment, View, crop_box, jitter_colours
