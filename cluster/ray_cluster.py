@@ -93,20 +93,16 @@ class Node:
         return f"{self.address} ({self.name})"
 
     def count(self, resources: Resources) -> int:
-        """Return how many processes with such resources fit on this node."""
+        """Return how many processes with such resources fit on this node; a part of a GPU is of a single one."""
+        gpus = resources.gpus
         by_cpu = [divide(self.cpus, resources.cpus)] if resources.cpus else []
-        by_gpu = [count_on_gpus(self.gpus, resources.gpus)] if resources.gpus else []
+        by_gpu = [int(self.gpus) * divide(1, gpus) if gpus < 1 else divide(self.gpus, gpus)] if gpus else []
         return min(by_cpu + by_gpu)
 
 
 def divide(amount: float, part: float) -> int:
     """Return how many times `part` fits into `amount`; 0.1 fits into 1 ten times, as in Ray."""
     return math.floor(amount / part + 1e-6)
-
-
-def count_on_gpus(gpus: float, part: float) -> int:
-    """Return how many processes fit with `part` of a GPU, or several GPUs, each; a part is of a single GPU."""
-    return int(gpus) * divide(1, part) if part < 1 else divide(gpus, part)
 
 
 def set_auth_mode(*, private: bool = False) -> None:
@@ -148,8 +144,8 @@ def ray_connection(address: str, cpus: int | None = None) -> Iterator[None]:
         # Nested use: the outer block ends the connection.
         yield
         return
+    set_auth_mode(private=local)
     if local:
-        set_auth_mode(private=True)
         # Starting and stopping Ray take several seconds.
         print("starting Ray on this machine ...", file=sys.stderr, flush=True)
     import ray

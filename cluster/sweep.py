@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from cluster.executor import TrialWork
@@ -23,8 +22,6 @@ from cluster.sweep_record import (
     key_of,
     make_runs,
     read_scores,
-    runs_of_trial,
-    values_of_trial,
 )
 from cluster.tune_runner import TrialListener, run_trials
 from procap.errors import UserError
@@ -88,7 +85,7 @@ class Sweep:
                 max_t=MOST_EPOCHS,
                 **halving._asdict(),
             )
-        work = TrialWork.on(capacity, paths, partial(runs_of_trial, settings), halving)
+        work = TrialWork.on(capacity, paths, settings.runs_of_trial, halving)
         run_trials(space, work, capacity, listener, time_budget_s=seconds, **tune_config)
 
     def _make_search(self, max_concurrent: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -132,7 +129,7 @@ class Sweep:
         return searcher, -1 if self.settings.trials is None else max(0, self.settings.trials - len(scored))
 
     def started(self, trial: str, config: Mapping[str, Any]) -> Configuration:
-        values = values_of_trial(self.settings, config)
+        values = self.settings.values_of_trial(config)
         key = self._running[trial] = key_of(values)
         before = self.configurations.get(key)
         if before is None or before.state in ("stopped", "failed"):
@@ -161,7 +158,7 @@ class Sweep:
         before, scores = self.configurations[key], dict[str, float]()
         error = report.why if report.state == "failed" else ""
         try:
-            scores = self._collect_scores(runs_of_trial(self.settings, config, self.session.runtime), report)
+            scores = self._collect_scores(self.settings.runs_of_trial(config, self.session.runtime), report)
         except UserError as unreadable:
             error = error or str(unreadable)
         if report.state == "finished" and not all(path in scores for path in before.runs):

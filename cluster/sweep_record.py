@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -79,6 +78,14 @@ class SweepSettings(FrozenModel):
         # Without domains the product is 1: the configuration of the given values.
         return math.prod(map(len, self.domains.values())) if self.search == "grid" else self.trials
 
+    def values_of_trial(self, config: Mapping[str, Any]) -> Values:
+        """Return the values of the varied fields as plain Python, rounded as `round_value` does."""
+        return {field: round_value(domain, config[field]) for field, domain in self.domains.items()}
+
+    def runs_of_trial(self, config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
+        """Build the runs of a trial."""
+        return make_runs(self, self.values_of_trial(config), runtime.data)
+
 
 Percent = Annotated[float, Field(ge=0, le=100)]
 RunPath = Annotated[str, Field(pattern="/seed[0-9]{1,10}-[0-9a-f]{8}$", description="of a run below the results")]
@@ -135,8 +142,7 @@ def seed_of(path: str) -> str:
 
 def key_of(values: Mapping[str, Any]) -> str:
     """Identify the values of a configuration, independent of their order."""
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return json.dumps(values, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -215,13 +221,3 @@ def examples(settings: SweepSettings) -> list[Values]:
     return [
         {field: values[i % len(values)] for field, values in zip(domains, lists, strict=True)} for i in range(count)
     ]
-
-
-def values_of_trial(settings: SweepSettings, config: Mapping[str, Any]) -> Values:
-    """Return the values of the varied fields as plain Python, rounded as `round_value` does."""
-    return {field: round_value(domain, config[field]) for field, domain in settings.domains.items()}
-
-
-def runs_of_trial(settings: SweepSettings, config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
-    """Build the runs of a trial."""
-    return make_runs(settings, values_of_trial(settings, config), runtime.data)

@@ -130,9 +130,7 @@ def make_callback(listener: TrialListener, capacity: Capacity) -> Any:
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             listener.started(trial.trial_id, trial.config)
 
-        def on_trial_result(
-            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
-        ) -> None:
+        def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **_: Any) -> None:
             report = TrialReport.from_result(result)
             # The final report reaches the listener once, by `on_trial_complete`.
             if report.state in ("running", "waiting"):

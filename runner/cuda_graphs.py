@@ -1,11 +1,9 @@
 """Capture an objective and evaluated batches as CUDA graphs: one launch on the host instead of thousands.
 
-Captured work runs the same kernels on the same memory every time: it must not read numbers back to the host, and
-shapes must not change. After a capture that fails, the allocator of torch 2.11 and 2.12 releases no memory any more.
-So work is first tried under torch's check for synchronizations, and a capture that fails all the same ends the run.
-A `CaptureTape` finds on any device what a graph could not hold.
-
-Shapes: B images, C classes.
+Captured work runs the same kernels on the same memory every time: it must not read numbers back to the host, and shapes
+must not change. After a capture that fails, the allocator of torch 2.11 and 2.12 releases no memory any more. So work
+is first tried under torch's check for synchronizations, and a capture that fails all the same ends the run. A
+`CaptureTape` finds on any device what a graph could not hold. Shapes: B images, C classes.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 A file holds the features of one list of images. Its name is the digest of everything that decides their bits: content
 and order of the images, weights, preparation, precision, batches, device and code. Nothing but the time that a run
-takes depends on whether a file is there. `procap clean` deletes them.
-
-Shapes: N images, E joint embedding.
+takes depends on whether a file is there. `procap clean` deletes them. Shapes: N images, E joint embedding.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Predict the images of a target with the method of a run, on all ranks: compute logits, collect predictions.
 
-An image is named by its index in the target (0 .. N - 1), -1 for padding.
-
-Shapes: B images, C classes, E joint embedding, N images of the target, S image size.
+An image is named by its index in the target (0 .. N - 1), -1 for padding. Shapes: B images, C classes, E joint
+embedding, N images of the target, S image size.
 """
 
 from __future__ import annotations

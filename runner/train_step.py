@@ -1,8 +1,6 @@
 """Take a training step (loss terms, gradients, update), eagerly or with replays of CUDA graphs.
 
-A step never makes the host wait for the device; loss terms reach the host through `AsyncLosses`.
-
-Shapes: T loss terms.
+A step never makes the host wait for the device; loss terms reach the host through `AsyncLosses`. Shapes: T loss terms.
 """
 
 from __future__ import annotations

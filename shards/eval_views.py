@@ -1,9 +1,7 @@
 """Several views of a test image, for methods that adapt to each image: the plain one, and random ones.
 
 Source: Shu et al. 2022, "Test-Time Prompt Tuning for Zero-Shot Generalization", and its public code. AugMix is that of
-Hendrycks et al. 2020 with the operations of that code, all at its lowest severity.
-
-Shapes: V views, S image size.
+Hendrycks et al. 2020 with the operations of that code, all at its lowest severity. Shapes: V views, S image size.
 """
 
 from __future__ import annotations

@@ -10,10 +10,8 @@ every product and every partial sum is a number that float32 holds exactly, and 
 and sums in float32, changes nothing: no global setting of precision is read or written.
 
 Cost, counted for B = 32 photographs of 500 x 375 to S = 224: 30 GFLOP. The forward pass of ViT-B/16 on such a batch
-alone is 1,100 GFLOP.
-
-Shapes: B images, G of them at a time, S image size, H and W pixels of an image, K taps (source pixels that make up one
-new pixel), L pixels a row is padded to.
+alone is 1,100 GFLOP. Shapes: B images, G of them at a time, S image size, H and W pixels of an image, K taps (source
+pixels that make up one new pixel), L pixels a row is padded to.
 """
 
 from __future__ import annotations

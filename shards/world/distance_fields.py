@@ -1,9 +1,7 @@
 """Signed distance fields of plane shapes, and the image operations that all painters share.
 
 A shape is a function of coordinates that gives the distance to its outline, negative inside; `cover` turns it into an
-anti-aliased mask.
-
-Shapes: B images, H = W = SIZE pixels. The canvas is [-1, 1] x [-1, 1], y downwards.
+anti-aliased mask. Shapes: B images, H = W = SIZE pixels. The canvas is [-1, 1] x [-1, 1], y downwards.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Paint land seen from above, with one painter per class.
 
-Every painter draws its own pose, because roads and rivers cross the whole picture.
-
-Shapes: B images, H = W = SIZE pixels; the canvas is [-1, 1]^2.
+Every painter draws its own pose, because roads and rivers cross the whole picture. Shapes: B images, H = W = SIZE
+pixels; the canvas is [-1, 1]^2.
 """
 
 from __future__ import annotations
