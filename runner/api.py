@@ -61,8 +61,7 @@ BATCH = 100
 def train(*, method: str, dataset: str, data: str | Path = "", results: str | Path = "results", **settings: Any) -> Run:
     """Train a run, resume it, or read it if it is finished.
 
-    settings: choices of `runner.planning.RunChoices`, such as shots=4, seed=2, classes="all", options={...} or
-    overrides={"epochs": 10}, and fields of `runner.config.RuntimeConfig`, such as device="cpu".
+    settings: of `runner.planning.RunChoices`, such as options={...} or overrides={"epochs": 10}, and `RuntimeConfig`.
     """
     _check_settings(settings, RunChoices, RuntimeConfig)
     chosen = {field.name: settings.pop(field.name) for field in fields(RunChoices) if field.name in settings}
@@ -128,11 +127,9 @@ def features(
     precision: Precision = "fp32",
     **settings: Any,
 ) -> ImageFeatures:
-    """Encode the images of `classes` in a packed split with the frozen image tower, in list order.
+    """Encode images of a packed split with the frozen tower, in list order, or read what an earlier run has stored.
 
-    Images are prepared as in an evaluation. Features that a training or an earlier call has stored are read.
-    settings: those of `Session`, such as data, device or workers.
-    Raises UserError for data or weights that are not here.
+    settings: those of `Session`, such as data, device or workers. Raises UserError for data or weights not here.
     """
     opened = Session(**settings)
     selection, device = select_target_images(opened.dataset(dataset), classes, split), opened.device

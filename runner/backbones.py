@@ -15,10 +15,9 @@ from runner.results import TrainResult
 
 
 class Backbones:
-    """Keeps the backbone of a run for the runs after it; the loop over several runs owns one and passes it to each.
+    """Keeps one backbone, on the device that used it last, for the runs after it: a loop over runs owns one of these.
 
-    One backbone is kept, with its compiled blocks and on the device that used it last: runs of the same weights follow
-    one another without loading. It is shared, so a method must not change its weights.
+    It is shared, so a method must not change its weights.
     """
 
     def __init__(self) -> None:

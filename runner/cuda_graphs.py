@@ -32,11 +32,10 @@ WARMUP_RUNS = 3
 
 
 def capture_objective(objective: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module | None:
-    """Make the forward and backward passes of `objective` replays of CUDA graphs, for inputs of these shapes.
+    """Make forward and backward passes of `objective` replays of CUDA graphs, for inputs of these shapes.
 
-    inputs: an example, whose memory the replays read; each call copies its arguments there.
-    Returns `objective`, or None with a warning if the host would wait for the device in a step.
-    Raises UserError if the capture fails.
+    inputs: an example, to whose memory each call copies its arguments. Returns `objective`, or None with a warning if
+    the host would wait for the device in a step. Raises UserError if the capture fails.
     """
     learned = [parameter for parameter in objective.parameters() if parameter.requires_grad]
 

@@ -40,10 +40,9 @@ def evaluate(config: RunConfig, target: Target, runtime: RuntimeConfig, *, force
 
 
 def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:
-    """Count the correct images of a finished run on `target`, as `obtain_result` does.
+    """Count the correct images of a finished run on `target`, as `obtain_result` does, by the session's `evaluation`.
 
-    The session's `evaluation` sets the precision, the resizing, the temperature and the samples. These, and the order
-    in which a method adapts to the images, come from named streams of the run's seed; nothing else is random.
+    Random draws, and the order in which a method adapts to the images, come from named streams of the run's seed.
     """
     return obtain_result(run, target, EvalResult, partial(_evaluate, run, target, force=force), force=force)
 

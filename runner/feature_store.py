@@ -122,8 +122,7 @@ def read_limit() -> float:
 def feature_key(clip: CLIP, images: ImageList, *, acceleration: Acceleration, **how: Any) -> str:
     """Describe in canonical JSON what decides the bits of the features of `images`, and the time that they take.
 
-    how: transform, precision and batch; ranks and workers decide the time alone, next to which a result has them.
-    It must be called under the number of threads that encode.
+    It must be called under the number of threads that encode. how: transform, precision, batch, ranks and workers.
     """
     import torch
 

@@ -65,8 +65,7 @@ class FeatureLoader(TrainLoader):
 def learn_from_features(run: Run, setup: Setup, stop: StopRequest, meter: Meter) -> Setup:
     """Encode the samples and call `fit`; the new setup has an engine if the method takes steps.
 
-    meter: gets the time of features that an earlier run has stored.
-    Raises Interrupted on all ranks if one of them gets a signal while images are encoded.
+    meter: also gets the time of stored features. Raises Interrupted on all ranks for a signal to one of them.
     """
     method, config, selection = setup.method, run.config, setup.selection
     assert isinstance(method, FeatureMethod) and selection is not None

@@ -65,11 +65,11 @@ def pack_source(
     on_progress: SplitProgress | None = None,
     on_note: Reporter | None = None,
 ) -> Manifest:
-    """Pack a source into `data_root/<name>/`, with up to `workers` processes; a valid set that is there is kept.
+    """Pack a source into `data_root/<name>/`, with up to `workers` processes; a valid set is kept without `force`.
 
     Everything is written to a hidden folder and renamed when it is complete: if a packing is stopped or meets a broken
-    image, an older set of that name stays unchanged. force: pack again what is valid. on_note: called with notes of the
-    source and with duplicate images. Raises UserError when all images were read, for all problems together.
+    image, an older set of that name stays unchanged. on_note: called with notes of the source and duplicate images.
+    Raises UserError when all images were read, for all problems together.
     """
     # A manifest has no split without a shard.
     source = replace(source, counts={split: count for split, count in source.counts.items() if count})

@@ -44,10 +44,8 @@ class Source:
     """Everything about a data set that packing needs.
 
     origin: what made the images, with its version; a set from another origin is packed again.
-    counts: images per split.
-    make_reader: makes the reader of images start..stop - 1 of a split, in the order that few-shot draws use.
-    total_bytes: of all images; None if it is not known before reading them.
-    per_shard: images of a shard, fewer if it would be larger than `shards.pack.SHARD_BYTES`.
+    counts: images per split. make_reader: makes the reader of images start..stop - 1 of a split, in its order.
+    total_bytes: of all images; None if it is not known before reading them. per_shard: most images of a shard.
     problems: what is wrong in the lists of images; such a source is not packed. notes: what a user should know of them.
     """
 

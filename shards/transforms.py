@@ -1,7 +1,6 @@
 """Transform decoded images to inputs of the vision tower: CoOp's test transform and seeded training augmentation.
 
-Pillow resizes and numpy computes: both release the interpreter lock and start no threads.
-Shapes: 3 colours, S = image size.
+Pillow and numpy release the interpreter lock and start no threads. Shapes: 3 colours, S = image size.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ class ImageTransform:
     std: tuple[float, ...]
 
     def normalise(self, image: Image | NDArray[np.float32], out: Tensor | None = None) -> Tensor:
-        """Convert an RGB image of S x S pixels to [3, S, S] float32, normalised by mean and std.
+        """Convert an RGB image, or pixels [S, S, 3] from 0 to 255, to [3, S, S] float32, normalised by mean and std.
 
-        image: of Pillow, or pixels [S, S, 3] from 0 to 255.
         out: to write to, because allocating a tensor per image would cost as much as the arithmetic.
         """
         pixels = np.asarray(image).transpose(2, 0, 1)
@@ -75,8 +73,7 @@ class EvalTransform(ImageTransform):
     def crop(self, image: Image) -> Image:
         """Resize and crop to the S x S pixels that the model sees.
 
-        Resizing only what the crop needs, by Pillow's `box`, is a quarter faster but rounds its corners to float32:
-        about 1 pixel value in 50,000 then differs by 1.
+        Resizing by Pillow's `box` what the crop needs is a quarter faster, but changes a pixel value in 50,000.
         """
         resampling = Resampling[self.interpolation.upper()]
         if self.squash:

@@ -37,10 +37,9 @@ LEAVINGS = frozenset((
 
 @dataclass(frozen=True)
 class Listing:
-    """The labelled images below one folder, by split: from lists, from class folders, or drawn at random.
+    """The labelled images below `root`, by split: from lists, from class folders, or drawn at random.
 
-    root: the folder that paths are relative to. origin: what the lists are. scanned: they come from reading folders.
-    max_side: as in `read_images`.
+    origin: what the lists are. scanned: they come from reading folders. max_side: as in `read_images`.
     """
 
     root: Path

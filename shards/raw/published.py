@@ -1,9 +1,8 @@
 """Read published data sets from raw folders of the user, for packing or for a check: exactly CoOp's lists, or an error.
 
-The order of the lists is kept, because few-shot samples depend on it. The files are untrusted: they are read strictly
-and without building objects. Class folders have no order: CoOp takes that of the file system, here files are sorted by
-name, so that few-shot draws are reproducible. Class names are spelled as in CoOp's lists (with underscores); those of
-ImageNet, which its four shifts share, are OpenAI's list, as in open_clip.
+The order of the lists is kept, because few-shot samples depend on it; files of class folders are sorted by name, where
+CoOp takes the order of the file system. The files are untrusted: they are read strictly. Class names are spelled as in
+CoOp's lists; those of ImageNet, which its four shifts share, are OpenAI's, as in open_clip.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Read tables of images: CSV, TSV, a JSON list, or JSON lines, with columns for files, labels and perhaps splits.
 
-Columns are recognised by their names, or by what lies in the folder of the images: tables of the Hub and of Kaggle
-differ.
+Columns are recognised by their names, or by what lies in the folder: tables of the Hub and of Kaggle differ.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Generate small labelled image data sets, so that every command of the benchmark also works offline.
 
-A data set is called a family. A picture is a function of (family, label, seed, style): a painter draws what the class
-name describes, then the picture is distorted. Style "own" has the distortions of its family, which a method can learn
-from few images; style "plain" has none, and the embedded CLIP was trained on it. Shapes: B images; pictures are uint8
-[B, 64, 64, 3].
+A picture is a function of (family, label, seed, style), a family being a data set: a painter draws what the class name
+describes, then the picture is distorted as its family is (style "own"), or not ("plain": the embedded CLIP was trained
+on that). Shapes: B images; pictures are uint8 [B, 64, 64, 3].
 """
 
 from __future__ import annotations

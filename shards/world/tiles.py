@@ -1,7 +1,6 @@
-"""Paint land seen from above, with one painter per class.
+"""Paint land seen from above, one painter per class with a pose of its own: roads and rivers cross the picture.
 
-Every painter draws its own pose, because roads and rivers cross the whole picture. Shapes: B images, H = W = SIZE
-pixels; the canvas is [-1, 1]^2.
+Shapes: B images, H = W = SIZE pixels; the canvas is [-1, 1]^2.
 """
 
 from __future__ import annotations
