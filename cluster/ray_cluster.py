@@ -106,11 +106,10 @@ def divide(amount: float, part: float) -> int:
 
 
 def set_auth_mode(*, private: bool = False) -> None:
-    """Set $RAY_AUTH_MODE, which Ray otherwise guesses differently in every command; a value set by the user is kept.
+    """Set $RAY_AUTH_MODE, which Ray otherwise guesses differently in every command; call it before Ray is imported.
 
-    To be called before Ray is imported, which reads the environment only once. A token that is set is used.
-    private: this process starts the cluster for itself; it gets its own token, because some of Ray's ports listen on
-        every network of the machine.
+    What the user has set is kept, a token that is set is used. private: this process starts the cluster for itself; it
+    gets its own token, because some of Ray's ports listen on every network of the machine.
     """
     if os.environ.get("RAY_AUTH_MODE"):
         return

@@ -1,7 +1,6 @@
-"""Execute runs as trials of Ray Tune: each trial is placed as a whole, and restarted when its processes are lost.
+"""Execute runs as trials of Ray Tune: each is placed as a whole, and restarted when its processes are lost.
 
-Ray Tune's own state is not restored: a restarted trial resumes from the checkpoints of its runs, so
-that a lost process, node or driver costs the seconds since the last checkpoint.
+Tune's own state is not restored: a trial resumes from the checkpoints of its runs, at most seconds old.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What the runs of a command share and keep open, and one run in it.
+"""What the runs of a command share and keep open (`Session`), and one run in it (`Run`).
 
-A `Session` says where runs are executed; it opens each data set, the backbone, the tracking store and the results at
-a URL once. A `Run` has the configuration and the folder of one run in it; `runner.train` and `runner.evaluate` take it.
+A session opens each data set, the backbone, the tracking store and the results at a URL once.
 """
 
 from __future__ import annotations

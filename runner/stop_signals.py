@@ -40,8 +40,7 @@ def handling(numbers: Sequence[int], handler: Any) -> Iterator[None]:
 class StopRequest:
     """Defer SIGINT and SIGTERM within the block in the main thread; `signum` is the first that arrived, else 0.
 
-    A second SIGINT acts at once. A second SIGTERM does nothing: a batch system signals all processes of a job, and the
-    launcher among them signals its children again.
+    A second SIGINT acts at once. A second SIGTERM does nothing: batch systems and launchers send several.
     """
 
     def __init__(self) -> None:

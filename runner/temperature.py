@@ -1,9 +1,8 @@
 """Fit the temperature of a run on its few-shot images: one number that divides its logits.
 
 A trained method is confident on the images that it has learned. Therefore each image is predicted by a training on the
-other folds: with F folds, fold k has the images k, k + F, ... of each class, in drawn order. The trainings of the folds
-have the run's configuration apart from that, and lie in the hidden folder `.folds` of the run. Shapes: N few-shot
-images, C classes trained on.
+other folds: with F folds, fold k has the images k, k + F, ... of each class, in drawn order. These trainings lie in
+the hidden folder `.folds` of the run. Shapes: N few-shot images, C classes trained on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Select images exactly as CoOp does: base / novel halves of the classes, few-shot samples, all images of a target.
+"""Select images exactly as CoOp does: halves of the classes, few-shot samples, all images of a target.
 
-Samples are drawn over all classes and named by their paths in the data set; a run on one half of the classes uses those
-of its classes.
+Samples are drawn over all classes; a run on one half of the classes uses those of its classes.
 """
 
 from __future__ import annotations

@@ -55,7 +55,6 @@ class TrackingStore:
     uri: str
     experiment: str
     results: Path
-    known_experiment: str = ""
 
     @classmethod
     def choose(cls, results: Path, uri: str | None = None) -> TrackingStore:
@@ -65,8 +64,7 @@ class TrackingStore:
         """
         results = results.resolve()
         chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(results / DEFAULT_FILE)
-        name, number = (os.environ.get(f"MLFLOW_EXPERIMENT_{field}", "") for field in ("NAME", "ID"))
-        return cls(chosen, name or "procap", results, "" if name else number)
+        return cls(chosen, os.environ.get("MLFLOW_EXPERIMENT_NAME") or "procap", results)
 
     @property
     def is_default(self) -> bool:
@@ -102,8 +100,6 @@ class TrackingStore:
     def experiment_id(self) -> str:
         """The ID of the experiment, which is created if needed. Raises UserError if the store does not answer."""
         with self.requests("open"):
-            if self.known_experiment:
-                return self.client.get_experiment(self.known_experiment).experiment_id
             experiment = self.client.get_experiment_by_name(self.experiment)
             if experiment:
                 return experiment.experiment_id
@@ -127,12 +123,10 @@ class TrackingRecord(FrozenModel):
 
 
 def sync(store: TrackingStore, on_error: OnError, *, only: Iterable[str] | None = None) -> dict[str, str]:
-    """Log what is missing of the runs and collections of the store's results; runs are nested below collections.
+    """Log what is missing of runs and collections; returns the IDs of MLflow runs that got something, by path.
 
-    Returns the IDs of the MLflow runs that something was sent to, by paths below the results.
-    on_error: gets the path and the error of a broken file, which fails its run alone.
-    only: paths below the results; default all. The collections of these runs are exported as well.
-    Raises UserError when the store cannot be reached or refuses a request.
+    on_error: gets the path and the error of a broken file, which fails its run alone. only: paths below the results, by
+    default all, and the collections of these runs. Raises UserError when the store refuses or cannot be reached.
     """
     sent: dict[str, str] = {}
     # Two processes would make two MLflow runs of one run.

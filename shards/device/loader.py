@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image, fromarray
 from torch import Tensor
 
-from shards.device.crops import DeviceResize, augments_on_device, fits
+from shards.device.crops import DeviceResize, fits
 from shards.eval_views import AnyEvalTransform
 from shards.loader import BATCHES_AHEAD, CACHE_BYTES, LoaderOptions, TrainLoader, read_batches
 from shards.reader import ImageList, LazyImage
@@ -58,8 +58,6 @@ class DeviceTrainLoader(TrainLoader):
         options: LoaderOptions,
         device: torch.device,
     ) -> None:
-        if not augments_on_device(augment):
-            raise ValueError("jitter and rotation are done by TrainLoader alone")
         super().__init__(images, batch_size, augment, seed, options)
         self._side = SideStream(device)
         self.device = self._side.device

@@ -57,9 +57,6 @@ def find_description(folder: Path, max_side: int | None = None) -> tuple[Path, s
     file = folder.with_name(f"{folder.name}.yaml")
     if not file.exists() and not os.access(folder.parent, os.W_OK):
         file = Path.cwd() / file.name
-        if not file.exists() and not os.access(Path.cwd(), os.W_OK):
-            reason = f"neither {folder.parent} nor the working directory can be written"
-            raise UserError(f"{file.name}, which describes the images, has no place: {reason}; work in one that can be")
     if file.exists():
         written = read_description(file)
         images = (file.parent / text for text in (written.folder, written.images, written.table) if text)
