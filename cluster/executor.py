@@ -15,7 +15,7 @@ from cluster.ray_cluster import Capacity, Resources
 from cluster.run import Halving, StoragePaths, TrialReport
 from runner.config import RuntimeConfig
 from runner.evaluate import evaluate_run
-from runner.failures import EXPECTED, describe_failure
+from runner.results import EXPECTED, describe_failure
 from runner.run_state import RunSpec, score, score_at
 from runner.session import Session
 from runner.stop_signals import Interrupted

@@ -33,11 +33,10 @@ from runner.cuda_graphs import CaptureError, CaptureTape
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks
 from runner.engine import Batch, learned_parameters
-from runner.failures import EXPECTED, describe_failure
 from runner.feature_training import learn_from_features
 from runner.meters import Meter
 from runner.planning import plan_run
-from runner.results import TrainResult
+from runner.results import EXPECTED, TrainResult, describe_failure
 from runner.session import Run, Session
 from runner.setup import Setup, build_initial_method, label_space, make_test_transform, set_up
 from runner.stop_signals import StopRequest

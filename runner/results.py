@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, Validati
 from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import describe_change
 from procap.methods.options import Pool
-from procap.methods.plugins import MethodSource
+from procap.methods.plugins import MethodSource, describe_unexpected
 from procap.text import LabelSpace
 from runner.calibration import Calibration, Probabilities
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
@@ -33,6 +33,8 @@ WRITTEN = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
 # Masked when it is written too, because `model_copy` does not validate its changes.
 MaskedText = Annotated[str, AfterValidator(mask), PlainSerializer(mask)]
 """Text of an error, without credentials."""
+EXPECTED = (UserError, OSError)
+"""Errors of the user or the environment, which are no fault of the program."""
 
 NUMBERS = re.compile(r"\[\n[-+\d.eE,\s]*\]")
 """A list of numbers in indented JSON, in which no string has a line break."""
@@ -40,6 +42,11 @@ NUMBERS = re.compile(r"\[\n[-+\d.eE,\s]*\]")
 
 RunStatus = Literal["running", "paused", "interrupted", "failed"]
 """Status of an unfinished run; "paused" after the epochs that the caller of `train` asked for."""
+
+
+def describe_failure(error: Exception) -> str:
+    """Describe in one line, without credentials, why a run or another part of a command failed."""
+    return mask(" ".join((str(error) if isinstance(error, EXPECTED) else describe_unexpected(error)).split()))
 
 
 class EpochLog(FrozenModel):

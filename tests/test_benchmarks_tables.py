@@ -33,8 +33,8 @@ from benchmarks.tables.runs import run_tables
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 from runner.calibration import ImagePredictions, measure_calibration
-from runner.failures import describe_failure
 from runner.planning import plan_run
+from runner.results import describe_failure
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from shards.pack import pack_source

@@ -21,6 +21,7 @@ from procap.errors import UserError
 from runner.config import FrozenModel
 from runner.environment_defaults import set_environment_defaults
 from runner.results import read_document, write_json
+from runner.run_collection import LOCK_SECONDS
 from runner.run_folders import TRACKING_FILE
 from runner.tracking.content import DESCRIPTION, TABLE_START, Content, OnError, read_contents
 from shards.credentials import mask, mask_urls
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = "mlflow.db"
 DEFAULT_ARTIFACTS = "mlartifacts"
-LOCK_SECONDS = 30.0
 RUNS_PER_REQUEST = 500
 PARENT_TAG = "mlflow.parentRunId"
 KIND = {"mlflow.experimentKind": "custom_model_development"}
