@@ -25,7 +25,7 @@ from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, final_score
 from runner.session import Session
 from shards.files import file_lock
-from shards.sampling import BALANCED, Sampling
+from shards.uneven_samples import BALANCED, Sampling
 
 SWEEPS = "sweeps"
 CHANGEABLE = ("scheduler", "grace_period", "reduction_factor", "trials", "hours")

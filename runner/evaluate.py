@@ -109,8 +109,8 @@ def _evaluate(run: Run, target: Target, stop: StopRequest, *, force: bool) -> Ev
     selection, base_classes = _select(run, target), None
     if target.dataset == config.dataset:
         trained = select_class_labels(session.dataset(config.dataset), config.classes)
-        positions = np.flatnonzero(np.isin(selection.labels, trained))
-        base_classes = positions if 0 < len(positions) < len(selection.labels) else None
+        positions = np.flatnonzero(np.isin(selection.class_labels, trained))
+        base_classes = positions if 0 < len(positions) < len(selection.class_labels) else None
     logit_settings = LogitSettings(base_classes, temperature or 1.0)
     inference, predictions, fields = _predict(run, target, selection, target.dataset, logit_settings, stop)
     per_class = count_by_class(predictions.labels, predictions.is_correct, selection.classnames)

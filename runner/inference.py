@@ -98,7 +98,7 @@ class Inference:
             self._forward = lambda images: self._logits_of(self._encode(images))
         self.features: torch.Tensor | None = None
         self.kept: RowCollector | None = None
-        self.meter, self.kept_meter = Meter(clip.device, warmup=0), Meter(clip.device, warmup=0)
+        self.meter, self.kept_meter = Meter(clip.device), Meter(clip.device)
 
     @property
     def encodes_frozen(self) -> bool:
@@ -263,7 +263,7 @@ def prepare_inference(
 ) -> Inference:
     """Make the classifier of the classes of `space`, with draws of its Gaussian tokens if asked for, and warm up."""
     config, session, settings, trained = run.config, run.session, run.eval_settings, load_trained(run)
-    method, precision, meter = trained.method, settings.precision or config.precision, Meter(session.device, warmup=0)
+    method, precision, meter = trained.method, settings.precision or config.precision, Meter(session.device)
     with meter.phase("classes", rated=False), autocast(precision, session.device):
         warn_of_names(method, space)
         if settings.samples:

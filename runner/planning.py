@@ -12,7 +12,7 @@ from procap.recipe import Recipe, format_value
 from runner.config import RunConfig, Target
 from shards.default_paths import data_root
 from shards.image_selection import CLASS_CHOICES, parse_classes
-from shards.sampling import BALANCED, check_sampling
+from shards.uneven_samples import BALANCED, check_sampling
 
 if TYPE_CHECKING:
     from procap.methods.method import Method

@@ -117,7 +117,7 @@ class ResumableTraining:
 
     def save(self, status: RunStatus = "running") -> None:
         """Write the state, then the progress."""
-        with self.meter.phase("checkpoint", rated=False):
+        with self.meter.phase("state", rated=False):
             self.meter.settle()
             self.state.meter = self.meter.state()
             # On all ranks, because DeepSpeed gathers the parts of its optimizer here.
@@ -135,7 +135,7 @@ class ResumableTraining:
         self._saved_time = time.monotonic()
 
     def stop(self, signum: int) -> NoReturn:
-        """Save and raise `Interrupted`, because all ranks have agreed on a stop signal."""
+        """Save the state and raise `Interrupted`, because all ranks have agreed on a stop signal."""
         self.save("interrupted")
         # A launcher may kill all ranks as soon as one exits, so wait until rank 0 has written the state.
         self.group.barrier()
@@ -143,7 +143,7 @@ class ResumableTraining:
         raise Interrupted(signum, f"stopped {self.config.path} at {position}; repeat the command to resume")
 
     def finish(self, status: RunStatus) -> Progress:
-        """Save, and return the progress."""
+        """Save the state, and return the progress."""
         self.save(status)
         return self.group.broadcast_object(self._progress(status))
 

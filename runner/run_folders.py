@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +32,8 @@ from shards.files import file_lock
 
 TRACKING_FILE = "tracking.json"
 DEFAULT_SETTINGS = EvalSettings()
+OnError = Callable[[str, UserError], None]
+"""Gets the path below the results, and the error, of what cannot be read."""
 AnyDocument = TypeVar("AnyDocument", bound=RunDocument)
 AnyResult = TypeVar("AnyResult", bound=TargetResult)
 RUNS = "*/*/*/*/*/seed*-*"

@@ -23,10 +23,11 @@ from procap.methods.plugins import MethodSource
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 from runner.acceleration import Acceleration
-from runner.checkpoint import CheckpointCard, InitialRun
+from runner.checkpoint import InitialRun
 from runner.config import RunConfig
 from runner.distributed.ranks import Ranks
 from runner.engine import Engine
+from runner.results import CheckpointCard
 from runner.session import Run
 from runner.training_steps import TrainingSteps
 from shards.device.crops import augments_on_device
@@ -95,7 +96,7 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         images = selection.unlabelled.images if selection.unlabelled else selection.train
         loader = train_loader(images, config, clip, acceleration, session.decoders, group.ranks)
     selected = selection.unlabelled or selection if selection else None
-    labels = selected.labels if selected else select_class_labels(dataset, config.classes)
+    labels = selected.class_labels if selected else select_class_labels(dataset, config.classes)
     method, card = build_method_and_card(config, dataset, clip, labels)
     warn_of_names(method, method.space)
     if loader and not any(parameter.requires_grad for parameter in method.parameters()):

@@ -39,8 +39,8 @@ from shards.rng import generator
 from shards.transfer import to_device
 
 UNRATED_STEPS = 5
-"""Steps that are left out of images per second; they have nothing to do with the warm-up of the learning rate."""
-PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
+"""Steps that are left out of images per second, `warmup_steps` in `train.json`."""
+PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "state", "tracking")
 UNTIMED_PHASES = ("load", "compile", "tracking", "validation", "statistics")
 """Phases that are not part of the training's seconds; only runs with callbacks have `validation`."""
 MEASURE_STEPS = 50
@@ -280,7 +280,7 @@ class TrainLoop:
     def _save_or_stop(self) -> None:
         """Save the state if it is time on rank 0, or stop if a rank has got a signal: all ranks at the same step."""
         # The clock of one rank decides, because those of several would not agree on a step.
-        is_due = self.group.ranks.is_first and self.training.is_due(self.runtime.checkpoint_seconds)
+        is_due = self.group.ranks.is_first and self.training.is_due(self.runtime.state_seconds)
         flags = self.group.exchange_flags(save=is_due, signum=self.stop.signum)
         if flags.save or flags.signum:
             self._count_losses(wait=True)
@@ -373,7 +373,7 @@ def _write_result(training: ResumableTraining) -> TrainResult:
         # The steps of a method on features see no image.
         images_per_second=None if on_features else meter.images_per_second(),
         images_per_second_model=None if on_features else meter.images_per_second("forward", "backward", "optimizer"),
-        warmup_steps=meter.warmup_steps if meter.rate.images else 0,
+        warmup_steps=meter.unrated_steps if meter.rate.images else 0,
         phases=meter.phases_with_other(),
         stored_seconds=meter.stored_seconds,
         peak_memory_bytes=peak_memory(meter.device),

@@ -3,8 +3,8 @@
 <data root>/<data set>/  classnames.txt  zeroshot_classification_templates.txt  manifest.json
                          <split>/  nshards.txt  index.npy  paths.txt  0.tar  1.tar ...
 
-The numbers of the images alone decide which shard holds them, before any image is read. So every worker can start
-anywhere, and the bytes do not depend on the number of workers.
+The position of an image and the average size decide which shard holds it, before any image is read. So every worker can
+start anywhere, and the bytes do not depend on the number of workers.
 """
 
 from __future__ import annotations

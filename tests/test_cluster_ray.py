@@ -286,7 +286,7 @@ def executed(local_ray, few_digits, tmp_path_factory):
         assert holder, "no process to kill"
         os.kill(int(holder[1]), signal.SIGKILL)
 
-    paths = make_paths(few_digits, results, checkpoint_seconds=0.0)
+    paths = make_paths(few_digits, results, state_seconds=0.0)
     space, generator = {"number": grid_search(list(range(len(tasks))))}, BasicVariantGenerator(max_concurrent=1)
     with connect(Launcher(kind="ray", address=local_ray), paths) as found, ThreadPoolExecutor(1) as killer:
         assert found == Capacity(Resources(1, 1.0, 0.0), 3, ray=True)

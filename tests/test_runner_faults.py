@@ -67,7 +67,7 @@ def procap(arguments, every=3600.0, trouble=(), unlucky=1, at=LATER, silent=""):
             getattr(Trouble, name)(*how)
 
     def often(*place, **more):
-        return replace(runtime_config(*place, **more), checkpoint_seconds=every, timeout=SECONDS)
+        return replace(runtime_config(*place, **more), state_seconds=every, timeout=SECONDS)
 
     def opened(url):
         with patch.object(remote, "SOCKET_SECONDS", 0.5 if silent and url.endswith(silent) else SECONDS):

@@ -57,7 +57,7 @@ def train_and_stop(config: dict, data: str, results: str, every: float, stop: in
     signal.signal(signal.SIGALRM, stop_here)
     if stop == 0:
         signal.setitimer(signal.ITIMER_REAL, seconds)
-    runtime = make_runtime(data, results, checkpoint_seconds=every)
+    runtime = make_runtime(data, results, state_seconds=every)
     sessions.train(RunConfig.model_validate(config), runtime)
 
 
@@ -225,7 +225,7 @@ def test_force_deletes_a_run_at_the_url(s3, machines, config):
 
 
 def test_an_unreachable_url_costs_only_the_upload(machines, config, monkeypatch, caplog):
-    runtime = replace(machines("first"), checkpoint_seconds=0.0)
+    runtime = replace(machines("first"), state_seconds=0.0)
     upload = remote_results.RemoteResults.push
     away = [True]
 

@@ -82,7 +82,7 @@ def predict(
     from benchmarks.qualitative.prediction_page import write_page
     from runner.predict import ImageClassifier
     from runner.trained_runs import load_trained
-    from shards.image_files import find_images
+    from shards.loose_images import find_images
 
     failed: dict[str, str] = {}
 

@@ -35,6 +35,7 @@ from benchmarks.console.parse import (
 )
 from benchmarks.experiment.published import table1_methods
 from benchmarks.experiment.titles import sort_methods
+from benchmarks.results.frame import run_folders
 from procap.errors import UsageError, check_names, validate
 from procap.methods import method_class, method_paths
 from procap.weights.architectures import canonical_name, named_architecture
@@ -48,7 +49,7 @@ from shards.default_paths import cache_home, data_root
 from shards.image_selection import parse_classes, select_labels
 from shards.names import join_first
 from shards.resolve import resolve_dataset
-from shards.sampling import BALANCED, check_sampling
+from shards.uneven_samples import BALANCED, check_sampling
 
 HASH_PREFIX = re.compile("[0-9a-f]{1,8}")
 
@@ -238,8 +239,8 @@ def find_selected_run(selection: SelectionFlags, session: Session, *, best: bool
     """Find the only run that the flags select, or the best of several; the rest is as in `find_run`."""
     session.remote.pull()
     is_selected = run_filter(selection)
-    folders = [(folder.path, folder.read_config()) for folder in find_runs(session.runtime.results)]
-    selected = {path: config for path, config in folders if config and is_selected(config)}
+    folders = run_folders(session.runtime.results)
+    selected = {folder.path: config for folder, config in folders if is_selected(config)}
     if best and len(selected) > 1:
         finished = [config for path, config in selected.items() if RunFolder(path).train_file.exists()]
         return best_run(finished, session)

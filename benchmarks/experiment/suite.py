@@ -23,7 +23,7 @@ from runner.config import EvalSettings, RunConfig, Target
 from runner.planning import can_classify, check_read, control_options, plan_run
 from runner.run_state import RunSpec
 from runner.session import Session
-from shards.sampling import BALANCED
+from shards.uneven_samples import BALANCED
 
 SHOTS = 16
 """Training images per class unless a variant or the user says otherwise, as in all published numbers."""
