@@ -78,13 +78,13 @@ class SweepSettings(FrozenModel):
         # Without domains the product is 1: the configuration of the given values.
         return math.prod(map(len, self.domains.values())) if self.search == "grid" else self.trials
 
-    def values_of_trial(self, config: Mapping[str, Any]) -> Values:
+    def values_of_trial(self, drawn: Mapping[str, Any]) -> Values:
         """Return the values of the varied fields as plain Python, rounded as `round_value` does."""
-        return {field: round_value(domain, config[field]) for field, domain in self.domains.items()}
+        return {field: round_value(domain, drawn[field]) for field, domain in self.domains.items()}
 
-    def runs_of_trial(self, config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
+    def runs_of_trial(self, drawn: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
         """Build the runs of a trial."""
-        return make_runs(self, self.values_of_trial(config), runtime.data)
+        return make_runs(self, self.values_of_trial(drawn), runtime.data)
 
 
 Percent = Annotated[float, Field(ge=0, le=100)]

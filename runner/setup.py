@@ -145,11 +145,13 @@ def select_training(config: RunConfig, dataset: PackedDataset, processes: int) -
     if pool := unlabelled_pool(config):
         unlabelled = select_unlabelled(dataset, selection, pool, config.classes)
         selection, images = replace(selection, unlabelled=unlabelled), len(unlabelled.images)
+    sizes = [min(batch, images)]
     if config.recipe.batches == "class":
         rule = f"a batch has {batch} of one class: give more --shots, or --recipe-field batches=random"
         check_class_sizes(selection, batch, rule)
-    last = batch if config.recipe.drop_last else images % batch
-    for size in (min(batch, images), last):
+    elif not config.recipe.drop_last:
+        sizes.append(images % batch)
+    for size in sizes:
         # A gather needs equally many rows on all ranks.
         if size % processes:
             raise UsageError(

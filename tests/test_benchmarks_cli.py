@@ -101,6 +101,8 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods coprompt --datasets digits", 2, "CoPrompt needs --option sentences="),
     ("train --methods maple --datasets dtd", 1, ": dtd; pack with"),
     ("train --methods maple --datasets digits --recipe-field batches=class --batch-size 64", 2, "has 64 of one"),
+    ("train --methods maple --datasets digits --lr 0.1 --recipe-field lr=1", 2, "-field lr=1: lr is given twice"),
+    ("train --methods maple --datasets digits --option depth=3 --option depth=4", 2, "depth is given twice"),
     ("eval --methods maple --datasets digits", 1, "holds no finished training: run procap train first"),
     ("eval nowhere", 2, "error: nowhere is not the folder of a run"),
     ("eval --methods maple --datasets digits --targets digits:bse", 2, "did you mean base"),

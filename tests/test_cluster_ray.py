@@ -227,14 +227,14 @@ class Recorder:
         self.reports: list[tuple[int, TrialReport]] = []
         self.ends: dict[int, TrialReport] = {}
 
-    def started(self, trial, config):
-        self.began.append(config["number"])
+    def started(self, trial, drawn):
+        self.began.append(drawn["number"])
 
-    def reported(self, trial, config, report):
-        self.reports.append((config["number"], report))
+    def reported(self, trial, drawn, report):
+        self.reports.append((drawn["number"], report))
 
-    def ended(self, trial, config, report):
-        self.ends[config["number"]] = report
+    def ended(self, trial, drawn, report):
+        self.ends[drawn["number"]] = report
 
 
 def facts(results, config):

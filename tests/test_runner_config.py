@@ -65,8 +65,9 @@ def test_everything_that_changes_weights_changes_the_identity(change):
 
 UNREAD = {
     "momentum": ({"optimizer": "adamw"}, 0.5), "betas": ({"optimizer": "sgd"}, (0.5, 0.5)),
-    "eps": ({"optimizer": "sgd"}, 1e-3), "min_lr": ({"schedule": "epoch"}, 1e-3),
-    "warmup_epochs": ({"warmup": "none"}, 3), "warmup_lr": ({"warmup": "none", "schedule": "step"}, 1e-3),
+    "eps": ({"optimizer": "sgd"}, 1e-3), "drop_last": ({"batches": "class"}, False),
+    "min_lr": ({"schedule": "epoch"}, 1e-3), "warmup_epochs": ({"warmup": "none"}, 3),
+    "warmup_lr": ({"warmup": "none", "schedule": "step"}, 1e-3),
     "crop_scale": ({"augmentation": "randaugment"}, (0.5, 1.0)), "flip": ({"augmentation": "randaugment"}, False),
     "colour_jitter": ({"augmentation": "randaugment"}, 0.5), "rotation": ({"augmentation": "randaugment"}, 5.0),
 }  # fmt: skip

@@ -22,10 +22,9 @@ NOTE_ON_SPEED = (
 )
 
 
-def count_parameters(rows: pd.DataFrame) -> Metric | None:
-    """Return the learned parameters in thousands; they can differ between seeds, and are unknown for some imports."""
-    counts = rows.groupby("seed").parameters.first().dropna()
-    return Metric(float(counts.mean()) / 1000) if len(counts) else None
+def count_parameters(rows: pd.DataFrame) -> Metric:
+    """Return the learned parameters in thousands, on average over seeds, whose runs can have different numbers."""
+    return Metric(float(rows.groupby("seed").parameters.first().mean()) / 1000)
 
 
 def average_speeds(rows: pd.DataFrame) -> tuple[Metric | None, Metric | None, Metric | None]:
