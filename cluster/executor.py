@@ -86,10 +86,7 @@ class RunExecutor:
         return self._report(state="finished", epoch=epochs, score=fmean(scores) if scores else None)
 
     def _train_in_step(self, rungs: Sequence[int], epochs: int) -> None:
-        """Train all runs to one rung, then all to the next, and report the mean score of every epoch.
-
-        The last epoch is only in the final report, so that a scheduler cannot stop the trial before its evaluation.
-        """
+        """Train all runs to one rung, then to the next; only the final report, after evaluation, has the last epoch."""
         reported = 0
         for end in [*rungs, epochs]:
             for run in self.runs:

@@ -67,10 +67,7 @@ def validation_targets(dataset: str, classes: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class StoragePaths:
-    """The values of --data and --results as given, and the rest of a `RuntimeConfig`.
-
-    data: a folder, a URL, or empty for the default of the machine. results: a folder that all machines see, or a URL.
-    """
+    """The values of --data (empty: the machine's default) and --results as given, and the rest of a `RuntimeConfig`."""
 
     data: str
     results: str

@@ -13,16 +13,7 @@ from cluster.executor import TrialWork
 from cluster.ray_cluster import Capacity
 from cluster.run import SCORE, Halving, StoragePaths, TrialReport
 from cluster.space import to_tune
-from cluster.sweep_record import (
-    SWEEPS,
-    Configuration,
-    State,
-    SweepFolder,
-    SweepSettings,
-    key_of,
-    make_runs,
-    read_scores,
-)
+from cluster.sweep_record import SWEEPS, Configuration, SweepFolder, SweepSettings, key_of, make_runs, read_scores
 from cluster.tune_runner import TrialListener, run_trials
 from procap.errors import UserError
 from runner.run_state import RunSpec, final_score, score_at
@@ -61,7 +52,7 @@ class Sweep:
         """Whether every configuration is finished, or stopped by ASHA while the sweep still uses ASHA."""
         return self.settings.size is not None and self.count("finished", "stopped") >= self.settings.size
 
-    def count(self, *states: State) -> int:
+    def count(self, *states: str) -> int:
         """Count configurations in these states; those that ASHA stopped continue once the sweep no longer uses ASHA."""
         counted = [state for state in states if state != "stopped" or self.settings.scheduler == "asha"]
         return sum(configuration.state in counted for configuration in self.configurations.values())
@@ -163,7 +154,7 @@ class Sweep:
             error = error or str(unreadable)
         if report.state == "finished" and not all(path in scores for path in before.runs):
             error = error or NO_RESULTS
-        state: State = "failed" if error else "finished"
+        state = "failed" if error else "finished"
         if report.state in ("running", "waiting") and not error:
             # Either ASHA or the time limit stopped the trial early; after the time limit it stays unfinished.
             state = "stopped" if before.curve and time.monotonic() < self._deadline else "unfinished"

@@ -30,7 +30,7 @@ def start_from(config: RunConfig, earlier: Run, results: Path) -> RunConfig:
 
 
 def check_same_images(earlier: RunConfig, config: RunConfig) -> None:
-    """Raise UsageError if run `earlier` has seen images of the data set of `config` that a training of it does not."""
+    """Raise UsageError if `earlier` has seen images of the data set of `config` that a training of it does not."""
     if earlier.chosen_on_test:
         # Tables mark such a run, but not another one that learns from it.
         raise UsageError(f"{earlier.path} was chosen by test accuracy: train with --option selection=validation")

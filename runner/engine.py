@@ -62,10 +62,7 @@ def learned_parameters(method: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def group_parameters(method: Method, recipe: Recipe) -> list[dict[str, Any]]:
-    """Group what the current stage of a training learns by learning rate, as an optimizer takes it.
-
-    rate_index: the index of the group's rate in `TrainingSteps.rates`. relative_rate: its peak divided by the recipe's.
-    """
+    """Group what the stage learns by rate, at `rate_index` in `TrainingSteps.rates`; relative_rate: to the recipe's."""
     peaks, peak_of = distinct_peak_rates(method, recipe), peak_rates(method, recipe)
     groups: dict[int, list[nn.Parameter]] = {}
     for name, parameter in learned_parameters(method).items():

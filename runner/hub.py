@@ -116,10 +116,7 @@ def push_files(files: dict[str, bytes], repository: str, *, private: bool = Fals
 
 
 def fetch_run(location: str, session: Session) -> Run:
-    """Download the run at `hf://NAMESPACE/NAME[@REVISION]` into the session's results, where an equal one is kept.
-
-    Raises UserError for files that do not belong together, and if the results hold another training of the run.
-    """
+    """Download the run at `hf://NAMESPACE/NAME[@REVISION]`. UserError: its files do not fit, or another is here."""
     from huggingface_hub import constants
 
     from procap.weights.files import SIZE_LIMIT
@@ -151,10 +148,7 @@ def fetch_run(location: str, session: Session) -> Run:
 
 
 def load_run(source: str | PathLike[str], runtime: RuntimeConfig | None = None) -> TrainedRun:
-    """Load a finished run from its folder, or from `hf://NAMESPACE/NAME` through the results of `runtime`.
-
-    Raises UserError as `load_trained`, also if the weights of the backbone here are not those of the training.
-    """
+    """Load a finished run from its folder, or `hf://NAMESPACE/NAME`; raises UserError as `load_trained`."""
     from runner.trained_runs import load_trained
 
     session, name = Session(runtime), fspath(source)

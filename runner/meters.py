@@ -41,10 +41,7 @@ class MeterState:
 
 
 class Meter(MeterState):
-    """Time by named phase, and rates over steps; phases outside a step (load, state) do not count in rates.
-
-    On CUDA, phases are timed by events in the stream, which `settle` reads: measuring does not make the host wait.
-    """
+    """Time by named phase, and rates over steps; on CUDA by events in the stream, so that the host does not wait."""
 
     def __init__(self, device: torch.device, unrated_steps: int = 0, phases: Sequence[str] = ()) -> None:
         """unrated_steps: the first ones of this process, left out of rates; phases: names reported even at zero."""

@@ -248,10 +248,7 @@ def check_resume(case: CheckCase) -> str:
 
 
 def check_reloaded(case: CheckCase) -> str:
-    """Check that a method that is loaded from a checkpoint classifies as the trained one, which begins stages in turn.
-
-    A training begins no stage that it does not reach; a method that is loaded is as at the end of a training.
-    """
+    """Check that a method loaded from a checkpoint classifies as the trained one, which begins stages in turn."""
     setup = case.set_up()
     method = setup.method
     for stage in range(sum(start < setup.total_steps for start in method.stage_starts(setup.total_steps))):

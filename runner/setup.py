@@ -33,15 +33,9 @@ from runner.training_steps import TrainingSteps
 from shards.device.crops import augments_on_device
 from shards.device.loader import DeviceTrainLoader
 from shards.eval_views import AnyEvalTransform, EvalViews
-from shards.image_selection import (
-    TrainingSelection,
-    select_class_labels,
-    select_training_images,
-    select_unlabelled,
-    split_fold,
-)
+from shards.image_selection import TrainingSelection, select_class_labels, select_training_images, select_unlabelled
 from shards.loader import WINDOW_BYTES, LoaderOptions, TrainLoader
-from shards.manifest import Manifest, lines_digest
+from shards.manifest import Manifest
 from shards.names import first_few, join_first
 from shards.reader import ImageList, PackedDataset
 from shards.rng import generator
@@ -137,8 +131,7 @@ def select_training(config: RunConfig, dataset: PackedDataset, processes: int) -
         return None
     selection = select_training_images(dataset, config.shots, config.seed, config.classes, config.sampling)
     if config.held_out:
-        train = split_fold(selection.train, config.held_out)[0]
-        selection = replace(selection, train=train, digest=lines_digest(train.paths))
+        selection = selection.without_fold(config.held_out)
     if method_class(config.method).needs_every_class:
         check_class_sizes(selection, 1, f"{config.method} learns from images of each class: give --sampling natural")
     batch, images = config.recipe.batch_size, len(selection.train)

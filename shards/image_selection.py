@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -54,6 +54,11 @@ class TrainingSelection:
     class_labels: tuple[int, ...]
     digest: str
     unlabelled: UnlabelledImages | None = None
+
+    def without_fold(self, fold: str) -> TrainingSelection:
+        """Leave the images of a fold out, see `split_fold`."""
+        train = split_fold(self.train, fold)[0]
+        return replace(self, train=train, digest=lines_digest(train.paths))
 
 
 @dataclass(frozen=True)

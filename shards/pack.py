@@ -24,20 +24,12 @@ import numpy as np
 
 from procap.errors import UsageError, UserError
 from shards.builtin_sources import builtin_source
-from shards.check import (
-    IMAGES_PER_TASK,
-    CheckedImage,
-    Reporter,
-    SplitProgress,
-    describe_unreadable,
-    find_duplicates,
-    raise_problems,
-)
+from shards.check import IMAGES_PER_TASK, CheckedImage, Reporter, SplitProgress, describe_unreadable, find_duplicates
 from shards.files import file_lock, file_sha256, write_file
 from shards.index import DIGESTS_FILE, INDEX, INDEX_FILE, PATHS_FILE, image_digest, list_digest, shards_digest
 from shards.manifest import MANIFEST_FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror, read_manifest
 from shards.mirror import refuse_packing
-from shards.names import first_few, unfit_texts
+from shards.names import first_few, join_first, unfit_texts
 from shards.reader import ImageList, open_dataset
 from shards.resolve import is_packed, resolve_dataset
 from shards.source import MEMBER_EXTENSIONS, RecordReader, Source, make_sample, sample_key
@@ -198,7 +190,13 @@ def _write(
         contents = [(split, image) for split, shards in packed.items() for _, images in shards for image in images]
         for note in find_duplicates(contents):
             on_note(note)
-    raise_problems(source.name, problems, on_note)
+    if len(problems) > 1 and on_note:
+        for problem in problems:
+            on_note(f"problem: {problem}")
+        listed = f"{len(problems):,} problems are listed above; fix them and pack again"
+        raise UserError(f"'{source.name}' is not packed: {listed}")
+    if problems:
+        raise UserError(f"'{source.name}' {join_first(problems)}")
     manifest = Manifest(
         dataset=source.name,
         source=source.origin,

@@ -8,12 +8,12 @@ names it. Shapes: N images of a split.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import webdataset
     from PIL.Image import Image
 
+T = TypeVar("T")
 LazyImage: TypeAlias = "tuple[int, Callable[[], Image]]"
 """The index of an image in a list, and a function that decodes it."""
 
@@ -150,23 +151,19 @@ class ImageList:
         # Imported here: most commands read lists alone, without Pillow and simplejpeg.
         from shards.images import decode
 
-        with self._named(i):
-            return decode(data, upright=self._files.manifest.upright)
+        return self._decode(decode, i, data)
 
     def decode_pixels(self, i: int, data: bytes) -> NDArray[np.uint8]:
         """Decode the bytes of image `i` to pixels [H, W, 3]; raises as `image` does."""
         from shards.images import decode_pixels
 
-        with self._named(i):
-            return decode_pixels(data, upright=self._files.manifest.upright)
+        return self._decode(decode_pixels, i, data)
 
-    @contextmanager
-    def _named(self, i: int) -> Iterator[None]:
-        """Raise UserError that names image `i` if it is undecodable."""
+    def _decode(self, decoder: Callable[..., T], i: int, data: bytes) -> T:
         from shards.images import ImageError
 
         try:
-            yield
+            return decoder(data, upright=self._files.manifest.upright)
         except ImageError as error:
             files, position = self._files, int(self.positions[i])
             shard = files.folder / files.shards[int(self.rows[i]["shard"])].file

@@ -58,10 +58,7 @@ class TrackingStore:
 
     @classmethod
     def choose(cls, results: Path, uri: str | None = None) -> TrackingStore:
-        """Choose `uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`.
-
-        The experiment is that of MLFLOW_EXPERIMENT_NAME or, if it has none, of MLFLOW_EXPERIMENT_ID.
-        """
+        """Choose `uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`; experiment: MLFLOW_EXPERIMENT_NAME."""
         results = results.resolve()
         chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(results / DEFAULT_FILE)
         return cls(chosen, os.environ.get("MLFLOW_EXPERIMENT_NAME") or "procap", results)

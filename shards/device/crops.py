@@ -161,10 +161,9 @@ class DeviceResize:
         return pixels.float().div_(self._largest).sub_(self._mean).div_(self._std)
 
     def _make_matrices(self, lengths: Sequence[tuple[int, int]]) -> Tensor:
-        """Make the matrices [G, 2 S, L] of rows that are resized to (now, then) pixels, high digits before low ones.
+        """Make the matrices [G, 2 S, L] of rows resized to (now, then) pixels, of which the central S are made.
 
-        Of the new pixels these are the central S. The length L has room for surplus taps, whose digits are 0, and is a
-        multiple of 16.
+        High digits come before low ones. L has room for surplus taps, whose digits are 0, and is a multiple of 16.
         """
         rows = [taps(*length) for length in lengths]
         count = max(digits.shape[2] for _, digits in rows)

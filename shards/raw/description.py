@@ -6,16 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, StrictInt, StrictStr, ValidationError, field_validator, model_validator
 
 from procap.errors import UserError, describe_invalid
 from shards.catalogue import GROUPS, find_or_none
@@ -29,7 +20,7 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 class SplitRule(BaseModel):
     """Which fraction of each class goes where, drawn with `seed`; a set can do without val."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = {"frozen": True, "extra": "forbid"}
 
     train: Fraction
     val: Fraction | None = None
@@ -47,7 +38,7 @@ class SplitRule(BaseModel):
 class Description(BaseModel):
     """A user's data set as its YAML file describes it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = {"frozen": True, "extra": "forbid"}
 
     # Strict texts: YAML reads an unquoted `no` as a boolean and `007` as a number, which would become other names.
     name: StrictStr = Field(description="name of the data set: small letters, digits, `-` and `.`")
