@@ -19,7 +19,7 @@ from benchmarks.results.frame import run_folders
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
 from runner.results import describe_failure
-from shards.files import explain_writing, file_lock
+from shards.files import check_writable, explain_writing, file_lock
 
 LOCK = ".report.lock"
 FOLDERS = ("tables", "figures", LOCK)
@@ -49,6 +49,7 @@ def write_report(results: Path, out: Path | None = None, choices: ReportChoices 
     """
     folder = out or results / "report"
     page = folder / "index.html"
+    check_writable(folder)
     if folder.exists() and (folder.is_file() or any(path.name not in FOLDERS for path in folder.iterdir())):
         # A report names its generator in the first lines.
         head = page.read_text(encoding="utf-8", errors="replace")[:2000] if page.is_file() else ""
