@@ -20,8 +20,6 @@ from runner.run_state import RunSpec, final_score, score_at
 from runner.session import Session
 from shards.rng import stream_seed
 
-MOST_EPOCHS = 10**6
-"""More than any training has: a trial ends by itself."""
 NO_RESULTS = "results not found; is --results on shared storage?"
 
 
@@ -73,7 +71,8 @@ class Sweep:
                 time_attr="epoch",
                 metric=SCORE,
                 mode="max",
-                max_t=MOST_EPOCHS,
+                # More epochs than any training has: a trial ends by itself.
+                max_t=10**6,
                 **halving._asdict(),
             )
         work = TrialWork.on(capacity, paths, settings.runs_of_trial, halving)
