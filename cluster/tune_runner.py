@@ -1,6 +1,6 @@
 """Execute runs as trials of Ray Tune: each is placed as a whole, and restarted when its processes are lost.
 
-Tune's own state is not restored: a trial resumes from the checkpoints of its runs, at most seconds old.
+Tune's own state is not restored: a trial resumes from the saved states of its runs, at most seconds old.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class RunConfig(FrozenModel):
         default="", pattern="^([0-9a-f]{16})?$", description="of a file of weights; empty for weights with a name"
     )
     dataset: str
-    classes: Classes = "all"
+    classes: Classes
     shots: int = Field(default=16, ge=0, description="training images per class; 0 takes all of them")
     sampling: Sampling = BALANCED
     seed: int = Field(default=1, ge=0, lt=2**32)

@@ -108,8 +108,8 @@ def _evaluate(run: Run, target: Target, stop: StopRequest, *, force: bool) -> Ev
     temperature = fit_temperature(run, stop, force=force) if run.eval_settings.temperature else None
     selection, base_classes = _select(run, target), None
     if target.dataset == config.dataset:
-        trained = select_class_labels(session.dataset(config.dataset), config.classes)
-        positions = np.flatnonzero(np.isin(selection.class_labels, trained))
+        trained_on = select_class_labels(session.dataset(config.dataset), config.classes)
+        positions = np.flatnonzero(np.isin(selection.class_labels, trained_on))
         base_classes = positions if 0 < len(positions) < len(selection.class_labels) else None
     logit_settings = LogitSettings(base_classes, temperature or 1.0)
     inference, predictions, fields = _predict(run, target, selection, target.dataset, logit_settings, stop)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -119,8 +119,7 @@ class Meter(MeterState):
 
     def state(self) -> MeterState:
         """Return the measurements that a later process resumes from; call `settle` first."""
-        rest = self.unrated_steps, self.stored_seconds
-        return deepcopy(MeterState(self.phases, self.seconds, self.step_seconds, self.rate, *rest))
+        return deepcopy(MeterState(**{measured.name: getattr(self, measured.name) for measured in fields(MeterState)}))
 
     def resume(self, state: MeterState, *, repeated: str = "") -> None:
         """Add the measurements of an earlier process; repeated: a phase that both have had, and that counts once."""

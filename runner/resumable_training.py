@@ -75,7 +75,7 @@ class ResumableTraining:
         }
         if source := self.setup.method_source:
             identity[f"source of {self.config.method}"] = str(source)
-        self.state_files = StateFiles(self.folder.state, identity)
+        self.state_files = StateFiles(self.folder.state_folder, identity)
         self.state = TrainState()
         self._saved_time = time.monotonic()
 

@@ -58,7 +58,7 @@ class RunFolder:
     train_file = _child("train.json")
     checkpoint_file = _child("checkpoint.safetensors")
     validation_file = _child("validation.json")
-    state = _child("state")
+    state_folder = _child("state")
 
     def result_file(
         self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS, model: type[TargetResult] = EvalResult
@@ -154,7 +154,7 @@ class RunFolder:
     def forget_progress(self) -> None:
         """Remove what only an unfinished run needs."""
         self.progress_file.unlink(missing_ok=True)
-        shutil.rmtree(self.state, ignore_errors=True)
+        shutil.rmtree(self.state_folder, ignore_errors=True)
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the run. Raises LockHeld, which names the holder."""

@@ -90,8 +90,8 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         images = selection.unlabelled.images if selection.unlabelled else selection.train
         loader = train_loader(images, config, clip, acceleration, session.decoders, group.ranks)
     selected = selection.unlabelled or selection if selection else None
-    labels = selected.class_labels if selected else select_class_labels(dataset, config.classes)
-    method, card = build_method_and_card(config, dataset, clip, labels)
+    class_labels = selected.class_labels if selected else select_class_labels(dataset, config.classes)
+    method, card = build_method_and_card(config, dataset, clip, class_labels)
     warn_of_names(method, method.space)
     if loader and not any(parameter.requires_grad for parameter in method.parameters()):
         raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
@@ -164,10 +164,10 @@ def unlabelled_pool(config: RunConfig) -> Pool | None:
 
 
 def build_method_and_card(
-    config: RunConfig, dataset: PackedDataset, clip: CLIP, labels: Sequence[int]
+    config: RunConfig, dataset: PackedDataset, clip: CLIP, class_labels: Sequence[int]
 ) -> tuple[Method, CheckpointCard]:
-    """Build the method on the classes `labels` of its data set, and the description that its checkpoint carries."""
-    space = label_space(dataset.manifest, tuple(dataset.classnames[label] for label in labels))
+    """Build the method on the classes of these labels, and the description that its checkpoint carries."""
+    space = label_space(dataset.manifest, tuple(dataset.classnames[label] for label in class_labels))
     card = CheckpointCard(
         config=config,
         classnames=space.classnames,

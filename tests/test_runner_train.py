@@ -335,7 +335,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(
     progress = folder.read_progress()
     assert progress.status == "failed" and progress.reason == str(caught.value)
     assert folder.read_training() is None and not folder.checkpoint_file.exists()
-    assert [path.name[:13] for path in folder.state.glob("*.pt")] == ["step-00000001"]
+    assert [path.name[:13] for path in folder.state_folder.glob("*.pt")] == ["step-00000001"]
 
 
 def test_an_altered_checkpoint_is_refused(plan, runtime, tmp_path):
