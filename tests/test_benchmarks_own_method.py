@@ -3,6 +3,7 @@
 import json
 import sys
 import tomllib
+from dataclasses import replace
 
 import pytest
 from plug_ins import METHOD, install
@@ -207,6 +208,10 @@ def test_suites_on_generated_data_train_a_plug_in_in_its_own_recipe_and_list_it(
     details = suite_notes(done).details
     assert any(sentence.startswith("CoOp: optimizer adamw, lr 0.04, epochs 10, batch_size 16") for sentence in details)
     assert any(sentence.startswith("Painted CoOp: optimizer adam, lr 0.25, epochs 7") for sentence in details)
+    note = "OWN RECIPE, others in ProCAP's: Painted CoOp (optimizer adam, lr 0.25, epochs 7, batch_size 5)."
+    assert any(note in line for line in suite_notes(done).lines)
+    options = replace(done.options, recipe="procap")
+    assert "OWN RECIPE" not in str(suite_notes(SuiteResults.read(suite, options, tmp_path)).lines)
     quick = suite.options(find_profile("mini"), quick=True, **more)
     assert [run.spec.config.recipe.epochs for run in suite.plan(quick)] == [2, 2]
 

@@ -131,7 +131,7 @@ def _suite_tables(
         checked, agrees = check_table(done, suite_flags.tolerance)
         return [checked], 0 if agrees else NOT_AS_PUBLISHED
     # A suite without runs, as `runtime`, makes its tables of other results.
-    tables = suite.tables(done) if len(done.frame) or not done.runs else []
+    tables = done.make_tables() if len(done.frame) or not done.runs else []
     if not tables:
         raise UserError(f"no result of {name} as it is chosen here below {results}; see `procap bench {name}`")
     return tables, 1 if done.unreadable else 0

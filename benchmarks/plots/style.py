@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.results.metrics import Metric
+from benchmarks.results.metrics import Metric, describe_seeds
 from benchmarks.results.suite_results import SuiteResults
 from procap.methods import METHODS, title_and_colour
 from runner.results import write_bytes
@@ -234,10 +234,6 @@ def legend(figure: Figure) -> None:
     figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=columns)
 
 
-def describe_seeds(cells: Iterable[Metric | None], *, std: bool = True) -> str:
-    """Describe the seeds of a plot: "mean ± std of 3 seeds", "mean of 3 seeds", "seed 1"."""
-    seeds = {cell.seeds for cell in cells if cell is not None}
-    if len(seeds) != 1:
-        return "seeds differ" if seeds else ""
-    (only,) = seeds
-    return f"mean{' ± std' * std} of {len(only)} seeds" if len(only) > 1 else f"seed {only[0]}"
+def describe_cells(suite: SuiteResults, cells: Iterable[Metric | None], *, std: bool = True) -> str:
+    """Describe the seeds of a suite's plot, and whether the run was quick."""
+    return describe_seeds(cells, std=std) + ", quick run" * suite.options.quick

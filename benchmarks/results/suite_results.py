@@ -109,6 +109,11 @@ class SuiteResults:
         """The folder of the suite's tables and plots."""
         return self.results / COLLECTIONS / "suite" / self.name
 
+    def make_tables(self) -> list[Any]:
+        """Make the suite's tables; their titles say whether the run was quick."""
+        quick = " (quick run)" * self.options.quick
+        return [replace(table, title=table.title + quick) for table in self.suite.tables(self)]
+
     @cached_property
     def paths(self) -> list[str]:
         """The planned runs in order, each once."""
