@@ -27,6 +27,7 @@ from procap.methods.data_use import DataUse
 from procap.methods.options import PoolOptions
 from own_tokens import OwnTokens
 from procap.plan import INPUT, Plan, TokenOp
+from procap.methods.clipadapter import ClipAdapter
 from procap.methods.twosfs import TwoSFS
 class Noisy(OwnTokens):
     def loss(self, images, labels, noise):
@@ -84,6 +85,12 @@ class Foreseeing(Undeclared):
 class Unlabelled(OwnTokens):
     Options = type("Options", (OwnTokens.Options, PoolOptions), {})
     learns_unlabelled = True
+class Planless(OwnTokens):
+    def plans(self, prompts, noise=None):
+        super().plans(prompts, noise)
+class Headless(ClipAdapter):
+    def head(self, space):
+        super().head(space)
 class Endless(TwoSFS):
     title = "Endless"
     def stage_starts(self, steps):
@@ -92,7 +99,8 @@ for kind in (*OwnTokens.__subclasses__(), Foreseeing):
     kind.title = kind.__name__
 """
 KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Behind", "Covering", "Failing", "Alone",
-         "Shaped", "Reading", "Unaware", "Undeclared", "Foreseeing", "Unlabelled", "Endless")  # fmt: skip
+         "Shaped", "Reading", "Unaware", "Undeclared", "Foreseeing", "Unlabelled", "Planless", "Headless",
+         "Endless")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +154,8 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
     ("failing", "gradients", "method 'failing' (plug-in) fails in "),
     ("shaped", "shapes", "loss term 'ce' of method 'shaped' has the shape [4], a tensor without shape is needed"),
     ("unaware", "shapes", "classifier() takes 1 positional argument"),
+    ("planless", "shapes", "mistakes.Planless.plans() returns None: it must return tuple[Plan, Plan]"),
+    ("headless", "shapes", "mistakes.Headless.head() returns None: it must return Head"),
 ])  # fmt: skip
 def test_a_mistake_is_found_by_its_check(check, name, failing, note):
     code, found = check(name, failing)
