@@ -77,7 +77,7 @@ def prompt_length_plots(suite: SuiteResults) -> Plots:
 
 
 def average_and_datasets(
-    suite: SuiteResults, variants: Mapping[float, Variant], label: str, base: int | None
+    suite: SuiteResults, variants: Mapping[float, Variant], label: str, base: int
 ) -> Figure | None:
     """Plot averages of base, novel and HM (left), and HM of each data set and their mean (right).
 

@@ -206,11 +206,10 @@ def draw_curve(axes: Axes, points: Mapping[float, Metric | None], look: Look, la
         axes.errorbar(list(points), mean, std, fmt="none", ecolor=look.colour, elinewidth=0.8, zorder=3)
 
 
-def set_ticks(axes: Axes, values: Sequence[float], base: int | None = None) -> None:
-    """Label the x axis at these values only. base: of a logarithmic axis, None for a linear one."""
-    if base:
-        # Before the ticks, which a change of the scale would replace.
-        axes.set_xscale("log", base=base)
+def set_ticks(axes: Axes, values: Sequence[float], base: int) -> None:
+    """Label the logarithmic x axis at these values only."""
+    # Before the ticks, which a change of the scale would replace.
+    axes.set_xscale("log", base=base)
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -96,23 +95,9 @@ def run_notes(
         CHOSEN_ON_TEST: frame.chosen_on_test.any(),
         SEES_UNLABELLED: frame.unlabelled.isin(FURTHER_IMAGES).any(),
     }
-    limited = [*limited, *(note for note, is_used in marks.items() if is_used), *_note_twins(frame)]
+    limited = [*limited, *(note for note, is_used in marks.items() if is_used)]
     lines = [" ".join(filter(None, part)) for part in (setting, missing, limited, note_code(frame))]
     return Notes([line for line in lines if line], describe_recipes(runs))
-
-
-def _note_twins(frame: pd.DataFrame) -> list[str]:
-    """Name classes whose names read alike, whose prompts can be equal: they differ in case, blanks or coding alone."""
-    sentences = []
-    for target, counts in dict(zip(frame.target, frame.per_class, strict=True)).items():
-        alike: dict[str, dict[str, None]] = {}
-        for name in counts.names or ():
-            composed = unicodedata.normalize("NFKC", name).replace("_", " ").casefold()
-            visible = "".join(char for char in composed if unicodedata.category(char) != "Cf")
-            alike.setdefault(" ".join(visible.split()), {})[name] = None
-        twins = [" and ".join(map(ascii, names)) for names in alike.values() if len(names) > 1]
-        sentences += [f"READ ALIKE: {join_first(twins)} of {target}."] if twins else []
-    return sentences
 
 
 def describe_shared(runs: Iterable[tuple[str, RunConfig]]) -> str:
