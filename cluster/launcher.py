@@ -108,14 +108,14 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
 
 
 def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, listener: TrialListener) -> None:
-    """Execute `runs` in their order; the listener identifies each by its index, `config["number"]`."""
+    """Execute `runs` in their order; the listener identifies each by its index, `drawn["number"]`."""
     # These import torch, which a wrong flag need not wait for.
     from cluster.executor import TrialWork
     from cluster.tune_runner import execute_trial, run_trials
     from runner.backbones import Backbones
 
-    def runs_of(config: Mapping[str, Any], _: RuntimeConfig) -> Sequence[RunSpec]:
-        return [runs[config["number"]]]
+    def runs_of(drawn: Mapping[str, Any], _: RuntimeConfig) -> Sequence[RunSpec]:
+        return [runs[drawn["number"]]]
 
     work = TrialWork.on(capacity, paths, runs_of)
     if capacity.ray:
@@ -130,10 +130,10 @@ def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, lis
     # One for all runs: it keeps their backbone and the digests of weights.
     backbones = Backbones()
     for number in range(len(runs)):
-        config, trial = {"number": number}, f"{number}"
-        listener.started(trial, config)
-        report_to = partial(listener.reported, trial, config)
-        listener.ended(trial, config, execute_trial(config, work, report_to, backbones))
+        drawn, trial = {"number": number}, f"{number}"
+        listener.started(trial, drawn)
+        report_to = partial(listener.reported, trial, drawn)
+        listener.ended(trial, drawn, execute_trial(drawn, work, report_to, backbones))
 
 
 def local_capacity(launcher: Launcher, device: str) -> Capacity:

@@ -137,8 +137,8 @@ class Sweep:
             searcher.add_evaluated_point(dict(configuration.values), configuration.score)
         return searcher, -1 if self.settings.trials is None else max(0, self.settings.trials - len(scored))
 
-    def started(self, trial: str, config: Mapping[str, Any]) -> Configuration:
-        values = values_of_trial(self.settings, config)
+    def started(self, trial: str, drawn: Mapping[str, Any]) -> Configuration:
+        values = values_of_trial(self.settings, drawn)
         key = self._running[trial] = key_of(values)
         before = self.configurations.get(key)
         if before is None or before.state in ("stopped", "failed"):
@@ -155,19 +155,19 @@ class Sweep:
             self.folder.save(self.settings, self.configurations.values())
         return self.configurations[key]
 
-    def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> Configuration:
+    def reported(self, trial: str, drawn: Mapping[str, Any], report: TrialReport) -> Configuration:
         key = self._running[trial]
         if report.score is not None and report.epoch:
             self._update(key, curve={**self.configurations[key].curve, report.epoch: report.score})
         return self.configurations[key]
 
-    def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> tuple[Configuration, bool]:
+    def ended(self, trial: str, drawn: Mapping[str, Any], report: TrialReport) -> tuple[Configuration, bool]:
         """Return the configuration of the trial, and whether the configuration has ended with it."""
         key = self._running.pop(trial)
         before, scores = self.configurations[key], dict[str, float]()
         error = report.why if report.state == "failed" else ""
         try:
-            scores = self._collect_scores(runs_of_trial(self.settings, config, self.session.runtime), report)
+            scores = self._collect_scores(runs_of_trial(self.settings, drawn, self.session.runtime), report)
         except UserError as unreadable:
             error = error or str(unreadable)
         if report.state == "finished" and not all(path in scores for path in before.runs):

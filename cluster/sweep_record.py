@@ -26,7 +26,7 @@ from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, final_score
 from runner.session import Session
 from shards.files import file_lock
-from shards.sampling import BALANCED, Sampling
+from shards.uneven_samples import BALANCED, Sampling
 
 SWEEPS = "sweeps"
 CHANGEABLE = ("scheduler", "grace_period", "reduction_factor", "trials", "hours")
@@ -87,7 +87,7 @@ RunPath = Annotated[str, Field(pattern="/seed[0-9]{1,10}-[0-9a-f]{8}$", descript
 class Configuration(FrozenModel):
     """Values of the varied fields, and the outcome of the runs with these values.
 
-    A configuration stopped by ASHA keeps its checkpoints; one that is "unfinished" is resumed.
+    A configuration stopped by ASHA keeps the states of its runs; one that is "unfinished" is resumed.
     """
 
     values: Values
@@ -223,11 +223,11 @@ def examples(settings: SweepSettings) -> list[Values]:
     ]
 
 
-def values_of_trial(settings: SweepSettings, config: Mapping[str, Any]) -> Values:
+def values_of_trial(settings: SweepSettings, drawn: Mapping[str, Any]) -> Values:
     """Return the values of the varied fields as plain Python, rounded as `round_value` does."""
-    return {field: round_value(domain, config[field]) for field, domain in settings.domains.items()}
+    return {field: round_value(domain, drawn[field]) for field, domain in settings.domains.items()}
 
 
-def runs_of_trial(settings: SweepSettings, config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
+def runs_of_trial(settings: SweepSettings, drawn: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
     """Build the runs of a trial."""
-    return make_runs(settings, values_of_trial(settings, config), runtime.data)
+    return make_runs(settings, values_of_trial(settings, drawn), runtime.data)

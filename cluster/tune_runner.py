@@ -1,7 +1,7 @@
 """Execute runs as trials of Ray Tune: each trial is placed as a whole, and restarted when its processes are lost.
 
-Ray Tune's own state is not restored: a restarted trial resumes from the checkpoints of its runs, so
-that a lost process, node or driver costs the seconds since the last checkpoint.
+Ray Tune's own state is not restored: a restarted trial resumes from the saved states of its runs, so that a lost
+process, node or driver costs the seconds since the last of them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ATTEMPTS = 5
 class TrialListener(Protocol):
     """Callbacks in the driver; a trial that is restarted starts again.
 
-    config: what Ray Tune drew for the trial: the index of its run, or the values of the fields that a sweep varies.
+    drawn: what Ray Tune drew for the trial: the index of its run, or the values of the fields that a sweep varies.
     """
 
-    def started(self, trial: str, config: Mapping[str, Any]) -> object: ...
+    def started(self, trial: str, drawn: Mapping[str, Any]) -> object: ...
 
-    def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> object: ...
+    def reported(self, trial: str, drawn: Mapping[str, Any], report: TrialReport) -> object: ...
 
     # The last report's state is "finished", "failed", or another one if Tune stopped the trial before its end.
-    def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> object: ...
+    def ended(self, trial: str, drawn: Mapping[str, Any], report: TrialReport) -> object: ...
 
 
 def run_trials(
@@ -95,7 +95,7 @@ def run_trials(
             raise
 
 
-def execute_trial(config: Mapping[str, Any], work: TrialWork, report_to: ReportTo, backbones: Backbones) -> TrialReport:
+def execute_trial(drawn: Mapping[str, Any], work: TrialWork, report_to: ReportTo, backbones: Backbones) -> TrialReport:
     """Execute a trial on the node that Ray chose; returns its final report, raises if Ray Tune should restart it."""
     set_environment_defaults()
     # A worker executes many trials; each asks the server of its data again.
@@ -103,11 +103,11 @@ def execute_trial(config: Mapping[str, Any], work: TrialWork, report_to: ReportT
     if work.resources.processes > 1:
         from cluster.distributed_trial import execute_in_group
 
-        return execute_in_group(config, work, report_to)
+        return execute_in_group(drawn, work, report_to)
 
     def execute() -> TrialReport:
         session = Session(work.paths.local_runtime(), backbones=backbones)
-        return RunExecutor(session, work.runs_of(config, session.runtime), report_to, work.halving).execute()
+        return RunExecutor(session, work.runs_of(drawn, session.runtime), report_to, work.halving).execute()
 
     return attempt(execute)
 

@@ -172,8 +172,8 @@ class StateFiles:
 
     def save(self, state: TrainState, parts: Mapping[str, Any]) -> Path:
         """Write `state`, and the state dicts of method, optimizer and so on."""
-        buffer = io.BytesIO()
-        torch.save({"identity": self.identity, "progress": TRAIN_STATE.dump_json(state).decode(), **parts}, buffer)
+        buffer, progress = io.BytesIO(), TRAIN_STATE.dump_json(state, by_alias=True).decode()
+        torch.save({"identity": self.identity, "progress": progress, **parts}, buffer)
         data = buffer.getvalue()
         digest = hashlib.sha256(data).hexdigest()[:16]
         path = self.folder / f"step-{state.step:08d}-epoch-{state.epoch:04d}-{digest}.pt"

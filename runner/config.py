@@ -19,7 +19,7 @@ from runner.devices import check_device_name
 from shards.default_paths import data_root
 from shards.image_selection import Classes, parse_classes
 from shards.names import has_control
-from shards.sampling import BALANCED, Sampling
+from shards.uneven_samples import BALANCED, Sampling
 from shards.urls import redact
 
 # Incremented when the meaning of a field changes: runs before it then have other hashes and are trained again.
@@ -67,7 +67,7 @@ class RunConfig(FrozenModel):
         default="", pattern="^([0-9a-f]{16})?$", description="of a file of weights; empty for weights with a name"
     )
     dataset: str
-    classes: Classes = "all"
+    classes: Classes
     shots: int = Field(default=16, ge=0, description="training images per class; 0 takes all of them")
     sampling: Sampling = BALANCED
     seed: int = Field(default=1, ge=0, lt=2**32)
@@ -287,6 +287,7 @@ class RuntimeConfig:
 
     data: the folder of packed data sets, by default the one of the command line.
     workers: threads that decode images; None: see `runner.devices.num_decoders`.
+    state_seconds: a training saves its state when the last one is that old.
     accelerate: accelerations, as `runner.acceleration.Acceleration.parse` parses them.
     limit, evaluation: the first N images of a target, and the settings; both are recorded with each result.
     timeout: longest time in seconds that a process waits for others.
@@ -299,7 +300,7 @@ class RuntimeConfig:
     results: Path = Path("results")
     device: str = "auto"
     workers: int | None = None
-    checkpoint_seconds: float = 30.0
+    state_seconds: float = 30.0
     limit: int | None = None
     evaluation: EvalSettings = field(default_factory=EvalSettings)
     tracking_uri: str | None = None

@@ -12,7 +12,7 @@ from runner.checkpoint import InitialRun, decode_checkpoint, read_checkpoint_byt
 from runner.config import RunConfig
 from runner.run_folders import RunFolder
 from runner.session import Run
-from shards.sampling import BALANCED
+from shards.uneven_samples import BALANCED
 
 
 def start_from(config: RunConfig, earlier: Run, results: Path) -> RunConfig:

@@ -19,14 +19,14 @@ import numpy as np
 
 from procap.errors import UserError
 from runner.calibration import ImagePredictions, measure_calibration
-from runner.config import RunConfig, RuntimeConfig, Target
+from runner.config import Target
 from runner.inference import Inference, LogitSettings, count_by_class, predict_images, prepare_inference
 from runner.meters import peak_memory, start_memory_peak
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import MCM, EvalResult, ScoreResult, write_json
 from runner.run_folders import AnyResult
-from runner.session import Run, Session
+from runner.session import Run
 from runner.setup import label_space, make_test_transform
 from runner.stop_signals import StopRequest
 from runner.temperature import fit_temperature
@@ -34,16 +34,12 @@ from runner.trained_runs import load_trained, read_current_training
 from shards.image_selection import TargetImages, select_class_labels, select_target_images
 
 
-def evaluate(config: RunConfig, target: Target, runtime: RuntimeConfig, *, force: bool = False) -> EvalResult:
-    """Evaluate one finished run in a new session, for scripts."""
-    return evaluate_run(Session(runtime).get_run(config), target, force=force)
-
-
 def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:
     """Count the correct images of a finished run on `target`, as `obtain_result` does.
 
-    The session's `evaluation` sets the precision, the resizing, the temperature and the samples. These, and the order
-    in which a method adapts to the images, come from named streams of the run's seed; nothing else is random.
+    The session's `evaluation` sets the precision, the resizing, the temperature and the samples. Samples, the
+    order in which a method adapts to the images, and its views of them come from named streams of the run's seed;
+    nothing else is random.
     """
     return obtain_result(run, target, EvalResult, partial(_evaluate, run, target, force=force), force=force)
 
@@ -109,9 +105,9 @@ def _evaluate(run: Run, target: Target, stop: StopRequest, *, force: bool) -> Ev
     temperature = fit_temperature(run, stop, force=force) if run.eval_settings.temperature else None
     selection, base_classes = _select(run, target), None
     if target.dataset == config.dataset:
-        trained = select_class_labels(session.dataset(config.dataset), config.classes)
-        positions = np.flatnonzero(np.isin(selection.labels, trained))
-        base_classes = positions if 0 < len(positions) < len(selection.labels) else None
+        trained_on = select_class_labels(session.dataset(config.dataset), config.classes)
+        positions = np.flatnonzero(np.isin(selection.class_labels, trained_on))
+        base_classes = positions if 0 < len(positions) < len(selection.class_labels) else None
     logit_settings = LogitSettings(base_classes, temperature or 1.0)
     inference, predictions, fields = _predict(run, target, selection, target.dataset, logit_settings, stop)
     per_class = count_by_class(predictions.labels, predictions.is_correct, selection.classnames)

@@ -1,4 +1,4 @@
-"""Encode a run's few-shot samples once, and train a `FeatureMethod` on their features.
+"""Encode a run's training images once, and train a `FeatureMethod` on their features.
 
 Shapes: N training images, V views of each, M images, B images of a batch, E joint embedding.
 """
@@ -78,7 +78,7 @@ class FeatureLoader(TrainLoader):
 
 
 def learn_from_features(run: Run, setup: Setup, stop: StopRequest, meter: Meter) -> Setup:
-    """Encode the samples and call `fit`; the new setup has an engine if the method takes steps.
+    """Encode the training images and call `fit`; the new setup has an engine if the method takes steps.
 
     meter: gets the time of features that an earlier run has stored.
     Raises Interrupted on all ranks if one of them gets a signal while images are encoded.

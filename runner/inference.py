@@ -99,7 +99,7 @@ class Inference:
             self._forward = lambda images: self._logits_of(self._encode(images))
         self.features: torch.Tensor | None = None
         self.kept: FeatureCollector | None = None
-        self.meter = Meter(clip.device, warmup=0)
+        self.meter = Meter(clip.device)
 
     @property
     def encodes_frozen(self) -> bool:
@@ -206,7 +206,7 @@ class FeatureCollector(RowCollector):
 
     def __init__(self, count: int, device: torch.device) -> None:
         super().__init__(count)
-        self.meter, self.dtype = Meter(device, warmup=0), torch.float32
+        self.meter, self.dtype = Meter(device), torch.float32
 
 
 class PredictionCollector(RowCollector):
@@ -271,7 +271,7 @@ def prepare_inference(
 ) -> Inference:
     """Make the classifier of the classes of `space`, with draws of its Gaussian tokens if asked for, and warm up."""
     config, session, settings, trained = run.config, run.session, run.eval_settings, load_trained(run)
-    method, precision, meter = trained.method, settings.precision or config.precision, Meter(session.device, warmup=0)
+    method, precision, meter = trained.method, settings.precision or config.precision, Meter(session.device)
     with meter.phase("classes", rated=False), autocast(precision, session.device):
         warn_of_names(method, space)
         if settings.samples:

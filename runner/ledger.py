@@ -15,7 +15,7 @@ from runner.config import Amount, Count, FrozenModel, Precision, Rate, TargetNam
 from runner.results import WRITTEN, StoredDocument, write_json
 from runner.session import Run
 from shards.manifest import Sha256
-from shards.sampling import BALANCED, Sampling
+from shards.uneven_samples import BALANCED, Sampling
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 

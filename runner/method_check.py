@@ -109,7 +109,7 @@ class CheckCase:
         setup = set_up(self.run, teacher=load_teacher(self.run))
         if not isinstance(setup.method, FeatureMethod):
             return setup
-        return learn_from_features(self.run, setup, StopRequest(), Meter(self.run.session.device, warmup=0))
+        return learn_from_features(self.run, setup, StopRequest(), Meter(self.run.session.device))
 
     def batch(self, setup: Setup) -> Batch:
         """Make the first batch of the training."""

@@ -43,7 +43,7 @@ def results_root(location: str, cache: Path) -> tuple[Path, str | None]:
     if (folder := local_path(location)) is not None:
         folder = folder.expanduser()
         require_text(folder)
-        if in_place := next((path for path in (folder, *folder.parents) if path.is_file()), None):
+        if in_place := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
             raise UsageError(f"--results {folder}: {in_place} is a file, name a folder")
         return folder, None
     url = canonical(location)

@@ -25,7 +25,7 @@ from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate,
 from shards.credentials import mask
 from shards.files import explain_writing, read_regular, write_file
 from shards.manifest import lines_digest
-from shards.sampling import BALANCED, Sampling
+from shards.uneven_samples import BALANCED, Sampling
 
 SCHEMA: Literal[1] = 1
 Document = TypeVar("Document", bound=BaseModel)
@@ -49,7 +49,7 @@ class EpochLog(FrozenModel):
     epoch: int = Field(ge=0, description="0-based")
     lr: float = Field(ge=0)
     terms: dict[str, float] = Field(min_length=1)
-    seconds: Amount = Field(description="in steps: checkpoints excluded")
+    seconds: Amount = Field(description="in steps: saving of states excluded")
     images_per_second: Rate | None
     skipped: Count = Field(default=0, description="steps without an update, because gradients overflowed at fp16")
     gradient_norms: dict[str, float] = Field(
@@ -108,11 +108,11 @@ class TrainResult(RunDocument):
     images: Count = 0
     epochs: list[EpochLog] = Field(default_factory=list)
     seconds: Amount = Field(
-        default=0.0, description="of training, checkpoints included; loading, tracking and lost work excluded"
+        default=0.0, description="of training, saving included; loading, tracking and lost work excluded"
     )
-    images_per_second: Rate | None = Field(default=None, description="warm-up steps and checkpoints left out")
+    images_per_second: Rate | None = Field(default=None, description="of steps, without the first `warmup_steps`")
     images_per_second_model: Rate | None = Field(default=None, description="the same, without waiting for images")
-    warmup_steps: Count = Field(default=0, description="steps left out of `images_per_second`")
+    warmup_steps: Count = Field(default=0, description="not in `images_per_second`; no warm-up of the learning rate")
     phases: dict[str, Amount] = Field(default_factory=dict, description="seconds by phase")
     peak_memory_bytes: Bytes | None = Field(default=None, description="allocated by tensors on a GPU")
     stored_seconds: Amount = Field(default=0.0, description="of `seconds`: measured when the features were stored")

@@ -40,7 +40,7 @@ class ResumableTraining:
         }
         if source := self.setup.method_source:
             identity[f"source of {self.config.method}"] = str(source)
-        self.state_files = StateFiles(self.folder.state, identity)
+        self.state_files = StateFiles(self.folder.state_folder, identity)
         self.state = TrainState()
         self._saved_time = time.monotonic()
 
@@ -81,7 +81,7 @@ class ResumableTraining:
 
     def save(self, status: RunStatus = "running") -> None:
         """Write the state, then the progress."""
-        with self.meter.phase("checkpoint", rated=False):
+        with self.meter.phase("state", rated=False):
             self.meter.settle()
             self.state.meter = self.meter.state()
             # On all ranks, because DeepSpeed gathers the parts of its optimizer here.
@@ -99,7 +99,7 @@ class ResumableTraining:
         self._saved_time = time.monotonic()
 
     def stop(self, signum: int) -> NoReturn:
-        """Save and raise `Interrupted`, because all ranks have agreed on a stop signal."""
+        """Save the state and raise `Interrupted`, because all ranks have agreed on a stop signal."""
         self.save("interrupted")
         # A launcher may kill all ranks as soon as one exits, so wait until rank 0 has written the state.
         self.group.barrier()
@@ -107,7 +107,7 @@ class ResumableTraining:
         raise Interrupted(signum, f"stopped {self.config.path} at {position}; repeat the command to resume")
 
     def finish(self, status: RunStatus) -> Progress:
-        """Save, and return the progress."""
+        """Save the state, and return the progress."""
         self.save(status)
         return self.group.broadcast_object(self._progress(status))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +32,8 @@ from shards.files import LockHeld, explain_writing, file_lock
 
 TRACKING_FILE = "tracking.json"
 DEFAULT_SETTINGS = EvalSettings()
+OnError = Callable[[str, UserError], None]
+"""Gets the path below the results, and the error, of what cannot be read."""
 AnyDocument = TypeVar("AnyDocument", bound=RunDocument)
 AnyResult = TypeVar("AnyResult", bound=TargetResult)
 RUNS = "*/*/*/*/*/seed*-*"
@@ -60,7 +62,7 @@ class RunFolder:
     train_file = _child("train.json")
     checkpoint_file = _child("checkpoint.safetensors")
     validation_file = _child("validation.json")
-    state = _child("state")
+    state_folder = _child("state")
 
     def result_file(
         self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS, model: type[TargetResult] = EvalResult
@@ -156,7 +158,7 @@ class RunFolder:
     def forget_progress(self) -> None:
         """Remove what only an unfinished run needs."""
         self.progress_file.unlink(missing_ok=True)
-        shutil.rmtree(self.state, ignore_errors=True)
+        shutil.rmtree(self.state_folder, ignore_errors=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

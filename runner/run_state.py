@@ -88,7 +88,7 @@ def read_stored_state(folder: RunFolder, targets: tuple[str, ...] = ()) -> RunSt
     except UserError as error:
         return RunState("broken", targets, str(error))
     if progress is None:
-        return RunState("unfinished" if folder.state.is_dir() else "new", targets)
+        return RunState("unfinished" if folder.state_folder.is_dir() else "new", targets)
     return RunState("failed" if progress.status == "failed" else "unfinished", targets, progress.reason)
 
 

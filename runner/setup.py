@@ -23,10 +23,11 @@ from procap.methods.plugins import MethodSource
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 from runner.acceleration import Acceleration
-from runner.checkpoint import CheckpointCard, InitialRun
+from runner.checkpoint import InitialRun
 from runner.config import RunConfig
 from runner.distributed.ranks import Ranks
 from runner.engine import Engine
+from runner.results import CheckpointCard
 from runner.session import Run
 from runner.training_steps import TrainingSteps
 from shards.device.crops import augments_on_device
@@ -97,8 +98,8 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         images = selection.unlabelled.images if selection.unlabelled else selection.train
         loader = train_loader(images, config, clip, acceleration, session.decoders, group.ranks)
     selected = selection.unlabelled or selection if selection else None
-    labels = selected.labels if selected else select_class_labels(dataset, config.classes)
-    method, card = build_method_and_card(config, dataset, clip, labels)
+    class_labels = selected.class_labels if selected else select_class_labels(dataset, config.classes)
+    method, card = build_method_and_card(config, dataset, clip, class_labels)
     warn_of_names(method, method.space)
     if loader and not any(parameter.requires_grad for parameter in method.parameters()):
         raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
@@ -146,11 +147,13 @@ def select_training(config: RunConfig, dataset: PackedDataset, processes: int) -
     if pool := unlabelled_pool(config):
         unlabelled = select_unlabelled(dataset, selection, pool, config.classes)
         selection, images = replace(selection, unlabelled=unlabelled), len(unlabelled.images)
+    sizes = [min(batch, images)]
     if config.recipe.batches == "class":
         rule = f"a batch has {batch} of one class: give more --shots, or --recipe-field batches=random"
         check_class_sizes(selection, batch, rule)
-    last = batch if config.recipe.drop_last else images % batch
-    for size in (min(batch, images), last):
+    elif not config.recipe.drop_last:
+        sizes.append(images % batch)
+    for size in sizes:
         # A gather needs equally many rows on all ranks.
         if size % processes:
             raise UsageError(
@@ -170,10 +173,10 @@ def unlabelled_pool(config: RunConfig) -> Pool | None:
 
 
 def build_method_and_card(
-    config: RunConfig, dataset: PackedDataset, clip: CLIP, labels: Sequence[int]
+    config: RunConfig, dataset: PackedDataset, clip: CLIP, class_labels: Sequence[int]
 ) -> tuple[Method, CheckpointCard]:
-    """Build the method on the classes `labels` of its data set, and the description that its checkpoint carries."""
-    space = label_space(dataset.manifest, tuple(dataset.classnames[label] for label in labels))
+    """Build the method on the classes of these labels, and the description that its checkpoint carries."""
+    space = label_space(dataset.manifest, tuple(dataset.classnames[label] for label in class_labels))
     card = CheckpointCard(
         config=config,
         classnames=space.classnames,

@@ -1,4 +1,4 @@
-"""Stop on SIGINT and SIGTERM: the training loop finishes its step, writes a checkpoint and returns."""
+"""Stop on SIGINT and SIGTERM: the training loop finishes its step, saves its state and returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Interrupted(UserError):
-    """A signal stopped the run after a checkpoint; `exit_code` is 128 plus the signal's number."""
+    """A signal stopped the run, whose state is saved; `exit_code` is 128 plus the signal's number."""
 
     def __init__(self, signum: int, message: str) -> None:
         super().__init__(f"{signal.Signals(signum).name}: {message}")

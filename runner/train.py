@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +16,6 @@ from procap.methods.features import FeatureMethod
 from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
-from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
 from runner.earlier_runs import preliminary_run, read_initial_run
 from runner.engine import Batch, autocast, term_gradients
@@ -29,7 +27,7 @@ from runner.provenance import describe_environment, provenance
 from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
-from runner.session import Run, Session
+from runner.session import Run
 from runner.setup import changed_file, set_up
 from runner.stop_signals import Interrupted, StopRequest
 from runner.threads import fitting_threads
@@ -41,19 +39,14 @@ from shards.rng import generator
 from shards.transfer import to_device
 
 UNRATED_STEPS = 5
-"""Steps that are left out of images per second; they have nothing to do with the warm-up of the learning rate."""
-PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
+"""Steps that are left out of images per second, `warmup_steps` in `train.json`."""
+PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "state", "tracking")
 UNTIMED_PHASES = ("load", "compile", "tracking", "validation", "statistics")
 """Phases that are not part of the training's seconds; only runs with callbacks have `validation`."""
 MEASURE_STEPS = 50
 """Gradient norms of loss terms are measured after an epoch, and no more often than once in this many steps."""
 MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
-
-
-def train(config: RunConfig, runtime: RuntimeConfig, **more: Any) -> TrainResult | Progress:
-    """Train one configuration in a new session, for scripts. more: arguments of `train_run`."""
-    return train_run(Session(runtime).get_run(config), **more)
 
 
 def train_run(
@@ -282,7 +275,7 @@ class TrainLoop:
     def _save_or_stop(self) -> None:
         """Save the state if it is time on rank 0, or stop if a rank has got a signal: all ranks at the same step."""
         # The clock of one rank decides, because those of several would not agree on a step.
-        is_due = self.group.ranks.is_first and self.training.is_due(self.runtime.checkpoint_seconds)
+        is_due = self.group.ranks.is_first and self.training.is_due(self.runtime.state_seconds)
         flags = self.group.exchange_flags(save=is_due, signum=self.stop.signum)
         if flags.save or flags.signum:
             self._count_losses(wait=True)
@@ -375,7 +368,7 @@ def _write_result(training: ResumableTraining) -> TrainResult:
         # The steps of a method on features see no image.
         images_per_second=None if on_features else meter.images_per_second(),
         images_per_second_model=None if on_features else meter.images_per_second("forward", "backward", "optimizer"),
-        warmup_steps=meter.warmup_steps if meter.rate.images else 0,
+        warmup_steps=meter.unrated_steps if meter.rate.images else 0,
         phases=meter.phases_with_other(),
         stored_seconds=meter.stored_seconds,
         peak_memory_bytes=peak_memory(meter.device),

@@ -112,8 +112,7 @@ UNKNOWN = "unknown"
 PUBLISHED = tuple(dataset for dataset in CATALOGUE.values() if dataset.raw and dataset.raw.layout != "unlabelled")
 
 GROUPS: Mapping[str, tuple[Dataset, ...]] = {
-    "all": (generated := tuple(dataset for dataset in CATALOGUE.values() if dataset.images_from != "published")),
-    "world": generated,
+    "all": tuple(dataset for dataset in CATALOGUE.values() if dataset.images_from != "published"),
     "paper": PUBLISHED,
     "unlabelled": UNLABELLED,
 }

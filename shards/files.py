@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from procap.errors import UserError
 
@@ -28,11 +29,24 @@ def explain_writing(path: Path, advice: str = "name another folder") -> Iterator
         raise UserError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
+def check_writable(path: Path) -> None:
+    """Raise UserError if no file can be made at or below `path`, before work that would be lost; leaves nothing."""
+    folder = next(each for each in (path, *path.parents) if each.is_dir())
+    with explain_writing(path):
+        if path != folder:
+            require_regular(path)
+        TemporaryFile(dir=folder).close()
+
+
 @contextmanager
 def replace_at_end(file: Path) -> Iterator[Path]:
-    """Yield the name of a temporary file next to `file`, which replaces it at the end of the block unless it fails."""
+    """Yield the name of a temporary file next to `file`, which replaces it at the end of the block unless it fails.
+
+    Raises OSError for a device or a pipe, which would be replaced too.
+    """
     # In the same folder, because a rename is atomic within one file system alone. Several processes or threads may
     # write the same file.
+    require_regular(file)
     temporary = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         yield temporary

@@ -17,7 +17,7 @@ import numpy as np
 from procap.errors import UsageError, unknown_name
 from shards.manifest import lines_digest
 from shards.reader import ImageList, PackedDataset
-from shards.sampling import BALANCED, Labels, draw_uneven, first_images
+from shards.uneven_samples import BALANCED, Labels, draw_uneven, first_images
 
 Classes = Literal["all", "base", "novel", "dev-base", "dev-novel"]
 """Which classes of a data set: all, one of its halves, or one of the halves of the base half.
@@ -33,20 +33,20 @@ VAL_SHOTS = 4
 
 @dataclass(frozen=True)
 class UnlabelledImages:
-    """Images to train on without their labels: all are -1. labels: the data set's own, of the classes among them.
+    """Images to train on without their labels: all are -1.
 
-    digest: that of their paths, in order.
+    class_labels: those in the data set, of the classes among them. digest: that of their paths, in order.
     """
 
     pool: Pool
     images: ImageList
-    labels: tuple[int, ...]
+    class_labels: tuple[int, ...]
     digest: str
 
 
 @dataclass(frozen=True)
 class TrainingSelection:
-    """The images a run trains on, relabelled 0..C-1 within its classes; `labels` are the data set's own.
+    """The images a run trains on, relabelled 0..C-1 within its C classes; `class_labels` [C] are those in the data set.
 
     An uneven sample may have no image of a class. digest: that of the training paths in drawn order. unlabelled: what
     the run trains on instead of `train` if it reads no labels.
@@ -55,18 +55,18 @@ class TrainingSelection:
     train: ImageList
     val: ImageList
     classnames: tuple[str, ...]
-    labels: tuple[int, ...]
+    class_labels: tuple[int, ...]
     digest: str
     unlabelled: UnlabelledImages | None = None
 
 
 @dataclass(frozen=True)
 class TargetImages:
-    """Images to evaluate on, relabelled 0..C-1 within their classes; `labels` are the data set's own."""
+    """Images to evaluate on, relabelled 0..C-1 within their C classes; `class_labels` [C] are those in the data set."""
 
     images: ImageList
     classnames: tuple[str, ...]
-    labels: tuple[int, ...]
+    class_labels: tuple[int, ...]
 
 
 def parse_classes(name: str) -> Classes:
@@ -156,7 +156,7 @@ def select_training_images(
         train=chosen,
         val=select_images(val, in_val, labels),
         classnames=tuple(dataset.classnames[label] for label in labels),
-        labels=tuple(labels),
+        class_labels=tuple(labels),
         digest=lines_digest(chosen.paths),
     )
 
@@ -169,7 +169,7 @@ def select_unlabelled(
     pool: "few-shot"; "base": all of the chosen classes; "all": of every class, but for half of the base classes, with
     which a method is chosen, of the base classes alone.
     """
-    images, labels = selection.train, [*selection.labels]
+    images, labels = selection.train, [*selection.class_labels]
     if pool != "few-shot":
         whole = "base" if classes.startswith("dev-") else "all"
         labels = select_class_labels(dataset, classes if pool == "base" else whole)

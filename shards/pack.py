@@ -3,8 +3,8 @@
 <data root>/<data set>/  classnames.txt  zeroshot_classification_templates.txt  manifest.json
                          <split>/  nshards.txt  index.npy  paths.txt  0.tar  1.tar ...
 
-The numbers of the images alone decide which shard holds them, before any image is read. So every worker can start
-anywhere, and the bytes do not depend on the number of workers.
+The position of an image and the average size decide which shard holds it, before any image is read. So every worker can
+start anywhere, and the bytes do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -220,9 +220,9 @@ def _write(
 
 
 def pack_shard(task: PackTask) -> tuple[PackedShard, list[str]]:
-    """Write a shard, and return what is in it, and a problem for each image that does not decode.
+    """Write a shard, and return what is in it, and a problem for each image that cannot be read or decoded.
 
-    Raises UserError for a file that cannot be read or stored.
+    Raises UserError for an image whose name cannot be stored.
     """
     # Imported here, because it takes seconds (it imports torch) and only processes that pack need it.
     from webdataset import TarWriter

@@ -104,6 +104,8 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods coprompt --datasets digits", 2, "CoPrompt needs --option sentences="),
     ("train --methods maple --datasets dtd", 1, ": dtd; pack with"),
     ("train --methods maple --datasets digits --recipe-field batches=class --batch-size 64", 2, "has 64 of one"),
+    ("train --methods maple --datasets digits --lr 0.1 --recipe-field lr=1", 2, "-field lr=1: lr is given twice"),
+    ("train --methods maple --datasets digits --option depth=3 --option depth=4", 2, "depth is given twice"),
     ("eval --methods maple --datasets digits", 1, "holds no finished training: run procap train first"),
     ("eval nowhere", 2, "error: nowhere is not the folder of a run"),
     ("eval --methods maple --datasets digits --targets digits:bse", 2, "did you mean base"),
@@ -119,7 +121,9 @@ WRONG: list[tuple[str, int, str]] = [
     ("data show digits --data nowhere", 1, "procap data pack digits"),
     ("ui --results nowhere", 1, "no results folder at nowhere"),
     ("train --methods zeroshot --datasets digits --results a-file", 2, "--results a-file: a-file is a file, name"),
+    ("bench few-shot --quick --results /dev/null/r", 2, "--results /dev/null/r: /dev/null is a file, name a folder"),
     ("train --methods zeroshot --datasets digits --results a-file/x", 2, "--results a-file/x: a-file is a file, name"),
+    ("train --methods zeroshot --datasets digits --save-config /dev/null", 1, "/dev/null: it is no regular file;"),
     ("train --methods zeroshot --datasets digits --save-config a-file/x", 1, "cannot write a-file/x: File exists;"),
     (
         "train --methods zeroshot --datasets digits --save-config /proc/x",
@@ -140,6 +144,15 @@ def test_wrong_input_is_an_error_of_one_line(capsys, tmp_path, shards, line, cod
     assert returned == code, err
     assert len(lines) == 1 and message in lines[0], err
     assert "Traceback" not in err and not out
+
+
+@pytest.mark.parametrize("line", ["table", "--version", "train --methods zeroshot --datasets digits"])
+def test_a_deleted_current_folder_is_named(capsys, tmp_path, monkeypatch, line):
+    (folder := tmp_path / "deleted").mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    message = "procap: error: the current folder no longer exists: change to another one\n"
+    assert run(capsys, *line.split()) == (2, "", message)
 
 
 def test_a_results_folder_that_cannot_be_written(capsys, shards):

@@ -28,7 +28,7 @@ from runner.results import Progress, ValidationCount, ValidationHistory, write_j
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from shards import manifest
-from shards.files import write_file
+from shards.files import replace_at_end, write_file
 from shards.raw.description import read_description
 
 Check = Callable[[bytes], None]
@@ -242,3 +242,9 @@ def test_a_suite_without_seeds_is_refused_in_one_line(tmp_path):
     file.write_text(json.dumps(document))
     with pytest.raises(UserError, match="seeds"):
         read_suite(tmp_path)
+
+
+def test_the_text_of_an_error_without_a_number_survives_and_no_file_is_left(tmp_path):
+    with pytest.raises(OSError, match=r"^encoder failed$"), replace_at_end(tmp_path / "picture.png"):
+        raise OSError("encoder failed")
+    assert not list(tmp_path.iterdir())

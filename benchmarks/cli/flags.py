@@ -192,7 +192,7 @@ class EvalFlags:
 
 @dataclass(frozen=True)
 class SuiteFlags(EvalFlags, ChoiceFlags):
-    """Flags that choose a part of a suite; the rest is decided by the suite and its profile."""
+    """Flags that choose a part of a suite, which has no `--lr`: the rest, also rates, it sets with its profile."""
 
     heading: ClassVar[str] = "Recipe"
     profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper if packed]")] = ""

@@ -14,7 +14,7 @@ from cluster.space import Values, parse_param
 from cluster.sweep_record import SweepSettings
 from procap.errors import UsageError, validate
 from shards.resolve import resolve_dataset
-from shards.sampling import BALANCED
+from shards.uneven_samples import BALANCED
 
 OPTIONAL = ("metric", "search_seed", "scheduler", "grace_period", "reduction_factor", "trials", "hours",
             "classes", "sampling", "backbone", "pretrained", "precision", "recipe")  # fmt: skip

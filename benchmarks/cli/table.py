@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -71,7 +71,7 @@ def table(
     """
     if suite in ("", CALIBRATION):
         _refuse(suite or "of all runs", replace(suite_flags, data="", reference=""))
-        tables, code = _tables_of_runs(selection, results, suite_flags.reference, calibration=bool(suite)), 0
+        tables, code = _tables_of_runs(selection, results, suite_flags.reference, calibration=bool(suite))
     else:
         tables, code = _suite_tables(suite, selection, results, suite_flags)
     document = {"suite": suite or None, "tables": [to_dict(table) for table in tables]}
@@ -89,17 +89,27 @@ def _refuse(what: str, *groups: object) -> None:
 
 def _tables_of_runs(
     selection: flags.SelectionFlags, results: str, reference: str, *, calibration: bool
-) -> Sequence[Table]:
+) -> tuple[Sequence[Table], int]:
+    """Make the tables of all runs; returns them with the exit code."""
     check_names("method", filter(None, [reference]), method_paths())
-    frame = read_frame(open_results(results), run_filter(selection))
+    unreadable: dict[str, object] = {}
+    frame = read_frame(open_results(results), run_filter(selection), unreadable.__setitem__)
+    code = _note_unreadable(unreadable)
     if frame.empty:
         listing = f"procap ls runs --results {quote(results)}"
         raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
     if not calibration:
-        return [*run_tables(frame, reference), *unknown_of_runs(frame, reference)]
+        return [*run_tables(frame, reference), *unknown_of_runs(frame, reference)], code
     if not (tables := calibration_of_runs(frame, reference)):
         raise UserError(f"no evaluation below {results} has its calibration: procap eval RUN --force repeats it")
-    return tables
+    return tables, code
+
+
+def _note_unreadable(unreadable: Mapping[str, object]) -> int:
+    """Print which runs are left out, and return the exit code."""
+    for path, why in unreadable.items():
+        note(f"procap: {path} is left out: {why}")
+    return 1 if unreadable else 0
 
 
 def _note_earlier(done: SuiteResults, typed: str) -> None:
@@ -134,8 +144,7 @@ def _suite_tables(
     options = replace(recorded, **changes)
     check_names("method", filter(None, [suite_flags.reference]), options.methods)
     done = SuiteResults.read(suite, options, root)
-    for path, why in done.unreadable.items():
-        note(f"procap: {path} is left out: {why}")
+    code = _note_unreadable(done.unreadable)
     if not selected:
         _note_earlier(done, f"{flags.command_line(suite_flags)} --results {quote(results)}".strip())
     if suite_flags.check:
@@ -145,4 +154,4 @@ def _suite_tables(
     tables = done.make_tables() if len(done.frame) or not done.runs else []
     if not tables:
         raise UserError(f"no result of {name} as it is chosen here below {results}; see `procap bench {name}`")
-    return tables, 1 if done.unreadable else 0
+    return tables, code

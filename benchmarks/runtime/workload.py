@@ -115,7 +115,7 @@ class Training(_Workload):
         # A method with several stages is measured in its first one.
         method.begin_stage(0)
         self.engine = make_engine(method, config, mode)
-        self._step = TrainStep(self.engine, meter or Meter(self.device, 0), graphs=self._graphs)
+        self._step = TrainStep(self.engine, meter or Meter(self.device), graphs=self._graphs)
 
     @property
     def is_captured(self) -> bool:

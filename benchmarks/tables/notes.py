@@ -13,7 +13,7 @@ from procap.methods.data_use import FURTHER_IMAGES
 from procap.recipe import format_value
 from runner.config import RunConfig
 from shards.names import join_first
-from shards.sampling import BALANCED
+from shards.uneven_samples import BALANCED
 
 if TYPE_CHECKING:
     import pandas as pd

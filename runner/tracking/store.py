@@ -21,8 +21,8 @@ from procap.errors import UserError
 from runner.config import FrozenModel
 from runner.environment_defaults import set_environment_defaults
 from runner.results import read_document, write_json
-from runner.run_folders import TRACKING_FILE
-from runner.tracking.content import DESCRIPTION, TABLE_START, Content, OnError, read_contents
+from runner.run_folders import TRACKING_FILE, OnError
+from runner.tracking.content import DESCRIPTION, TABLE_START, Content, read_contents
 from shards.credentials import mask, mask_urls
 from shards.files import file_lock
 from shards.urls import redact
