@@ -56,7 +56,7 @@ def make_outputs(suite: Suite, options: SuiteOptions, session: Session, *, force
             suite.finish(done, session, force)
 
     def tabulate() -> None:
-        tables.extend(suite.tables(done))
+        tables.extend(done.make_tables())
         write_tables(tables, folder)
 
     def plot() -> None:
