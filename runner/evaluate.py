@@ -19,14 +19,14 @@ import numpy as np
 
 from procap.errors import UserError
 from runner.calibration import ImagePredictions, measure_calibration
-from runner.config import Target
+from runner.config import RunConfig, RuntimeConfig, Target
 from runner.inference import Inference, LogitSettings, count_by_class, predict_images, prepare_inference
 from runner.meters import peak_memory, start_memory_peak
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import MCM, EvalResult, ScoreResult, write_json
 from runner.run_folders import AnyResult
-from runner.session import Run
+from runner.session import Run, Session
 from runner.setup import label_space, make_test_transform
 from runner.stop_signals import StopRequest
 from runner.temperature import fit_temperature
@@ -34,12 +34,15 @@ from runner.trained_runs import load_trained, read_current_training
 from shards.image_selection import TargetImages, select_class_labels, select_target_images
 
 
-def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:
-    """Count the correct images of a finished run on `target`, as `obtain_result` does.
+def evaluate(config: RunConfig, target: Target, runtime: RuntimeConfig, *, force: bool = False) -> EvalResult:
+    """Evaluate one finished run in a new session, for scripts, which import this."""
+    return evaluate_run(Session(runtime).get_run(config), target, force=force)
 
-    The session's `evaluation` sets the precision, the resizing, the temperature and the samples. Samples, the
-    order in which a method adapts to the images, and its views of them come from named streams of the run's seed;
-    nothing else is random.
+
+def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:
+    """Count the correct images of a finished run on `target`, as `obtain_result` does, by the session's `evaluation`.
+
+    Samples, the order in which a method adapts to the images, and its views come from named streams of the run's seed.
     """
     return obtain_result(run, target, EvalResult, partial(_evaluate, run, target, force=force), force=force)
 
@@ -165,10 +168,7 @@ def _score(run: Run, target: Target, stop: StopRequest) -> ScoreResult:
 def _predict(
     run: Run, target: Target, selection: TargetImages, dataset: str, logit_settings: LogitSettings, stop: StopRequest
 ) -> tuple[Inference, ImagePredictions, dict[str, Any]]:
-    """Predict the images of a target, prepared and named as those of `dataset`, and show the progress.
-
-    Returns also the fields of a `TargetResult`.
-    """
+    """Predict the images of a target, prepared and named as those of `dataset`; also the fields of a `TargetResult`."""
     config, session = run.config, run.session
     trained, quiet = load_trained(run), session.runtime.quiet or not session.is_first
     transform = make_test_transform(trained.method, dataset, config.seed, run.eval_settings.resize)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Any
 
 from torch import Tensor
 
@@ -16,21 +17,20 @@ from procap.methods.features import FeatureMethod
 from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
+from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
 from runner.earlier_runs import preliminary_run, read_initial_run
-from runner.engine import Batch, autocast, term_gradients
-from runner.failures import describe_failure
+from runner.engine import Batch, autocast, fitting_threads, term_gradients
 from runner.feature_training import learn_from_features
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
-from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, write_json
+from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, describe_failure, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
-from runner.session import Run
+from runner.session import Run, Session
 from runner.setup import changed_file, set_up
 from runner.stop_signals import Interrupted, StopRequest
-from runner.threads import fitting_threads
 from runner.train_step import AsyncLosses, TrainStep
 from runner.trained_runs import load_teacher
 from runner.validate import Callbacks, Validator
@@ -49,6 +49,11 @@ MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
 
 
+def train(config: RunConfig, runtime: RuntimeConfig, **more: Any) -> TrainResult | Progress:
+    """Train one configuration in a new session, for scripts, which import this. more: arguments of `train_run`."""
+    return train_run(Session(runtime).get_run(config), **more)
+
+
 def train_run(
     run: Run,
     *,
@@ -63,9 +68,9 @@ def train_run(
     on a CPU with the same final bits as if it had never stopped.
     force: delete the run with its evaluations first. until: pause after this many epochs, if the training has more.
     callbacks: do not change the training, and are not called for a run without epochs.
-    on_held: called again and again, on all ranks, while another process holds the run; without it that raises RunHeld;
+    on_held: called again and again, on all ranks, while another process holds the run; without it that raises LockHeld;
         the first phase of a method is waited for in any case.
-    Raises RunHeld when another process works on the run, UserError when data or weights have changed, a result cannot
+    Raises LockHeld when another process works on the run, UserError when data or weights have changed, a result cannot
     be written or the loss is not finite; `Interrupted` after SIGINT or SIGTERM.
     """
     if until is not None and until < 1:
@@ -197,10 +202,7 @@ def train_epochs(training: ResumableTraining, validator: Validator, epochs: int)
 
 
 class TrainLoop:
-    """The steps of a training. It can start anywhere, because draws are seeded by epoch, step or image.
-
-    The host runs ahead of a GPU: `state` counts steps whose losses have arrived, `losses` holds those of later ones.
-    """
+    """The steps of a training, from any on. `state` counts those whose losses have arrived; `losses` has later ones."""
 
     def __init__(self, training: ResumableTraining, stop: StopRequest, display: ProgressDisplay) -> None:
         assert training.setup.training_steps is not None
