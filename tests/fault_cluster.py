@@ -138,7 +138,7 @@ class FaultCluster:
                 owner = re.search(r"pid (\d+)", (run.path / ".lock").read_text())
                 if run.train_file.exists() or owner is None or int(owner[1]) not in pids:
                     continue
-                if not saved or any(run.state.glob("step-*")):
+                if not saved or any(run.state_folder.glob("step-*")):
                     found.append(Training(run, psutil.Process(int(owner[1]))))
         return found
 
