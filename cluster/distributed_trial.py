@@ -42,7 +42,7 @@ class Rank:
         return node, address, int(self._port.getsockname()[1])
 
     def execute(
-        self, config: Mapping[str, Any], work: TrialWork, environment: Mapping[str, str], queue: Any
+        self, drawn: Mapping[str, Any], work: TrialWork, environment: Mapping[str, str], queue: Any
     ) -> TrialReport:
         """Execute the trial as the rank set by `environment`; rank 0 puts its reports into `queue`."""
         set_environment_defaults()
@@ -57,12 +57,12 @@ class Rank:
             self._port.close()
             with init_process_group(ranks, device, runtime.timeout) as group:
                 session = Session(replace(runtime, device=str(device)), group)
-                return RunExecutor(session, work.runs_of(config, runtime), queue.put, work.halving).execute()
+                return RunExecutor(session, work.runs_of(drawn, runtime), queue.put, work.halving).execute()
 
         return attempt(execute)
 
 
-def execute_in_group(config: Mapping[str, Any], work: TrialWork, report_to: ReportTo) -> TrialReport:
+def execute_in_group(drawn: Mapping[str, Any], work: TrialWork, report_to: ReportTo) -> TrialReport:
     """Execute a trial with `work.resources.processes` processes; raises RayError if one of them was lost."""
     import ray
     from ray.util import get_current_placement_group
@@ -88,7 +88,7 @@ def execute_in_group(config: Mapping[str, Any], work: TrialWork, report_to: Repo
         locations = ray.get([actor.locate.remote() for actor in actors], timeout=START_SECONDS)
         environments = rank_environments(locations)
         order = sorted(range(len(actors)), key=lambda index: int(environments[index]["RANK"]))
-        refs = [actors[index].execute.remote(config, work, environments[index], queue) for index in order]
+        refs = [actors[index].execute.remote(drawn, work, environments[index], queue) for index in order]
         pending = refs
         while pending:
             # `put` returns when the queue has the report, so the last pass of this loop misses none.
@@ -110,10 +110,7 @@ def execute_in_group(config: Mapping[str, Any], work: TrialWork, report_to: Repo
 
 
 def rank_environments(locations: Sequence[tuple[str, str, int]]) -> list[dict[str, str]]:
-    """Make the environment variables of processes at (node, address, free port).
-
-    Processes of one node get ranks that follow each other, nodes in order of their first process.
-    """
+    """Make the variables of processes at (node, address, free port); ranks of a node follow each other."""
     hosts = [node for node, _, _ in locations]
     order = sorted(range(len(locations)), key=lambda index: hosts.index(hosts[index]))
     _, master, port = locations[order[0]]

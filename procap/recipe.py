@@ -17,13 +17,14 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 READ_UNDER: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "momentum": ("optimizer", ("sgd",)),
     **dict.fromkeys(("betas", "eps"), ("optimizer", ("adam", "adamw"))),
+    "drop_last": ("batches", ("random",)),
     "min_lr": ("schedule", ("step",)),
     **dict.fromkeys(("warmup_epochs", "warmup_lr"), ("warmup", ("constant", "linear"))),
     **dict.fromkeys(("crop_scale", "flip", "colour_jitter", "rotation"), ("augmentation", ("crop",))),
 }
 """The fields that a training reads under some values of another field only, by name: that field and its values."""
 OF_EVALUATION = "test_batch_size"
-"""The field that changes no weights."""
+"""The field that changes no weights, but for the last bits of features that a method learns from."""
 
 
 class Recipe(BaseModel):
@@ -72,7 +73,7 @@ class Recipe(BaseModel):
     flip: bool = Field(default=True, description="random horizontal flip")
     colour_jitter: float = Field(default=0.0, ge=0, le=1, description="strength for brightness, contrast, saturation")
     rotation: float = Field(default=0.0, ge=0, le=180, description="largest random rotation, degrees")
-    test_batch_size: int = Field(default=100, ge=1)
+    test_batch_size: int = Field(default=100, ge=1, description="images that are encoded together outside of steps")
 
     @model_validator(mode="after")
     def _a_step_in_every_epoch(self) -> Self:

@@ -19,7 +19,7 @@ from runner.devices import check_device_name
 from shards.default_paths import data_root
 from shards.image_selection import Classes, parse_classes
 from shards.names import has_control
-from shards.sampling import BALANCED, Sampling
+from shards.uneven_samples import BALANCED, Sampling
 from shards.urls import redact
 
 # Incremented when the meaning of a field changes: runs before it then have other hashes and are trained again.
@@ -67,7 +67,7 @@ class RunConfig(FrozenModel):
         default="", pattern="^([0-9a-f]{16})?$", description="of a file of weights; empty for weights with a name"
     )
     dataset: str
-    classes: Classes = "all"
+    classes: Classes
     shots: int = Field(default=16, ge=0, description="training images per class; 0 takes all of them")
     sampling: Sampling = BALANCED
     seed: int = Field(default=1, ge=0, lt=2**32)
@@ -186,7 +186,14 @@ class EvalSettings(FrozenModel):
         images cannot be held out.
         """
         if self.samples:
-            _check_samples(self.samples, config)
+            from procap.methods import method_class
+            from procap.methods.hooks import GaussianMethod
+
+            cls = method_class(config.method)
+            if not (issubclass(cls, GaussianMethod) and cls.has_gaussians(cls.Options.model_validate(config.options))):
+                raise UsageError(
+                    f"--samples {self.samples}: {config.method} has no Gaussian tokens under these options"
+                )
         if self.temperature and (why := _describe_leak(config)):
             raise UsageError(f"--temperature {self.temperature}: {why}")
         return self.model_copy(update={"precision": None}) if self.precision == config.precision else self
@@ -218,16 +225,6 @@ def _describe_leak(config: RunConfig) -> str:
         "learns from a finished run, which may have seen the images to hold out": config.init or has_teacher,
     }
     return next((f"{config.path} {why}" for why, applies in reasons.items() if applies and is_trained), "")
-
-
-def _check_samples(samples: int, config: RunConfig) -> None:
-    from procap.methods import method_class
-    from procap.methods.hooks import GaussianMethod
-
-    cls = method_class(config.method)
-    options = cls.Options.model_validate(config.options)
-    if not (issubclass(cls, GaussianMethod) and cls.has_gaussians(options)):
-        raise UsageError(f"--samples {samples}: {config.method} has no Gaussian tokens under these options")
 
 
 @dataclass(frozen=True)
@@ -287,6 +284,7 @@ class RuntimeConfig:
 
     data: the folder of packed data sets, by default the one of the command line.
     workers: threads that decode images; None: see `runner.devices.num_decoders`.
+    state_seconds: a training saves its state when the last one is that old.
     accelerate: accelerations, as `runner.acceleration.Acceleration.parse` parses them.
     limit, evaluation: the first N images of a target, and the settings; both are recorded with each result.
     timeout: longest time in seconds that a process waits for others.
@@ -299,7 +297,7 @@ class RuntimeConfig:
     results: Path = Path("results")
     device: str = "auto"
     workers: int | None = None
-    checkpoint_seconds: float = 30.0
+    state_seconds: float = 30.0
     limit: int | None = None
     evaluation: EvalSettings = field(default_factory=EvalSettings)
     tracking_uri: str | None = None

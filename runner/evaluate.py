@@ -35,15 +35,14 @@ from shards.image_selection import TargetImages, select_class_labels, select_tar
 
 
 def evaluate(config: RunConfig, target: Target, runtime: RuntimeConfig, *, force: bool = False) -> EvalResult:
-    """Evaluate one finished run in a new session, for scripts."""
+    """Evaluate one finished run in a new session, for scripts, which import this."""
     return evaluate_run(Session(runtime).get_run(config), target, force=force)
 
 
 def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:
-    """Count the correct images of a finished run on `target`, as `obtain_result` does.
+    """Count the correct images of a finished run on `target`, as `obtain_result` does, by the session's `evaluation`.
 
-    The session's `evaluation` sets the precision, the resizing, the temperature and the samples. These, and the order
-    in which a method adapts to the images, come from named streams of the run's seed; nothing else is random.
+    Samples, the order in which a method adapts to the images, and its views come from named streams of the run's seed.
     """
     return obtain_result(run, target, EvalResult, partial(_evaluate, run, target, force=force), force=force)
 
@@ -109,9 +108,9 @@ def _evaluate(run: Run, target: Target, stop: StopRequest, *, force: bool) -> Ev
     temperature = fit_temperature(run, stop, force=force) if run.eval_settings.temperature else None
     selection, base_classes = _select(run, target), None
     if target.dataset == config.dataset:
-        trained = select_class_labels(session.dataset(config.dataset), config.classes)
-        positions = np.flatnonzero(np.isin(selection.labels, trained))
-        base_classes = positions if 0 < len(positions) < len(selection.labels) else None
+        trained_on = select_class_labels(session.dataset(config.dataset), config.classes)
+        positions = np.flatnonzero(np.isin(selection.class_labels, trained_on))
+        base_classes = positions if 0 < len(positions) < len(selection.class_labels) else None
     logit_settings = LogitSettings(base_classes, temperature or 1.0)
     inference, predictions, fields = _predict(run, target, selection, target.dataset, logit_settings, stop)
     per_class = count_by_class(predictions.labels, predictions.is_correct, selection.classnames)
@@ -169,10 +168,7 @@ def _score(run: Run, target: Target, stop: StopRequest) -> ScoreResult:
 def _predict(
     run: Run, target: Target, selection: TargetImages, dataset: str, logit_settings: LogitSettings, stop: StopRequest
 ) -> tuple[Inference, ImagePredictions, dict[str, Any]]:
-    """Predict the images of a target, prepared and named as those of `dataset`, and show the progress.
-
-    Returns also the fields of a `TargetResult`.
-    """
+    """Predict the images of a target, prepared and named as those of `dataset`; also the fields of a `TargetResult`."""
     config, session = run.config, run.session
     trained, quiet = load_trained(run), session.runtime.quiet or not session.is_first
     transform = make_test_transform(trained.method, dataset, config.seed, run.eval_settings.resize)

@@ -1,7 +1,4 @@
-"""Reduce a finished run to an entry of the ledger of reproductions: its counts, and what they were computed with.
-
-docs/results/ledger/METHOD-DATASET-BACKBONE-seedN-HASH.json    a `LedgerEntry`
-"""
+"""Reduce a finished run to a `LedgerEntry`, docs/results/ledger/METHOD-DATASET-BACKBONE-seedN-HASH.json."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from runner.config import Amount, Count, FrozenModel, Precision, Rate, TargetNam
 from runner.results import WRITTEN, StoredDocument, write_json
 from runner.session import Run
 from shards.manifest import Sha256
-from shards.sampling import BALANCED, Sampling
+from shards.uneven_samples import BALANCED, Sampling
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 

@@ -6,15 +6,17 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, TypeVar
 
 import torch
+from pydantic import Field
 
 from runner.config import Amount, Count
 
 Item = TypeVar("Item")
-Mark = float | torch.cuda.Event
+Mark = Any
+"""The time in seconds, or an event of a GPU."""
 
 
 @dataclass
@@ -27,31 +29,25 @@ class Rate:
 
 @dataclass
 class MeterState:
-    """Measurements up to a saved state, in seconds.
-
-    rate: of the steps after the warm-up, of `warmup_steps` steps. stored_seconds: what `add` has added.
-    """
+    """Measurements in seconds up to a saved state. rate: of rated steps. stored_seconds: what `add` has added."""
 
     phases: dict[str, Amount] = field(default_factory=dict)
     # Wall time, and the time in phases of steps.
     seconds: Amount = 0.0
     step_seconds: Amount = 0.0
     rate: Rate = field(default_factory=Rate)
-    warmup_steps: Count = 0
+    unrated_steps: Annotated[Count, Field(alias="warmup_steps")] = 0
     stored_seconds: Amount = 0.0
 
 
 class Meter(MeterState):
-    """Time by named phase, and rates over steps; phases outside a step (load, checkpoint) do not count in rates.
+    """Time by named phase, and rates over steps; on CUDA by events in the stream, so that the host does not wait."""
 
-    On CUDA, phases are timed by events in the stream, which `settle` reads: measuring does not make the host wait.
-    """
-
-    def __init__(self, device: torch.device, warmup: int, phases: Sequence[str] = ()) -> None:
-        """warmup: steps at the start of this process that rates leave out; phases: names reported even at zero."""
+    def __init__(self, device: torch.device, unrated_steps: int = 0, phases: Sequence[str] = ()) -> None:
+        """unrated_steps: the first ones of this process, left out of rates; phases: names reported even at zero."""
         super().__init__(phases=dict.fromkeys(phases, 0.0))
         self.device = device
-        self._warmup_left, self._warmup_rate = warmup, Rate()
+        self._unrated_left, self._unrated_rate = unrated_steps, Rate()
         self._spans: list[tuple[str, Rate | None, Mark, Mark]] = []
         self._last = time.perf_counter()
 
@@ -65,7 +61,7 @@ class Meter(MeterState):
 
     @property
     def _current_rate(self) -> Rate:
-        return self._warmup_rate if self._warmup_left else self.rate
+        return self._unrated_rate if self._unrated_left else self.rate
 
     @contextmanager
     def phase(self, name: str, *, rated: bool = True) -> Iterator[None]:
@@ -74,7 +70,7 @@ class Meter(MeterState):
         try:
             yield
         finally:
-            # The rate of now: `step` may end the warm-up before `settle` reads the span.
+            # The rate of now: `step` may end the unrated steps before `settle` reads the span.
             self._spans.append((name, self._current_rate if rated else None, start, self._mark()))
 
     def iterate(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
@@ -91,9 +87,9 @@ class Meter(MeterState):
     def step(self, images: int) -> None:
         """Count a finished step over `images` images."""
         self._current_rate.images += images
-        if self._warmup_left:
-            self._warmup_left -= 1
-            self.warmup_steps += 1
+        if self._unrated_left:
+            self._unrated_left -= 1
+            self.unrated_steps += 1
 
     def add(self, seconds: Mapping[str, float], *, rated: bool = True) -> None:
         """Add seconds by phase of earlier work whose result is read now, so that times are those of the whole work."""
@@ -111,12 +107,8 @@ class Meter(MeterState):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for name, rate, start, end in self._spans:
-            # Both are seconds on a CPU and events on a GPU, whose distance is in milliseconds.
-            if isinstance(start, float) or isinstance(end, float):
-                assert isinstance(start, float) and isinstance(end, float)
-                seconds = end - start
-            else:
-                seconds = start.elapsed_time(end) / 1000
+            # The distance of events is in milliseconds.
+            seconds = end - start if isinstance(start, float) else start.elapsed_time(end) / 1000
             self.phases[name] = self.phases.get(name, 0.0) + seconds
             if rate is not None:
                 rate.seconds[name] = rate.seconds.get(name, 0.0) + seconds
@@ -127,26 +119,22 @@ class Meter(MeterState):
 
     def state(self) -> MeterState:
         """Return the measurements that a later process resumes from; call `settle` first."""
-        rest = self.warmup_steps, self.stored_seconds
-        return deepcopy(MeterState(self.phases, self.seconds, self.step_seconds, self.rate, *rest))
+        return deepcopy(MeterState(**{measured.name: getattr(self, measured.name) for measured in fields(MeterState)}))
 
     def resume(self, state: MeterState, *, repeated: str = "") -> None:
-        """Add the measurements of an earlier process; this process has its own warm-up.
-
-        repeated: a phase of this process that the earlier one has had as well, and that counts once.
-        """
+        """Add the measurements of an earlier process; repeated: a phase that both have had, and that counts once."""
         self.settle()
         self.seconds += state.seconds - self.phases.pop(repeated, 0.0)
         self.phases |= {name: self.phases.get(name, 0.0) + seconds for name, seconds in state.phases.items()}
         self.step_seconds += state.step_seconds
         # A copy, because this process adds to its rate, and `state` stays as it was saved.
         self.rate = deepcopy(state.rate)
-        self.warmup_steps += state.warmup_steps
+        self.unrated_steps += state.unrated_steps
         self.stored_seconds = state.stored_seconds
 
     def images_per_second(self, *phases: str) -> float | None:
-        """Compute the rate over `phases` (default: whole steps), without the warm-up if any steps follow it."""
-        rate = self.rate if self.rate.images else self._warmup_rate
+        """Compute the rate over `phases` (default: whole steps), without the unrated steps if any follow them."""
+        rate = self.rate if self.rate.images else self._unrated_rate
         seconds = sum(value for name, value in rate.seconds.items() if not phases or name in phases)
         return rate.images / seconds if rate.images and seconds > 0 else None
 

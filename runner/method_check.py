@@ -33,11 +33,10 @@ from runner.cuda_graphs import CaptureError, CaptureTape
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks
 from runner.engine import Batch, learned_parameters
-from runner.failures import EXPECTED, describe_failure
 from runner.feature_training import learn_from_features
 from runner.meters import Meter
 from runner.planning import plan_run
-from runner.results import TrainResult
+from runner.results import EXPECTED, TrainResult, describe_failure
 from runner.session import Run, Session
 from runner.setup import Setup, build_initial_method, label_space, make_test_transform, set_up
 from runner.stop_signals import StopRequest
@@ -76,10 +75,7 @@ class CheckCase:
 
     @classmethod
     def plan(cls, name: str, runtime: RuntimeConfig, **chosen: Any) -> CheckCase:
-        """Plan two epochs in the method's own recipe at a tenth of its rate, in batches for two processes.
-
-        chosen: data set, backbone and options, as for `plan_run`.
-        """
+        """Plan two epochs at a tenth of the method's rate. chosen: data set, backbone, options, as for `plan_run`."""
         # A tenth of the rate, because differences by rounding grow in a training that diverges on this backbone.
         lr = method_class(name).recipe().lr / 10
         overrides = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
@@ -109,7 +105,7 @@ class CheckCase:
         setup = set_up(self.run, teacher=load_teacher(self.run))
         if not isinstance(setup.method, FeatureMethod):
             return setup
-        return learn_from_features(self.run, setup, StopRequest(), Meter(self.run.session.device, warmup=0))
+        return learn_from_features(self.run, setup, StopRequest(), Meter(self.run.session.device))
 
     def batch(self, setup: Setup) -> Batch:
         """Make the first batch of the training."""
@@ -252,10 +248,7 @@ def check_resume(case: CheckCase) -> str:
 
 
 def check_reloaded(case: CheckCase) -> str:
-    """Check that a method that is loaded from a checkpoint classifies as the trained one, which begins stages in turn.
-
-    A training begins no stage that it does not reach; a method that is loaded is as at the end of a training.
-    """
+    """Check that a method loaded from a checkpoint classifies as the trained one, which begins stages in turn."""
     setup = case.set_up()
     method = setup.method
     for stage in range(sum(start < setup.total_steps for start in method.stage_starts(setup.total_steps))):

@@ -12,7 +12,7 @@ from procap.recipe import Recipe, format_value
 from runner.config import RunConfig, Target
 from shards.default_paths import data_root
 from shards.image_selection import CLASS_CHOICES, parse_classes
-from shards.sampling import BALANCED, check_sampling
+from shards.uneven_samples import BALANCED, check_sampling
 
 if TYPE_CHECKING:
     from procap.methods.method import Method
@@ -47,7 +47,7 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     """Resolve names, defaults and recipes into a `RunConfig`. Raises UsageError.
 
     choices: fields of `RunChoices`; `check_read` refuses overrides without effect. data: folder of packed sets that are
-    not in the catalogue; None: `$PROCAP_DATA`, else the cache. A derived set uses the recipe of its base.
+    not in the catalogue; None: `$PROCAP_DATA`, else the cache.
     """
     from procap.methods import method_class, method_options
     from shards.resolve import resolve_dataset
@@ -85,8 +85,9 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
         raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
     options = method_options(method, {**published_options, **chosen.options})
     unread_by_method = cls.unread_fields(options) | (set() if recipe.epochs else {*recipe.unread()})
-    unread = {name: getattr(named_recipe, name) for name in (*recipe.unread(), *unread_by_method)}
-    recipe = recipe.model_copy(update=unread)
+    # The method's first: under a field that it does not read, others may be read all the same.
+    recipe = recipe.model_copy(update={name: getattr(named_recipe, name) for name in unread_by_method})
+    recipe = recipe.model_copy(update={name: getattr(named_recipe, name) for name in recipe.unread()})
     recipe_name = "custom" if recipe != named_recipe and published.epochs > 0 else chosen.recipe
     # Equal trainings are one run: under any recipe a method has its own values of what it does not read, also in place
     # of `overrides` of them, which `check_read` then refuses.
@@ -131,9 +132,9 @@ def _resolve_backbone(cls: type[Method], method: str, backbone: str, pretrained:
     return fields
 
 
-def control_options(method: str, recipe: str) -> dict[str, Any]:
+def control_options(method: str, recipe_name: str) -> dict[str, Any]:
     """Return the options of a method where the recipe is chosen by name: in ProCAP's, MaPLe has as many tokens."""
-    return {"n_ctx": 4} if (method, recipe) == ("maple", "procap") else {}
+    return {"n_ctx": 4} if (method, recipe_name) == ("maple", "procap") else {}
 
 
 def can_classify(config: RunConfig, target: Target, data: Path | None = None) -> bool:

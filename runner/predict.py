@@ -23,13 +23,12 @@ from procap.classifier import OnlineClassifier
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
 from runner.devices import num_decoders
-from runner.engine import autocast
+from runner.engine import autocast, fitting_threads
 from runner.hub import load_run
 from runner.session import TrainedRun
 from runner.setup import make_test_transform, warn_of_names
-from runner.threads import fitting_threads
-from shards.image_files import EncodedImage, OnError, load_batches, raise_error
 from shards.images import ImageError, Picture, convert
+from shards.loose_images import EncodedImage, OnError, load_batches, raise_error
 
 
 class ImageClassifier:
@@ -91,7 +90,7 @@ class ImageClassifier:
     def predict(
         self, images: Iterator[EncodedImage], workers: int | None = None, on_error: OnError = raise_error
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and probabilities [C] of every image of `shards.image_files.find_images`, in order.
+        """Yield name and probabilities [C] of every image of `shards.loose_images.find_images`, in order.
 
         A method that adapts at test time adapts to all of them, in that order; the first one then waits for the last.
         on_error: called for an image that cannot be read, which is then left out; by default raises UsageError.

@@ -34,16 +34,13 @@ logger = logging.getLogger(__name__)
 
 
 def results_root(location: str, cache: Path) -> tuple[Path, str | None]:
-    """Return the local folder for `--results`, and the URL that it stands for; None for a folder or a file:// URL.
-
-    Raises UsageError for a URL that cannot be written to, UserError if a package is missing.
-    """
+    """Return the local folder for `--results`, and its URL if any. Raises UsageError if it cannot be written to."""
     if not location:
         raise UsageError("the name of the results folder is empty")
     if (folder := local_path(location)) is not None:
         folder = folder.expanduser()
         require_text(folder)
-        if in_place := next((path for path in (folder, *folder.parents) if path.is_file()), None):
+        if in_place := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
             raise UsageError(f"--results {folder}: {in_place} is a file, name a folder")
         return folder, None
     url = canonical(location)
@@ -55,10 +52,7 @@ def results_root(location: str, cache: Path) -> tuple[Path, str | None]:
 
 @dataclass(frozen=True)
 class RemoteResults:
-    """The results at `url` and their local folder; without a URL every method does nothing.
-
-    Every method raises UserError when the URL cannot be reached, or its bucket or a permission is missing.
-    """
+    """The results at `url`, if any, and their local folder. Raises UserError for what cannot be reached."""
 
     url: str | None
     local: Path

@@ -18,22 +18,23 @@ from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, Validati
 from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import describe_change
 from procap.methods.options import Pool
-from procap.methods.plugins import MethodSource
+from procap.methods.plugins import MethodSource, describe_unexpected
 from procap.text import LabelSpace
 from runner.calibration import Calibration, Probabilities
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
 from shards.credentials import mask
 from shards.files import explain_writing, read_regular, write_file
 from shards.manifest import lines_digest
-from shards.sampling import BALANCED, Sampling
+from shards.uneven_samples import BALANCED, Sampling
 
-SCHEMA: Literal[1] = 1
 Document = TypeVar("Document", bound=BaseModel)
 WRITTEN = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
 """A time in UTC, ISO 8601 in seconds."""
 # Masked when it is written too, because `model_copy` does not validate its changes.
 MaskedText = Annotated[str, AfterValidator(mask), PlainSerializer(mask)]
 """Text of an error, without credentials."""
+EXPECTED = (UserError, OSError)
+"""Errors of the user or the environment, which are no fault of the program."""
 
 NUMBERS = re.compile(r"\[\n[-+\d.eE,\s]*\]")
 """A list of numbers in indented JSON, in which no string has a line break."""
@@ -43,13 +44,18 @@ RunStatus = Literal["running", "paused", "interrupted", "failed"]
 """Status of an unfinished run; "paused" after the epochs that the caller of `train` asked for."""
 
 
+def describe_failure(error: Exception) -> str:
+    """Describe in one line, without credentials, why a run or another part of a command failed."""
+    return mask(" ".join((str(error) if isinstance(error, EXPECTED) else describe_unexpected(error)).split()))
+
+
 class EpochLog(FrozenModel):
     """One epoch; `terms` are means over its steps, weighted as in the loss."""
 
     epoch: int = Field(ge=0, description="0-based")
     lr: float = Field(ge=0)
     terms: dict[str, float] = Field(min_length=1)
-    seconds: Amount = Field(description="in steps: checkpoints excluded")
+    seconds: Amount = Field(description="in steps: saving of states excluded")
     images_per_second: Rate | None
     skipped: Count = Field(default=0, description="steps without an update, because gradients overflowed at fp16")
     gradient_norms: dict[str, float] = Field(
@@ -91,7 +97,7 @@ class StoredDocument(FrozenModel):
     """A document that is a whole JSON file, with the version of its format."""
 
     # Called `schema` in files: models of pydantic have a method of that name.
-    schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
+    schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
 
 
 class RunDocument(StoredDocument):
@@ -108,11 +114,11 @@ class TrainResult(RunDocument):
     images: Count = 0
     epochs: list[EpochLog] = Field(default_factory=list)
     seconds: Amount = Field(
-        default=0.0, description="of training, checkpoints included; loading, tracking and lost work excluded"
+        default=0.0, description="of training, saving included; loading, tracking and lost work excluded"
     )
-    images_per_second: Rate | None = Field(default=None, description="warm-up steps and checkpoints left out")
+    images_per_second: Rate | None = Field(default=None, description="of steps, without the first `warmup_steps`")
     images_per_second_model: Rate | None = Field(default=None, description="the same, without waiting for images")
-    warmup_steps: Count = Field(default=0, description="steps left out of `images_per_second`")
+    warmup_steps: Count = Field(default=0, description="not in `images_per_second`; no warm-up of the learning rate")
     phases: dict[str, Amount] = Field(default_factory=dict, description="seconds by phase")
     peak_memory_bytes: Bytes | None = Field(default=None, description="allocated by tensors on a GPU")
     stored_seconds: Amount = Field(default=0.0, description="of `seconds`: measured when the features were stored")
@@ -345,10 +351,7 @@ def write_json(path: Path, document: BaseModel | Mapping[str, Any]) -> str:
 
 
 def read_document(path: Path, model: type[Document], repair: str = "") -> Document | None:
-    """Read the document at `path`; None if there is none.
-
-    Raises UserError, which ends in `repair`, if it is broken. Types are strict: `true` is not accepted as a number.
-    """
+    """Read a document, None without one, by strict types. Raises UserError, which ends in `repair`, if it is broken."""
     try:
         return model.model_validate_json(read_regular(path), strict=True)
     except (FileNotFoundError, NotADirectoryError):
@@ -364,7 +367,7 @@ def read_document(path: Path, model: type[Document], repair: str = "") -> Docume
 class CheckpointCard(FrozenModel):
     """Metadata of a checkpoint: enough to evaluate it without the data it was trained on."""
 
-    checkpoint_schema: Literal[1] = SCHEMA
+    checkpoint_schema: Literal[1] = 1
     config: RunConfig
     classnames: tuple[str, ...]
     template: str

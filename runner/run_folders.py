@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,18 +28,16 @@ from runner.results import (
     ValidationHistory,
     read_document,
 )
-from shards.files import LockHeld, explain_writing, file_lock
+from shards.files import file_lock
 
 TRACKING_FILE = "tracking.json"
 DEFAULT_SETTINGS = EvalSettings()
+OnError = Callable[[str, UserError], None]
+"""Gets the path below the results, and the error, of what cannot be read."""
 AnyDocument = TypeVar("AnyDocument", bound=RunDocument)
 AnyResult = TypeVar("AnyResult", bound=TargetResult)
 RUNS = "*/*/*/*/*/seed*-*"
 """Paths of runs below the results: classes, data set, method, backbone, shots, and seed with hash."""
-
-
-class RunHeld(UserError):
-    """Another process works on the run; the caller can wait for it."""
 
 
 def _child(name: str) -> property:
@@ -60,7 +58,7 @@ class RunFolder:
     train_file = _child("train.json")
     checkpoint_file = _child("checkpoint.safetensors")
     validation_file = _child("validation.json")
-    state = _child("state")
+    state_folder = _child("state")
 
     def result_file(
         self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS, model: type[TargetResult] = EvalResult
@@ -156,19 +154,11 @@ class RunFolder:
     def forget_progress(self) -> None:
         """Remove what only an unfinished run needs."""
         self.progress_file.unlink(missing_ok=True)
-        shutil.rmtree(self.state, ignore_errors=True)
+        shutil.rmtree(self.state_folder, ignore_errors=True)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the run, or raise RunHeld, which names the holder."""
-        with ExitStack() as stack:
-            try:
-                with explain_writing(self.path):
-                    stack.enter_context(file_lock(self.path / ".lock", timeout=0))
-            except LockHeld as error:
-                held = f"the run {self.path} is held by another process ({error.owner})"
-                raise RunHeld(f"{held}; wait for it or stop it") from None
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the run. Raises LockHeld, which names the holder."""
+        return file_lock(self.path / ".lock", timeout=0)
 
 
 class OtherContent(UserError):

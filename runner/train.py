@@ -20,19 +20,17 @@ from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_ch
 from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
 from runner.earlier_runs import preliminary_run, read_initial_run
-from runner.engine import Batch, autocast, term_gradients
-from runner.failures import describe_failure
+from runner.engine import Batch, autocast, fitting_threads, term_gradients
 from runner.feature_training import learn_from_features
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
-from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, write_json
+from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, describe_failure, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
 from runner.session import Run, Session
 from runner.setup import changed_file, set_up
 from runner.stop_signals import Interrupted, StopRequest
-from runner.threads import fitting_threads
 from runner.train_step import AsyncLosses, TrainStep
 from runner.trained_runs import load_teacher
 from runner.validate import Callbacks, Validator
@@ -41,8 +39,8 @@ from shards.rng import generator
 from shards.transfer import to_device
 
 UNRATED_STEPS = 5
-"""Steps that are left out of images per second; they have nothing to do with the warm-up of the learning rate."""
-PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
+"""Steps that are left out of images per second, `warmup_steps` in `train.json`."""
+PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "state", "tracking")
 UNTIMED_PHASES = ("load", "compile", "tracking", "validation", "statistics")
 """Phases that are not part of the training's seconds; only runs with callbacks have `validation`."""
 MEASURE_STEPS = 50
@@ -52,7 +50,7 @@ MAX_REPEATS = 40
 
 
 def train(config: RunConfig, runtime: RuntimeConfig, **more: Any) -> TrainResult | Progress:
-    """Train one configuration in a new session, for scripts. more: arguments of `train_run`."""
+    """Train one configuration in a new session, for scripts, which import this. more: arguments of `train_run`."""
     return train_run(Session(runtime).get_run(config), **more)
 
 
@@ -70,9 +68,9 @@ def train_run(
     on a CPU with the same final bits as if it had never stopped.
     force: delete the run with its evaluations first. until: pause after this many epochs, if the training has more.
     callbacks: do not change the training, and are not called for a run without epochs.
-    on_held: called again and again, on all ranks, while another process holds the run; without it that raises RunHeld;
+    on_held: called again and again, on all ranks, while another process holds the run; without it that raises LockHeld;
         the first phase of a method is waited for in any case.
-    Raises RunHeld when another process works on the run, UserError when data or weights have changed, a result cannot
+    Raises LockHeld when another process works on the run, UserError when data or weights have changed, a result cannot
     be written or the loss is not finite; `Interrupted` after SIGINT or SIGTERM.
     """
     if until is not None and until < 1:
@@ -204,10 +202,7 @@ def train_epochs(training: ResumableTraining, validator: Validator, epochs: int)
 
 
 class TrainLoop:
-    """The steps of a training. It can start anywhere, because draws are seeded by epoch, step or image.
-
-    The host runs ahead of a GPU: `state` counts steps whose losses have arrived, `losses` holds those of later ones.
-    """
+    """The steps of a training, from any on. `state` counts those whose losses have arrived; `losses` has later ones."""
 
     def __init__(self, training: ResumableTraining, stop: StopRequest, display: ProgressDisplay) -> None:
         assert training.setup.training_steps is not None
@@ -282,7 +277,7 @@ class TrainLoop:
     def _save_or_stop(self) -> None:
         """Save the state if it is time on rank 0, or stop if a rank has got a signal: all ranks at the same step."""
         # The clock of one rank decides, because those of several would not agree on a step.
-        is_due = self.group.ranks.is_first and self.training.is_due(self.runtime.checkpoint_seconds)
+        is_due = self.group.ranks.is_first and self.training.is_due(self.runtime.state_seconds)
         flags = self.group.exchange_flags(save=is_due, signum=self.stop.signum)
         if flags.save or flags.signum:
             self._count_losses(wait=True)
@@ -375,7 +370,7 @@ def _write_result(training: ResumableTraining) -> TrainResult:
         # The steps of a method on features see no image.
         images_per_second=None if on_features else meter.images_per_second(),
         images_per_second_model=None if on_features else meter.images_per_second("forward", "backward", "optimizer"),
-        warmup_steps=meter.warmup_steps if meter.rate.images else 0,
+        warmup_steps=meter.unrated_steps if meter.rate.images else 0,
         phases=meter.phases_with_other(),
         stored_seconds=meter.stored_seconds,
         peak_memory_bytes=peak_memory(meter.device),

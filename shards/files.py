@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from procap.errors import UserError
 
@@ -28,11 +29,24 @@ def explain_writing(path: Path, advice: str = "name another folder") -> Iterator
         raise UserError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
+def check_writable(path: Path) -> None:
+    """Raise UserError if no file can be made at or below `path`, before work that would be lost; leaves nothing."""
+    folder = next(each for each in (path, *path.parents) if each.is_dir())
+    with explain_writing(path):
+        if path != folder:
+            require_regular(path)
+        TemporaryFile(dir=folder).close()
+
+
 @contextmanager
 def replace_at_end(file: Path) -> Iterator[Path]:
-    """Yield the name of a temporary file next to `file`, which replaces it at the end of the block unless it fails."""
+    """Yield the name of a temporary file next to `file`, which replaces it at the end of the block unless it fails.
+
+    Raises OSError for a device or a pipe, which would be replaced too.
+    """
     # In the same folder, because a rename is atomic within one file system alone. Several processes or threads may
     # write the same file.
+    require_regular(file)
     temporary = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         yield temporary
@@ -79,20 +93,15 @@ def file_sha256(file: Path) -> str:
 
 
 class LockHeld(UserError):
-    """Another process or thread holds a lock; `owner` is its process and machine, or "unknown"."""
-
-    def __init__(self, file: Path, owner: str) -> None:
-        super().__init__(f"{file} is held by another process ({owner})")
-        self.owner = owner
+    """Another process or thread holds a lock; the message names its process and machine."""
 
 
 @contextmanager
 def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False) -> Iterator[None]:
     """Hold an exclusive lock on `file` between processes of one machine; a process that dies releases it.
 
-    The file is created with its folder and then names its holder. On a file system without locks the block runs
-    unlocked: a refusal would be worse. timeout: seconds to wait for the lock; 0 tries once, -1 waits
-    forever. remove: delete the file at the end.
+    The file is created with its folder and names its holder. On a file system without locks the block runs unlocked.
+    timeout: seconds to wait; 0 tries once, -1 waits forever. remove: delete the file at the end.
     Raises LockHeld when the lock is not free in time, OSError when the file cannot be created.
     """
     from filelock import FileLock, Timeout
@@ -109,7 +118,9 @@ def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False) -> Ite
         owner = ""
         with suppress(OSError):
             owner = file.read_text(encoding="utf-8", errors="replace")[:320].strip()
-        raise LockHeld(file, owner or "unknown") from None
+        what = file.parent if file.name == ".lock" else file
+        held = f"{what} is held by another process ({owner or 'unknown'}); wait for it or stop it"
+        raise LockHeld(held) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise

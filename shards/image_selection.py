@@ -1,7 +1,6 @@
-"""Select images exactly as CoOp does: base / novel halves of the classes, few-shot samples, all images of a target.
+"""Select images exactly as CoOp does: halves of the classes, few-shot samples, all images of a target.
 
-Samples are drawn over all classes and named by their paths in the data set; a run on one half of the classes uses those
-of its classes.
+Samples are drawn over all classes; a run on one half of the classes uses those of its classes.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from procap.errors import UsageError, unknown_name
 from shards.manifest import lines_digest
 from shards.reader import ImageList, PackedDataset
-from shards.sampling import BALANCED, Labels, draw_uneven, first_images
+from shards.uneven_samples import BALANCED, Labels, draw_uneven, first_images
 
 Classes = Literal["all", "base", "novel", "dev-base", "dev-novel"]
 """Which classes of a data set: all, one of its halves, or one of the halves of the base half.
@@ -33,20 +32,17 @@ VAL_SHOTS = 4
 
 @dataclass(frozen=True)
 class UnlabelledImages:
-    """Images to train on without their labels: all are -1. labels: the data set's own, of the classes among them.
-
-    digest: that of their paths, in order.
-    """
+    """Images to train on without labels (all -1). class_labels: the set's own of them. digest: of their paths."""
 
     pool: Pool
     images: ImageList
-    labels: tuple[int, ...]
+    class_labels: tuple[int, ...]
     digest: str
 
 
 @dataclass(frozen=True)
 class TrainingSelection:
-    """The images a run trains on, relabelled 0..C-1 within its classes; `labels` are the data set's own.
+    """The images a run trains on, relabelled 0..C-1 within its C classes; `class_labels` [C] are those in the data set.
 
     An uneven sample may have no image of a class. digest: that of the training paths in drawn order. unlabelled: what
     the run trains on instead of `train` if it reads no labels.
@@ -55,18 +51,23 @@ class TrainingSelection:
     train: ImageList
     val: ImageList
     classnames: tuple[str, ...]
-    labels: tuple[int, ...]
+    class_labels: tuple[int, ...]
     digest: str
     unlabelled: UnlabelledImages | None = None
+
+    def without_fold(self, fold: str) -> TrainingSelection:
+        """Leave the images of a fold out, see `split_fold`."""
+        train = split_fold(self.train, fold)[0]
+        return replace(self, train=train, digest=lines_digest(train.paths))
 
 
 @dataclass(frozen=True)
 class TargetImages:
-    """Images to evaluate on, relabelled 0..C-1 within their classes; `labels` are the data set's own."""
+    """Images to evaluate on, relabelled 0..C-1 within their C classes; `class_labels` [C] are those in the data set."""
 
     images: ImageList
     classnames: tuple[str, ...]
-    labels: tuple[int, ...]
+    class_labels: tuple[int, ...]
 
 
 def parse_classes(name: str) -> Classes:
@@ -78,10 +79,7 @@ def parse_classes(name: str) -> Classes:
 
 
 def select_labels(labels_present: Iterable[int], classes: str) -> list[int]:
-    """Return the labels of the chosen classes in ascending order.
-
-    base is the first ceil(n / 2) of the labels present, novel the rest; dev-base and dev-novel divide base likewise.
-    """
+    """Return the labels of the chosen classes, in order; base is the first ceil(n / 2) of those present."""
     labels = sorted({int(label) for label in labels_present})
     choice = parse_classes(classes)
     if choice == "all":
@@ -156,7 +154,7 @@ def select_training_images(
         train=chosen,
         val=select_images(val, in_val, labels),
         classnames=tuple(dataset.classnames[label] for label in labels),
-        labels=tuple(labels),
+        class_labels=tuple(labels),
         digest=lines_digest(chosen.paths),
     )
 
@@ -169,7 +167,7 @@ def select_unlabelled(
     pool: "few-shot"; "base": all of the chosen classes; "all": of every class, but for half of the base classes, with
     which a method is chosen, of the base classes alone.
     """
-    images, labels = selection.train, [*selection.labels]
+    images, labels = selection.train, [*selection.class_labels]
     if pool != "few-shot":
         whole = "base" if classes.startswith("dev-") else "all"
         labels = select_class_labels(dataset, classes if pool == "base" else whole)
@@ -192,10 +190,7 @@ def split_fold(images: ImageList, fold: str) -> tuple[ImageList, ImageList]:
 
 
 def select_target_images(dataset: PackedDataset, classes: str = "all", split: str = "test") -> TargetImages:
-    """Select all images of a target, the chosen classes of a split, in list order.
-
-    Raises UsageError for half of a test-only set, and where there is no image of these classes.
-    """
+    """Select all images of a target in list order. Raises UsageError if there is none, and for half of a test set."""
     images = dataset.open_images(split, sequential=True)
     labels = select_class_labels(dataset, classes)
     if not np.isin(images.labels, labels).any():

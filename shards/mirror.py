@@ -1,8 +1,9 @@
 """Mirror a data root behind a URL in a local folder of the same layout, which is filled with files as needed.
 
 The manifest is downloaded when a data set is opened, the lists of a split when they are read, and all its shards when
-the split is opened: 16 random images per class lie in nearly every shard. A downloaded file has the SHA-256 of the
-manifest, and appears whole or not at all. The server is not trusted: the manifest allows no name outside the folder.
+the split is opened, except under `--no-cache`: 16 random images per class lie in nearly every shard. A downloaded file
+has the SHA-256 of the manifest, and appears whole or not at all. The server is not trusted: the manifest allows no name
+outside the folder.
 
 <mirror>/<name>/manifest.json    the last manifest
 <mirror>/<digest>/<name>/        the files of the manifest with that digest: a command that has opened an earlier one
@@ -58,8 +59,7 @@ def refuse_packing(root: Path) -> None:
 def refresh(root: Path, name: str) -> Path:
     """Update the manifest of a mirrored data set; return the folder of its files, in any data root.
 
-    A server is asked once, until `refresh.cache_clear` is called at the beginning of the next command: a command keeps
-    what it has opened. While the server cannot be reached the last manifest is used, with a warning.
+    A server is asked once in a command, which `refresh.cache_clear` begins. While it is out of reach the last is used.
     """
     if not (root_url := mirrored_url(root)):
         return root / name

@@ -35,10 +35,7 @@ SHARDS_AHEAD = 2
 
 
 def make_pipeline(shards: LocatedShards, *, distribute: bool = False) -> webdataset.WebDataset:
-    """Make a pipeline of undecoded samples: `__key__`, `__url__`, `cls`, `json`, the image under its extension.
-
-    distribute: give each process of torch.distributed and each worker of a DataLoader its own shards.
-    """
+    """Make a pipeline of undecoded samples. distribute: deal shards to processes of torch.distributed and workers."""
     import webdataset
 
     expected = dict(shards)
@@ -63,9 +60,8 @@ def stream_images(
 ) -> Generator[bytes, None, None]:
     """Yield the encoded images `order` of a selection with index rows [N] and positions [N], each of them once.
 
-    A shard is read whole into memory when its first image is needed, and its images are used after it was verified; up
-    to `SHARDS_AHEAD` later shards are read meanwhile. Images stay in memory until they are yielded, so images in list
-    order need one shard at a time.
+    A shard is read whole and verified when its first image is needed, up to `SHARDS_AHEAD` shards ahead. Images stay in
+    memory until they are yielded, so images in list order need one shard at a time.
     """
     positions_by_shard: dict[int, set[int]] = {}
     for i in order:

@@ -30,7 +30,7 @@ PROCAP = """
 import functools, sys
 from benchmarks.cli import main
 from runner.config import RuntimeConfig
-RuntimeConfig.__init__ = functools.partialmethod(RuntimeConfig.__init__, checkpoint_seconds=1.0)
+RuntimeConfig.__init__ = functools.partialmethod(RuntimeConfig.__init__, state_seconds=1.0)
 sys.exit(main(sys.argv[1:]))
 """
 """`procap` whose runs save a state every second: by default they would end before the first."""

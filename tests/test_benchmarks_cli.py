@@ -78,6 +78,9 @@ def test_the_help_of_every_command_has_examples(capsys, command):
     assert "examples:" in out and f"procap {command}" in out.split("examples:")[1]
     assert {"--json", "--verbose"} <= set(out.replace(",", " ").split())
     assert "None" not in out and not re.search(r"<\w+[\[>]", out), "a type of Python"
+    # Defaults are those of this command, not of a training here and of a suite there.
+    words = " ".join(out.split())
+    assert "in suites:" not in words and ("[default: the suite's]" in words) == command.startswith("bench")
 
 
 WRONG: list[tuple[str, int, str]] = [
@@ -101,11 +104,14 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods coprompt --datasets digits", 2, "CoPrompt needs --option sentences="),
     ("train --methods maple --datasets dtd", 1, ": dtd; pack with"),
     ("train --methods maple --datasets digits --recipe-field batches=class --batch-size 64", 2, "has 64 of one"),
+    ("train --methods maple --datasets digits --lr 0.1 --recipe-field lr=1", 2, "-field lr=1: lr is given twice"),
+    ("train --methods maple --datasets digits --option depth=3 --option depth=4", 2, "depth is given twice"),
     ("eval --methods maple --datasets digits", 1, "holds no finished training: run procap train first"),
     ("eval nowhere", 2, "error: nowhere is not the folder of a run"),
     ("eval --methods maple --datasets digits --targets digits:bse", 2, "did you mean base"),
     ("eval nowhere --methods maple", 2, "not both"),
     ("train --methods coop --datasets digits --seeds 1-999999999", 2, "has more than 10,000 numbers"),
+    ("import x --epochs ten", 2, "error: --epochs ten: input should be a valid integer (see `procap import --help`)"),
     ("predict 1a2b x.png --out x.html --html ./x.html", 2, "--html x.html: name another file than that of --out"),
     ("eval a-file", 2, "error: a-file is not the folder of a run"),
     ("table", 1, "no results folder at results"),
@@ -115,7 +121,9 @@ WRONG: list[tuple[str, int, str]] = [
     ("data show digits --data nowhere", 1, "procap data pack digits"),
     ("ui --results nowhere", 1, "no results folder at nowhere"),
     ("train --methods zeroshot --datasets digits --results a-file", 2, "--results a-file: a-file is a file, name"),
+    ("bench few-shot --quick --results /dev/null/r", 2, "--results /dev/null/r: /dev/null is a file, name a folder"),
     ("train --methods zeroshot --datasets digits --results a-file/x", 2, "--results a-file/x: a-file is a file, name"),
+    ("train --methods zeroshot --datasets digits --save-config /dev/null", 1, "/dev/null: it is no regular file;"),
     ("train --methods zeroshot --datasets digits --save-config a-file/x", 1, "cannot write a-file/x: File exists;"),
     (
         "train --methods zeroshot --datasets digits --save-config /proc/x",
@@ -136,6 +144,15 @@ def test_wrong_input_is_an_error_of_one_line(capsys, tmp_path, shards, line, cod
     assert returned == code, err
     assert len(lines) == 1 and message in lines[0], err
     assert "Traceback" not in err and not out
+
+
+@pytest.mark.parametrize("line", ["table", "--version", "train --methods zeroshot --datasets digits"])
+def test_a_deleted_current_folder_is_named(capsys, tmp_path, monkeypatch, line):
+    (folder := tmp_path / "deleted").mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    message = "procap: error: the current folder no longer exists: change to another one\n"
+    assert run(capsys, *line.split()) == (2, "", message)
 
 
 def test_a_results_folder_that_cannot_be_written(capsys, shards):

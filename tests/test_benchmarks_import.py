@@ -275,24 +275,30 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work(run, photos, cap
 
 
 @pytest.mark.parametrize("words", [
-    "predict RUN PHOTOS --html /proc/p.html",
-    "export RUN --out /proc/e",
-    "export RUN --out /proc/e --format onnx",
-    "export RUN --out /proc/e --format ledger",
-    "report --results RESULTS --out /proc/r",
+    "predict RUN PHOTOS --html",
+    "export RUN --out",
+    "export RUN --format onnx --out",
+    "export RUN --format ledger --out",
+    "report --results RESULTS --out",
 ])  # fmt: skip
-def test_an_output_that_cannot_be_written_is_named_with_what_would_work(run, photos, capsys, words):
+@pytest.mark.parametrize(("path", "why"), [
+    ("/proc/p.html", "No such file or directory"), ("/dev/null", "it is no regular file"),
+])  # fmt: skip
+def test_an_output_that_cannot_be_written_is_named_before_the_work(run, photos, capsys, monkeypatch, words, path, why):
+    for begin in ("benchmarks.report.report.build_report", "runner.session.Session.locate"):
+        monkeypatch.setattr(begin, None)
     names = {"RUN": run.path, "PHOTOS": photos, "RESULTS": run.path.parents[5]}
-    assert main([str(names.get(word, word)) for word in words.split()]) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("procap: error: cannot write /proc/"), error
-    assert error.endswith(": No such file or directory; name another folder"), error
+    assert main([str(names.get(word, word)) for word in words.split()] + [path]) == 1
+    assert capsys.readouterr().err == f"procap: error: cannot write {path}: {why}; name another folder\n"
 
 
-def test_rows_for_stdout_by_its_file_are_printed(run, photos, capsys):
-    """The file that a shell appends stdout to would be truncated."""
+def test_rows_for_devices_by_their_files_are_written(run, photos, capsys):
+    """The file that a shell appends stdout to would be truncated, and a device cannot be."""
     assert main(["predict", str(run.path), str(photos), "--out", "/dev/stdout"]) == 0
     assert capsys.readouterr().out.startswith("path,class,label,probability\n")
+    assert main(["predict", str(run.path), str(photos), "--out", "/dev/null"]) == 0
+    assert main(["predict", str(run.path), str(photos), "--html", "/proc/self/fd/1"]) == 2
+    assert "--html /proc/self/fd/1: it is stdout" in capsys.readouterr().err
 
 
 def test_a_tilde_is_expanded_in_the_paths_of_images(run, photos, capsys, monkeypatch):

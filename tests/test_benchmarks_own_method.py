@@ -3,6 +3,7 @@
 import json
 import sys
 import tomllib
+from dataclasses import replace
 
 import pytest
 from plug_ins import METHOD, install
@@ -26,6 +27,7 @@ from procap.methods.data_use import DataUse
 from procap.methods.options import PoolOptions
 from own_tokens import OwnTokens
 from procap.plan import INPUT, Plan, TokenOp
+from procap.methods.clipadapter import ClipAdapter
 from procap.methods.twosfs import TwoSFS
 class Noisy(OwnTokens):
     def loss(self, images, labels, noise):
@@ -83,6 +85,12 @@ class Foreseeing(Undeclared):
 class Unlabelled(OwnTokens):
     Options = type("Options", (OwnTokens.Options, PoolOptions), {})
     learns_unlabelled = True
+class Planless(OwnTokens):
+    def plans(self, prompts, noise=None):
+        super().plans(prompts, noise)
+class Headless(ClipAdapter):
+    def head(self, space):
+        super().head(space)
 class Endless(TwoSFS):
     title = "Endless"
     def stage_starts(self, steps):
@@ -91,7 +99,8 @@ for kind in (*OwnTokens.__subclasses__(), Foreseeing):
     kind.title = kind.__name__
 """
 KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Behind", "Covering", "Failing", "Alone",
-         "Shaped", "Reading", "Unaware", "Undeclared", "Foreseeing", "Unlabelled", "Endless")  # fmt: skip
+         "Shaped", "Reading", "Unaware", "Undeclared", "Foreseeing", "Unlabelled", "Planless", "Headless",
+         "Endless")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +154,8 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
     ("failing", "gradients", "method 'failing' (plug-in) fails in "),
     ("shaped", "shapes", "loss term 'ce' of method 'shaped' has the shape [4], a tensor without shape is needed"),
     ("unaware", "shapes", "classifier() takes 1 positional argument"),
+    ("planless", "shapes", "mistakes.Planless.plans() returns None: it must return tuple[Plan, Plan]"),
+    ("headless", "shapes", "mistakes.Headless.head() returns None: it must return Head"),
 ])  # fmt: skip
 def test_a_mistake_is_found_by_its_check(check, name, failing, note):
     code, found = check(name, failing)
@@ -207,6 +218,10 @@ def test_suites_on_generated_data_train_a_plug_in_in_its_own_recipe_and_list_it(
     details = suite_notes(done).details
     assert any(sentence.startswith("CoOp: optimizer adamw, lr 0.04, epochs 10, batch_size 16") for sentence in details)
     assert any(sentence.startswith("Painted CoOp: optimizer adam, lr 0.25, epochs 7") for sentence in details)
+    note = "OWN RECIPE, others in ProCAP's: Painted CoOp (optimizer adam, lr 0.25, epochs 7, batch_size 5)."
+    assert any(note in line for line in suite_notes(done).lines)
+    options = replace(done.options, recipe="procap")
+    assert "OWN RECIPE" not in str(suite_notes(SuiteResults.read(suite, options, tmp_path)).lines)
     quick = suite.options(find_profile("mini"), quick=True, **more)
     assert [run.spec.config.recipe.epochs for run in suite.plan(quick)] == [2, 2]
 

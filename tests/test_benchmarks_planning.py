@@ -255,6 +255,7 @@ def test_the_example_suites_are_planned(file, runs, capsys):
 @pytest.mark.parametrize(("methods", "field", "code"), [
     ("probe,coop", "lr=0.5", 0), ("zeroshot,probe", "lr=0.5", 2), ("coop,maple", "vision_lr=0.5", 2),
     ("coop,skipt", "vision_lr=0.5", 0), ("coop,maple", "eps=1e-3", 2),
+    ("skipt", "drop_last=false", 2), ("coop,skipt", "drop_last=false", 0),
 ])  # fmt: skip
 def test_a_recipe_field_is_refused_where_none_of_the_methods_reads_it(methods, field, code, capsys):
     for command in ("train", "sweep"):

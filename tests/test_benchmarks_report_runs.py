@@ -12,6 +12,7 @@ from report_pages import Node, Page, every, tables, words_of
 
 from benchmarks.cli import main
 from benchmarks.report.mistakes import IMAGES_OF_CLASS, MAX_IMAGES, MAX_PAIRS
+from benchmarks.results import load
 from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
 from runner.inference import count_by_class
 from runner.results import Progress, write_json
@@ -110,6 +111,34 @@ def test_the_score_of_a_sweep_is_that_of_its_results(made, tmp_path, capsys):
     put_score(root, config, "digits:base:val", 45, 45)
     assert main(["table", "rates", "--results", str(root), "--format", "csv"]) == 0
     assert ",0.01,100.0," in capsys.readouterr().out.splitlines()[1]
+
+
+@pytest.mark.parametrize("damage", [
+    lambda file: file.write_text(file.read_text()[:99]), lambda file: file.write_bytes(b"\xff\0"),
+    lambda file: file.write_text("[]"), lambda file: file.unlink() or file.mkdir(),
+])  # fmt: skip
+def test_a_broken_configuration_leaves_out_its_run_alone(made, few_digits, tmp_path, capsys, recwarn, damage):
+    root = tmp_path / "results"
+    shutil.copytree(made[0], root)
+    [swept] = SweepFolder(root / "sweeps/rates").load().configurations[1].runs
+    alone = put_run(root, "clipadapter", "digits").path
+    for path in (swept, alone):
+        damage(root / path / "config.json")
+    for command in ("table", "ls runs"):
+        assert main([*command.split(), "--results", str(root)]) == (command == "table")
+        out, err = capsys.readouterr()
+        said = [*err.splitlines(), *(str(recwarn.pop().message) for _ in [*recwarn])]
+        left_out = [line for line in said if "is left out: " in line and "config.json" in line]
+        assert len(left_out) == 2 and all("\n" not in line for line in said)
+        assert "maple" in out.lower() and "clipadapter" not in out
+    assert main(["predict", "--methods", "clipadapter", str(tmp_path), "--results", str(root)]) == 2
+    assert f"{alone} is left out: " in str(recwarn.pop().message) and "no run fits" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match="is left out: .*config.json"):
+        assert {*load(root).method} == {"zeroshot", "coop", "maple"}
+    tree = write(root, few_digits, tmp_path / "page")
+    assert [node.text() for node in tree.all("h2")][:3] == ["Sweep rates", "Other runs", "What failed or is missing"]
+    missing = words_of(next(node for node in tree.all("section") if node.attributes["id"] == "missing"))
+    assert f"{alone}:" in missing and swept in missing and "broken" in missing and missing.count(alone) == 2
 
 
 def test_confusions_are_those_of_scikit_learn_and_classes_have_their_accuracy(tree, made, digits):

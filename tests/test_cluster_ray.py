@@ -227,14 +227,14 @@ class Recorder:
         self.reports: list[tuple[int, TrialReport]] = []
         self.ends: dict[int, TrialReport] = {}
 
-    def started(self, trial, config):
-        self.began.append(config["number"])
+    def started(self, trial, drawn):
+        self.began.append(drawn["number"])
 
-    def reported(self, trial, config, report):
-        self.reports.append((config["number"], report))
+    def reported(self, trial, drawn, report):
+        self.reports.append((drawn["number"], report))
 
-    def ended(self, trial, config, report):
-        self.ends[config["number"]] = report
+    def ended(self, trial, drawn, report):
+        self.ends[drawn["number"]] = report
 
 
 def facts(results, config):
@@ -286,7 +286,7 @@ def executed(local_ray, few_digits, tmp_path_factory):
         assert holder, "no process to kill"
         os.kill(int(holder[1]), signal.SIGKILL)
 
-    paths = make_paths(few_digits, results, checkpoint_seconds=0.0)
+    paths = make_paths(few_digits, results, state_seconds=0.0)
     space, generator = {"number": grid_search(list(range(len(tasks))))}, BasicVariantGenerator(max_concurrent=1)
     with connect(Launcher(kind="ray", address=local_ray), paths) as found, ThreadPoolExecutor(1) as killer:
         assert found == Capacity(Resources(1, 1.0, 0.0), 3, ray=True)

@@ -65,8 +65,9 @@ def test_everything_that_changes_weights_changes_the_identity(change):
 
 UNREAD = {
     "momentum": ({"optimizer": "adamw"}, 0.5), "betas": ({"optimizer": "sgd"}, (0.5, 0.5)),
-    "eps": ({"optimizer": "sgd"}, 1e-3), "min_lr": ({"schedule": "epoch"}, 1e-3),
-    "warmup_epochs": ({"warmup": "none"}, 3), "warmup_lr": ({"warmup": "none", "schedule": "step"}, 1e-3),
+    "eps": ({"optimizer": "sgd"}, 1e-3), "drop_last": ({"batches": "class"}, False),
+    "min_lr": ({"schedule": "epoch"}, 1e-3), "warmup_epochs": ({"warmup": "none"}, 3),
+    "warmup_lr": ({"warmup": "none", "schedule": "step"}, 1e-3),
     "crop_scale": ({"augmentation": "randaugment"}, (0.5, 1.0)), "flip": ({"augmentation": "randaugment"}, False),
     "colour_jitter": ({"augmentation": "randaugment"}, 0.5), "rotation": ({"augmentation": "randaugment"}, 5.0),
 }  # fmt: skip
@@ -232,7 +233,7 @@ def test_a_wrong_target_is_refused_in_one_line(text):
     assert "\n" not in str(caught.value) and caught.value.exit_code == 2
 
 
-CONFIG = RunConfig(method="coop", recipe=Recipe(lr=0.1, epochs=1, batch_size=1), dataset="digits")
+CONFIG = RunConfig(method="coop", recipe=Recipe(lr=0.1, epochs=1, batch_size=1), dataset="digits", classes="all")
 EPOCH = EpochLog(epoch=0, lr=1e-5, terms={"ce": 0.1}, seconds=0.3, images_per_second=None)
 PROGRESS = Progress(config_hash=CONFIG.hash, step=3, steps=9, epochs=[EPOCH], seconds=0.3, environment={"gpu": None})
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from runner import meters, progress_bar
-from runner.threads import SMALL_PRODUCT, fitting_threads
+from runner.engine import SMALL_PRODUCT, fitting_threads
 
 CPU = torch.device("cpu")
 
@@ -45,22 +45,22 @@ def run_steps(meter: meters.Meter, clock: Clock, seconds: list[float], images: i
     meter.settle()
 
 
-def test_warm_up_is_left_out_of_the_rate_and_counted(clock):
-    meter = meters.Meter(CPU, warmup=2)
+def test_the_first_steps_are_left_out_of_the_rate_and_counted(clock):
+    meter = meters.Meter(CPU, unrated_steps=2)
     run_steps(meter, clock, [0.2, 0.2, 0.01, 0.01])
-    assert meter.images_per_second() == pytest.approx(20 / 0.02) and meter.warmup_steps == 2
+    assert meter.images_per_second() == pytest.approx(20 / 0.02) and meter.unrated_steps == 2
     assert meter.step_seconds == pytest.approx(0.42) == pytest.approx(meter.phases["model"])
 
 
-def test_a_run_no_longer_than_its_warm_up_has_a_rate_all_the_same(clock):
-    meter = meters.Meter(CPU, warmup=2)
+def test_a_run_of_unrated_steps_alone_has_a_rate_all_the_same(clock):
+    meter = meters.Meter(CPU, unrated_steps=2)
     run_steps(meter, clock, [0.02, 0.02])
     assert meter.images_per_second() == pytest.approx(20 / 0.04)
-    assert meters.Meter(CPU, warmup=2).images_per_second() is None
+    assert meters.Meter(CPU, unrated_steps=2).images_per_second() is None
 
 
 def test_waiting_for_data_and_other_phases_are_told_apart(clock):
-    meter = meters.Meter(CPU, warmup=0, phases=("checkpoint",))
+    meter = meters.Meter(CPU, phases=("state",))
 
     def batches():
         for batch in range(3):
@@ -74,19 +74,19 @@ def test_waiting_for_data_and_other_phases_are_told_apart(clock):
             clock.sleep(0.01)
         meter.step(1)
         clock.sleep(0.005)
-    with meter.phase("checkpoint", rated=False):
+    with meter.phase("state", rated=False):
         clock.sleep(0.1)
     meter.settle()
     assert seen == [0, 1, 2]
-    # The checkpoint's tenth of a second is in no rate, nor is what no phase had.
+    # The tenth of the state of a second is in no rate, nor is what no phase had.
     assert meter.images_per_second() == pytest.approx(3 / 0.09)
     assert meter.images_per_second("model") == pytest.approx(3 / 0.03)
-    phases = {"data": 0.06, "model": 0.03, "checkpoint": 0.1, "other": 0.015}
+    phases = {"data": 0.06, "model": 0.03, "state": 0.1, "other": 0.015}
     assert meter.phases_with_other() == pytest.approx(phases) and meter.seconds == pytest.approx(sum(phases.values()))
 
 
 def test_a_meter_goes_on_from_what_an_earlier_process_measured(clock):
-    first, second = meters.Meter(CPU, warmup=1), meters.Meter(CPU, warmup=1)
+    first, second = meters.Meter(CPU, unrated_steps=1), meters.Meter(CPU, unrated_steps=1)
     run_steps(first, clock, [0.01, 0.02, 0.02])
     before = first.state()
     second.resume(before)
@@ -95,13 +95,13 @@ def test_a_meter_goes_on_from_what_an_earlier_process_measured(clock):
     run_steps(second, clock, [0.1, 0.02])
     assert second.seconds == pytest.approx(waited + 0.12) and waited >= before.seconds
     assert second.phases["model"] == pytest.approx(0.05 + 0.12)
-    assert second.images_per_second() == pytest.approx(30 / 0.06) and second.warmup_steps == 2
+    assert second.images_per_second() == pytest.approx(30 / 0.06) and second.unrated_steps == 2
 
 
 def test_features_that_a_resumed_training_reads_again_count_once(clock):
     measured = []
     for _ in range(2):
-        measured.append(meter := meters.Meter(CPU, warmup=0))
+        measured.append(meter := meters.Meter(CPU))
         with meter.phase("features", rated=False):
             clock.sleep(0.5)
             meter.add({"features": 20.0}, rated=False)

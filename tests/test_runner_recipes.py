@@ -19,11 +19,12 @@ from procap import errors, methods, recipe, text
 from procap.methods.coprompt import read_sentences
 from runner.checkpoint import read_checkpoint
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.epoch_average import gaussian_weights
 from runner.planning import plan_run
 from runner.results import Progress, TrainResult
+from runner.resumable_training import gaussian_weights
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec
+from runner.setup import select_training
 from shards import reader, transforms
 from shards.device.crops import augments_on_device
 
@@ -55,6 +56,13 @@ def test_a_budget_of_steps_passes_over_the_images_as_often_as_it_takes(finished)
     expected = [recipe.step_rate(config.recipe, step, 4) for step in range(4)]
     expected += [recipe.step_rate(config.recipe, step, 3) for step in range(3)]
     assert [log.lr for log in result.epochs] == expected
+
+
+def test_batches_of_one_class_are_full_whatever_remains_of_the_images(short_checkpoint, few_digits):
+    overrides = {"batches": "class", "batch_size": 2}
+    config = plan_run(method="2sfs", dataset="digits", shots=3, backbone=str(short_checkpoint), overrides=overrides)
+    selection = select_training(config, reader.open_dataset(few_digits, "digits"), 2)
+    assert not config.recipe.drop_last and len(selection.train) == 15
 
 
 def test_each_stage_trains_its_own_part_and_new_classes_keep_the_first_stage(finished, runtime):

@@ -69,7 +69,7 @@ def test_train_json_describes_the_training(finished, runtime):
     assert [log.lr for log in result.epochs] == [epoch_rate(config.recipe, epoch) for epoch in range(2)]
     assert all(log.terms["ce"] > 0 and log.images_per_second for log in result.epochs)
     assert len(result.fewshot.samples) == 10 and result.trainable_parameters == 4 * 64
-    phases = {"load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking", "other"}
+    phases = {"load", "compile", "data", "forward", "backward", "optimizer", "state", "tracking", "other"}
     assert phases == result.phases.keys()
     assert seconds_of_training(result) == pytest.approx(result.seconds) and result.images_per_second
     assert result.images_per_second_model and result.images_per_second_model > result.images_per_second
@@ -327,7 +327,7 @@ def test_a_step_that_half_precision_skips_does_not_count_towards_a_number_of_ite
 
 def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(plan, runtime):
     config = plan("maple", overrides={"lr": 1e30, "warmup": "none", "epochs": 3})
-    eager = dataclasses.replace(runtime, checkpoint_seconds=0.0)
+    eager = dataclasses.replace(runtime, state_seconds=0.0)
     with pytest.raises(UserError, match=r"step 2 of 6 .* not finite") as caught:
         train(config, eager)
     assert "\n" not in str(caught.value)
@@ -335,7 +335,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(
     progress = folder.read_progress()
     assert progress.status == "failed" and progress.reason == str(caught.value)
     assert folder.read_training() is None and not folder.checkpoint_file.exists()
-    assert [path.name[:13] for path in folder.state.glob("*.pt")] == ["step-00000001"]
+    assert [path.name[:13] for path in folder.state_folder.glob("*.pt")] == ["step-00000001"]
 
 
 def test_an_altered_checkpoint_is_refused(plan, runtime, tmp_path):
@@ -409,10 +409,10 @@ def test_fp32_on_a_gpu_convolves_in_float32(plan):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_on_a_gpu_the_same_run_is_metered_by_the_device(plan, runtime, tmp_path, precision):
     config = plan("procap", precision=precision)
-    there = dataclasses.replace(runtime, results=tmp_path, device="cuda", checkpoint_seconds=0.0)
+    there = dataclasses.replace(runtime, results=tmp_path, device="cuda", state_seconds=0.0)
     result = train(config, there)
     assert result.peak_memory_bytes
-    assert all(result.phases[name] > 0 for name in ("load", "forward", "backward", "optimizer", "checkpoint"))
+    assert all(result.phases[name] > 0 for name in ("load", "forward", "backward", "optimizer", "state"))
     assert seconds_of_training(result) == pytest.approx(result.seconds, rel=0.1)
     counts = sessions.evaluate(config, BASE, there)
     assert counts.total == counts.dataset_size and counts.images_per_second_model

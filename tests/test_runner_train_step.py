@@ -33,7 +33,7 @@ def training(clip, space, name, optimizer="adamw", *, graphs=False, options=TWO_
     method = build_method(name, clip, space, chosen, seeded(1))
     method.begin_stage(0)
     engine = Engine(method, config)
-    return method, engine.optimizer, TrainStep(engine, Meter(clip.device, 0), graphs=graphs)
+    return method, engine.optimizer, TrainStep(engine, Meter(clip.device), graphs=graphs)
 
 
 def batch_of(method, number, size=3):

@@ -19,9 +19,10 @@ from runner.earlier_runs import preliminary_run
 from runner.evaluate import score_images
 from runner.hub import shared_files
 from runner.planning import plan_run
-from runner.run_folders import RunFolder, RunHeld
+from runner.run_folders import RunFolder
 from runner.train import train_run
 from runner.trained_runs import load_trained
+from shards.files import LockHeld
 from shards.image_selection import select_training_images, select_unlabelled
 from shards.reader import open_dataset
 
@@ -125,7 +126,7 @@ def test_a_training_waits_for_a_first_phase_that_another_process_trains(
     first = started.session.get_run(preliminary_run(started.config))
     with ExitStack() as lock:
         lock.enter_context(first.folder.locked())
-        with pytest.raises(RunHeld, match="wait for it or stop it"):
+        with pytest.raises(LockHeld, match="wait for it or stop it"):
             train_run(first)
         monkeypatch.setattr("warnings.warn", lambda held: lock.close())
         assert train_run(started).status == first.read_training().status == "finished"

@@ -146,9 +146,9 @@ def test_samples_are_stable_and_the_same_for_a_base_run_as_for_all_classes(toy):
     assert chosen == set(everything.train.paths)
     assert [path for path in everything.train.paths if path in base.train.paths] == base.train.paths
     assert base.classnames == CLASSNAMES[:3] and novel.classnames == CLASSNAMES[3:]
-    assert novel.labels == (3, 4) and sorted(set(novel.train.labels.tolist())) == [0, 1]
+    assert novel.class_labels == (3, 4) and sorted(set(novel.train.labels.tolist())) == [0, 1]
     for path, new in zip(novel.train.paths, novel.train.labels, strict=True):
-        assert CLASSNAMES.index(path.split("/")[1]) == novel.labels[new]
+        assert CLASSNAMES.index(path.split("/")[1]) == novel.class_labels[new]
 
 
 def test_a_development_run_takes_of_the_base_samples_those_of_its_classes(toy):
@@ -201,11 +201,11 @@ def test_evaluation_keeps_every_test_image_of_its_classes_in_list_order(toy):
     test = toy.open_images("test")
     for classes in ("all", "base", "new", "dev-base", "dev-novel"):
         selection = select_target_images(toy, classes)
-        assert list(selection.labels) == select_class_labels(toy, classes)
-        kept = [i for i in range(len(test)) if test.labels[i] in selection.labels]
+        assert list(selection.class_labels) == select_class_labels(toy, classes)
+        kept = [i for i in range(len(test)) if test.labels[i] in selection.class_labels]
         assert selection.images.paths == [test.paths[i] for i in kept]
-        assert [selection.labels[new] for new in selection.images.labels] == [test.labels[i] for i in kept]
-        assert selection.classnames == tuple(CLASSNAMES[label] for label in selection.labels)
+        assert [selection.class_labels[new] for new in selection.images.labels] == [test.labels[i] for i in kept]
+        assert selection.classnames == tuple(CLASSNAMES[label] for label in selection.class_labels)
 
 
 def test_a_test_only_set_has_no_halves_and_nothing_to_train_on(tmp_path):

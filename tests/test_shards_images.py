@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from own_images import put
 from PIL import Image, ImageOps
 
-from shards.image_files import find_images, load_batches
 from shards.images import ImageError, convert, decode, decode_pixels
+from shards.loose_images import find_images, load_batches
 from shards.pack import pack_source
 from shards.raw.user_dataset import user_source
 from shards.reader import open_dataset

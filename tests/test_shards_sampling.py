@@ -21,7 +21,7 @@ from runner.config import RunConfig
 from runner.planning import plan_run
 from shards import pack, reader, source
 from shards.image_selection import draw_positions, select_training_images
-from shards.sampling import draw_uneven
+from shards.uneven_samples import draw_uneven
 
 LABELS = [label for label in range(3) for _ in range(20)]
 

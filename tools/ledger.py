@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runner.ledger import LedgerEntry
 from shards.files import write_file
-from shards.sampling import BALANCED
+from shards.uneven_samples import BALANCED
 
 LEDGER = Path(__file__).parents[1] / "docs" / "results" / "ledger"
 PAGE = LEDGER / "README.md"

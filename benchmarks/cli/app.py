@@ -184,6 +184,14 @@ def refuse_empty(arguments: Sequence[str]) -> None:
             raise UsageError(f"{what} is empty: is a variable of the shell not set?")
 
 
+def require_current_folder() -> None:
+    """Raise UsageError in a deleted folder, where errors of relative paths have no name and MKL ends the process."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the current folder no longer exists: change to another one") from None
+
+
 @safe_output()
 def run(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code.
@@ -203,6 +211,7 @@ def run(argv: list[str] | None = None) -> int:
     try:
         with sigterm_as_interrupt() as terminated, one_line_warnings():
             refuse_empty(arguments)
+            require_current_folder()
             command = typer.main.get_command(program)
             # Without standalone mode Click raises errors instead of printing them and ending the process.
             code = command.main(args=arguments or ["--help"], prog_name="procap", standalone_mode=False)

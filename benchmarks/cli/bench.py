@@ -1,4 +1,4 @@
-"""`procap bench SUITE`: plan a suite, skip what is done, execute the rest, print the tables."""
+"""Define `procap bench` with a command for each suite; `run_suites.bench` is what they do."""
 
 from __future__ import annotations
 

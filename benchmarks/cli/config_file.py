@@ -78,7 +78,7 @@ class ConfigFlags:
         if (file := self.save_config) and is_first_rank():
             values = given_values(*groups) | {name: value for name, value in others.items() if value}
             text = mask_urls(yaml.safe_dump(values, sort_keys=False))
-            if file.exists() and file.read_bytes() != text.encode():
+            if file.is_file() and file.read_bytes() != text.encode():
                 raise UsageError(f"--save-config {file}: the file has different content; delete it or name another one")
             write_bytes(file, text.encode())
             note(f"flags written to {file}")

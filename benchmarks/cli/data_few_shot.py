@@ -14,7 +14,7 @@ from shards.image_selection import parse_classes, select_training_images
 from shards.manifest import lines_digest
 from shards.reader import open_dataset
 from shards.resolve import resolve_dataset
-from shards.sampling import BALANCED, check_sampling
+from shards.uneven_samples import BALANCED, check_sampling
 
 
 @command(
@@ -39,7 +39,7 @@ def few_shot(
     rows: list[tuple[object, ...]] = []
     for split, chosen in (("train", samples.train), ("val", samples.val)):
         images = [
-            {"label": samples.labels[label], "class": samples.classnames[label], "path": path}
+            {"label": samples.class_labels[label], "class": samples.classnames[label], "path": path}
             for path, label in zip(chosen.paths, chosen.labels, strict=True)
         ]
         document |= {split: images, f"{split}_digest": lines_digest(chosen.paths)}

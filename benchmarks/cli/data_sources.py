@@ -42,7 +42,7 @@ class DatasetToPack:
 def select_datasets(
     names: Iterable[str], raw: Path | None, root: Path, max_side: int | None = None
 ) -> list[DatasetToPack]:
-    """Resolve `names`: each is a data set, a YAML file, a folder of images, or a group (all, world, paper).
+    """Resolve `names`: each is a data set, a YAML file, a folder of images, or a group (all, paper, unlabelled).
 
     raw: the folder of raw data sets. The YAML file of a folder that has none is guessed, and not written here.
     max_side: for that file, see `find_description`.

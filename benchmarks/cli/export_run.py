@@ -13,6 +13,7 @@ from benchmarks.cli.selection import find_run, runtime_config
 from benchmarks.cli.several_runs import Failures
 from benchmarks.console.output import note, note_failures, show, show_json
 from runner.session import Session
+from shards.files import check_writable
 
 
 @flags.command(
@@ -37,6 +38,7 @@ def export(
     OUT/RUN/MODEL/model.pth.tar-EPOCHS, with MODEL as the public code names it. Load it there with --model-dir OUT/RUN
     --load-epoch EPOCHS.
     """
+    check_writable(out)
     runtime = runtime_config(flags.StorageFlags(results=results, device=device))
     # Graphs are exported on the CPU, where their example is.
     is_graph = format == "onnx"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -47,13 +48,10 @@ def switch(name: str, text: str, *short: str) -> Any:
 # The types of flags that several commands have, alone or in a group below.
 Sampling = Annotated[str, flag("balanced|decay:RATIO|natural|natural-any", "images per class [default: balanced]")]
 RecipeChoice = Annotated[
-    str, flag("published|procap", "published for each method, or ProCAP's [default: published; profile mini: procap]")
+    str, flag("published|procap", "each method's own, or ProCAP's [default: published; in suites: the profile's]")
 ]
 MethodOptions = Annotated[
     list[str] | None, flag("KEY=VALUE", "method option; METHOD.KEY=VALUE sets it for one method; repeatable")
-]
-Unlabelled = Annotated[
-    str, flag("few-shot|base|all", "images that methods without labels learn from: --option unlabelled=... of each")
 ]
 Epochs = Annotated[int | None, flag("N", "epochs [default: the recipe's]")]
 Data = Annotated[str, flag("FOLDER|URL", "packed data sets [default: $PROCAP_DATA, else data in the cache]")]
@@ -78,7 +76,7 @@ class ChoiceFlags:
         flag(
             "A,B",
             "names, or all, table1, adapters, prompts, probabilistic, test-time, unlabelled "
-            "[default for your data with mini: probe]",
+            "[default: probe, for your data with mini; in suites: the suite's]",
             "--methods",
             "--method",
             complete=complete_methods,
@@ -101,7 +99,7 @@ class ChoiceFlags:
     ] = ""
     pretrained: Annotated[str, flag("TAG|FILE", "weights [default: the backbone's own]")] = ""
     precision: Annotated[
-        str, flag("fp32|bf16|fp16", "precision of training and evaluation [default: fp32; profile paper: bf16]")
+        str, flag("fp32|bf16|fp16", "precision of training and evaluation [default: fp32; in suites: the profile's]")
     ] = ""
 
 
@@ -132,7 +130,6 @@ class RecipeFlags:
     ] = None
     lr: Annotated[float | None, flag("RATE", "peak learning rate [default: the recipe's]")] = None
     option: MethodOptions = None
-    unlabelled: Unlabelled = ""
     recipe_field: Annotated[list[str] | None, flag("KEY=VALUE", "recipe field: weight_decay=1e-3; repeatable")] = None
 
 
@@ -195,13 +192,12 @@ class EvalFlags:
 
 @dataclass(frozen=True)
 class SuiteFlags(EvalFlags, ChoiceFlags):
-    """Flags that choose a part of a suite; the rest is decided by the suite and its profile."""
+    """Flags that choose a part of a suite, which has no `--lr`: the rest, also rates, it sets with its profile."""
 
     heading: ClassVar[str] = "Recipe"
     profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper if packed]")] = ""
     recipe: RecipeChoice = ""
     option: MethodOptions = None
-    unlabelled: Unlabelled = ""
     quick: Annotated[bool, switch("--quick", "smoke test with short schedules")] = False
     epochs: Epochs = None
     reference: Reference = ""
@@ -272,12 +268,15 @@ class HeadedCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
+        parameters = self.get_params(ctx)
+        is_suite = any(parameter.name == "profile" for parameter in parameters)
+        for parameter in parameters:
             is_argument = parameter.param_type_name == "argument"
             heading = "Arguments" if is_argument else self.headings.get(str(parameter.name), "Options")
             if record := parameter.get_help_record(ctx):
-                # The defaults are those of a training.
-                text = record[1].partition(" [default")[0] if heading == FilterFlags.heading else record[1]
+                # Defaults of a training and of a suite; filters have none.
+                text = re.sub(r"(\[default: )(.*); in suites: (.*\])", r"\1\3" if is_suite else r"\1\2]", record[1])
+                text = text.partition(" [default")[0] if heading == FilterFlags.heading else text
                 # typer adds the Python type to the name of an argument.
                 sections.setdefault(heading, []).append((str(parameter.metavar) if is_argument else record[0], text))
         for heading, records in sections.items():
@@ -366,11 +365,6 @@ def command_line(*groups: Any) -> str:
         for item in value if isinstance(value, list) else [value]:
             words += [f"--{name}"] if item is True else [f"--{name}", quote(item)]
     return " ".join(words)
-
-
-def given_options(option: list[str] | None, unlabelled: str) -> list[str]:
-    """Return the options of methods as `--option` takes them, with that of `--unlabelled`."""
-    return [*(option or ()), *([f"unlabelled={unlabelled}"] if unlabelled else [])]
 
 
 def assignments(values: Mapping[str, Any]) -> list[str] | None:

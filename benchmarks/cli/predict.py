@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ from benchmarks.console.output import csv_text, note, plural, show, show_json
 from benchmarks.console.parse import parse_class_names
 from procap.errors import UsageError, UserError
 from runner.session import Session
+from shards.files import check_writable
 from shards.raw.folders import is_image_name, walk_files
 
 if TYPE_CHECKING:
@@ -65,9 +66,11 @@ def predict(
             raise UsageError(f"{what.format(file)} in a folder that exists")
     if out and html and out.resolve() == html.resolve():
         raise UsageError(f"--html {html}: name another file than that of --out")
-    if html and html.exists() and not html.is_file():
-        raise UsageError(f"--html {html}: it is no regular file")
-    if out and out.exists() and os.path.samefile(out, "/dev/stdout"):
+    if html and _is_stdout(html):
+        raise UsageError(f"--html {html}: it is stdout, name a file")
+    if html:
+        check_writable(html)
+    if out and _is_stdout(out):
         # A file that stdout is redirected to keeps what is in it.
         out = None
     session = Session(runtime_config(flags.StorageFlags(results=results, data=data, device=device)))
@@ -82,7 +85,7 @@ def predict(
     from benchmarks.qualitative.prediction_page import write_page
     from runner.predict import ImageClassifier
     from runner.trained_runs import load_trained
-    from shards.image_files import find_images
+    from shards.loose_images import find_images
 
     failed: dict[str, str] = {}
 
@@ -112,6 +115,13 @@ def predict(
     destination = str(out) if out and count else None
     show_json({"run": config.path, "images": count, "classes": classes, "out": destination, "failed": failed})
     return 1 if failed else 0
+
+
+def _is_stdout(file: Path) -> bool:
+    # Either may not exist.
+    with suppress(OSError):
+        return os.path.samefile(file, "/dev/stdout")
+    return False
 
 
 @contextmanager
@@ -155,7 +165,7 @@ def _write_predictions(
     with ProgressDisplay("predict", 0, unit="images", quiet=out is None, timed=False) as display, StopRequest() as stop:
         for count, (name, probabilities) in enumerate(predictions, 1):
             if count == 1:
-                if out and file.seekable():
+                if out and out.is_file():
                     file.truncate(0)
                 file.write(csv_text([["path", *(f"{column}{number}" for number in numbers for column in columns)]]))
             best = [*zip(*(values.tolist() for values in probabilities.topk(top)), strict=True)]

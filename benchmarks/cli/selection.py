@@ -11,14 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.flags import (
-    ChoiceFlags,
-    EvalFlags,
-    RecipeFlags,
-    SelectionFlags,
-    StorageFlags,
-    given_options,
-)
+from benchmarks.cli.flags import ChoiceFlags, EvalFlags, RecipeFlags, SelectionFlags, StorageFlags
 from benchmarks.console.output import note, plural, quote
 from benchmarks.console.parse import (
     expand_datasets,
@@ -35,6 +28,7 @@ from benchmarks.console.parse import (
 )
 from benchmarks.experiment.published import table1_methods
 from benchmarks.experiment.titles import sort_methods
+from benchmarks.results.frame import run_folders
 from procap.errors import UsageError, check_names, validate
 from procap.methods import method_class, method_paths
 from procap.weights.architectures import canonical_name, named_architecture
@@ -48,7 +42,7 @@ from shards.default_paths import cache_home, data_root
 from shards.image_selection import parse_classes, select_labels
 from shards.names import join_first
 from shards.resolve import resolve_dataset
-from shards.sampling import BALANCED, check_sampling
+from shards.uneven_samples import check_sampling
 
 HASH_PREFIX = re.compile("[0-9a-f]{1,8}")
 
@@ -56,8 +50,8 @@ HASH_PREFIX = re.compile("[0-9a-f]{1,8}")
 def recipe_overrides(recipe_flags: RecipeFlags) -> dict[str, Any]:
     """Parse the recipe fields that flags change."""
     flags = {"epochs": recipe_flags.epochs, "batch_size": recipe_flags.batch_size, "lr": recipe_flags.lr}
-    overrides = {name: value for name, value in flags.items() if value is not None}
-    return overrides | parse_assignments(recipe_flags.recipe_field or (), "--recipe-field")
+    texts = [f"{name}={value}" for name, value in flags.items() if value is not None]
+    return parse_assignments([*texts, *(recipe_flags.recipe_field or ())], "--recipe-field")
 
 
 def selected_runs(
@@ -73,25 +67,23 @@ def selected_runs(
     default = "probe" if is_users and selection.backbone in ("", "mini") else ""
     methods = parse_methods(selection.methods or default, table1_methods())
     named_architecture(selection.backbone or "mini", selection.pretrained or None)
-    shots = parse_shot_count(selection.shots or "16")
-    options = parse_options(given_options(recipe_flags.option, recipe_flags.unlabelled), methods)
+    options = parse_options(recipe_flags.option or (), methods)
     kept, overrides = trainable_methods(selection.methods, methods, options), recipe_overrides(recipe_flags)
+    names = ("classes", "sampling", "backbone", "pretrained", "precision")
+    chosen: dict[str, Any] = {name: getattr(selection, name) for name in names} | {"recipe": recipe_flags.recipe}
+    chosen["shots"] = selection.shots and parse_shot_count(selection.shots)
+    # The others have the defaults of `RunChoices`.
+    chosen = {name: value for name, value in chosen.items() if value != ""}
     configs = [
         plan_run(
             method=method,
             dataset=dataset,
-            classes=selection.classes,
-            shots=shots,
-            sampling=selection.sampling or BALANCED,
             seed=seed,
-            backbone=selection.backbone or "mini",
-            pretrained=selection.pretrained or None,
-            precision=selection.precision or "fp32",
-            recipe=recipe_flags.recipe or "published",
             task=task,
             overrides=overrides,
             options={**control_options(method, recipe_flags.recipe), **options[method]},
             data=data,
+            **chosen,
         )
         for dataset in datasets
         for method in kept
@@ -238,8 +230,8 @@ def find_selected_run(selection: SelectionFlags, session: Session, *, best: bool
     """Find the only run that the flags select, or the best of several; the rest is as in `find_run`."""
     session.remote.pull()
     is_selected = run_filter(selection)
-    folders = [(folder.path, folder.read_config()) for folder in find_runs(session.runtime.results)]
-    selected = {path: config for path, config in folders if config and is_selected(config)}
+    folders = run_folders(session.runtime.results)
+    selected = {folder.path: config for folder, config in folders if is_selected(config)}
     if best and len(selected) > 1:
         finished = [config for path, config in selected.items() if RunFolder(path).train_file.exists()]
         return best_run(finished, session)

@@ -11,7 +11,7 @@ from benchmarks.cli import flags
 from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import make_commands, make_settings
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
-from benchmarks.console.packing_progress import find_unpacked, pack_missing_with_progress
+from benchmarks.console.packing_progress import pack_missing_with_progress, require_packable
 from benchmarks.suites.preconditions import check_code, check_training_images, check_weights, note_warmup
 from benchmarks.sweeps import outcome
 from benchmarks.tables.render import render
@@ -61,7 +61,7 @@ def sweep(
         tried_paths = [path for configuration in tried for path in configuration.runs]
         check_code(dict.fromkeys([*tried_paths, *(run.path for run in runs)]), runtime.results)
     if launcher.kind == "local":
-        find_unpacked(settings.datasets, runtime.data)
+        require_packable(settings.datasets, runtime.data)
         check_weights((run.config.backbone, run.config.pretrained) for run in runs)
     note_warmup(run.config for run in runs)
     if mode.dry_run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ from benchmarks.console.output import note, quote, show, show_json, to_json
 from benchmarks.console.parse import parse_options
 from benchmarks.report.sections import read_sections
 from benchmarks.results.frame import open_results, read_frame
-from benchmarks.results.suite_results import SuiteResults
+from benchmarks.results.suite_results import SuiteResults, read_chosen
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.plans import last_options
 from benchmarks.tables.agreement import check_table
@@ -43,7 +43,6 @@ class TableFlags:
     recipe: flags.RecipeChoice = ""
     reference: flags.Reference = ""
     option: flags.MethodOptions = None
-    unlabelled: flags.Unlabelled = ""
 
 
 @flags.command(
@@ -72,7 +71,7 @@ def table(
     """
     if suite in ("", CALIBRATION):
         _refuse(suite or "of all runs", replace(suite_flags, data="", reference=""))
-        tables, code = _tables_of_runs(selection, results, suite_flags.reference, calibration=bool(suite)), 0
+        tables, code = _tables_of_runs(selection, results, suite_flags.reference, calibration=bool(suite))
     else:
         tables, code = _suite_tables(suite, selection, results, suite_flags)
     document = {"suite": suite or None, "tables": [to_dict(table) for table in tables]}
@@ -90,17 +89,36 @@ def _refuse(what: str, *groups: object) -> None:
 
 def _tables_of_runs(
     selection: flags.SelectionFlags, results: str, reference: str, *, calibration: bool
-) -> Sequence[Table]:
+) -> tuple[Sequence[Table], int]:
+    """Make the tables of all runs; returns them with the exit code."""
     check_names("method", filter(None, [reference]), method_paths())
-    frame = read_frame(open_results(results), run_filter(selection))
+    unreadable: dict[str, object] = {}
+    frame = read_frame(open_results(results), run_filter(selection), unreadable.__setitem__)
+    code = _note_unreadable(unreadable)
     if frame.empty:
         listing = f"procap ls runs --results {quote(results)}"
         raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
     if not calibration:
-        return [*run_tables(frame, reference), *unknown_of_runs(frame, reference)]
+        return [*run_tables(frame, reference), *unknown_of_runs(frame, reference)], code
     if not (tables := calibration_of_runs(frame, reference)):
         raise UserError(f"no evaluation below {results} has its calibration: procap eval RUN --force repeats it")
-    return tables
+    return tables, code
+
+
+def _note_unreadable(unreadable: Mapping[str, object]) -> int:
+    """Print which runs are left out, and return the exit code."""
+    for path, why in unreadable.items():
+        note(f"procap: {path} is left out: {why}")
+    return 1 if unreadable else 0
+
+
+def _note_earlier(done: SuiteResults, typed: str) -> None:
+    """Say that earlier commands chose more than the last one, and which command shows it too. typed: other flags."""
+    chosen = read_chosen(done.folder, done.options)
+    if any({*values} - {*getattr(done.options, name)} for name, values in chosen.items()):
+        words = [f"--{name} {','.join(map(str, values))}" for name, values in chosen.items()]
+        command = " ".join(["procap table", done.name, *words, typed])
+        note(f"procap: what the last `procap bench {done.name}` chose; with earlier results: {command}")
 
 
 def _suite_tables(
@@ -118,20 +136,22 @@ def _suite_tables(
     suite = load_suite(name)
     recorded = last_options(suite, root, data, profile=suite_flags.profile)
     chosen = {"recipe": suite_flags.recipe, "reference": suite_flags.reference}
-    changes = suite_changes(selection, data) | {name: value for name, value in chosen.items() if value}
-    if typed := flags.given_options(suite_flags.option, suite_flags.unlabelled):
-        parsed = parse_options(typed, changes.get("methods", recorded.methods))
+    selected = suite_changes(selection, data)
+    changes = selected | {name: value for name, value in chosen.items() if value}
+    if suite_flags.option:
+        parsed = parse_options(suite_flags.option, changes.get("methods", recorded.methods))
         changes["options"] = {method: values for method, values in parsed.items() if values}
     options = replace(recorded, **changes)
     check_names("method", filter(None, [suite_flags.reference]), options.methods)
     done = SuiteResults.read(suite, options, root)
-    for path, why in done.unreadable.items():
-        note(f"procap: {path} is left out: {why}")
+    code = _note_unreadable(done.unreadable)
+    if not selected:
+        _note_earlier(done, f"{flags.command_line(suite_flags)} --results {quote(results)}".strip())
     if suite_flags.check:
         checked, agrees = check_table(done, suite_flags.tolerance)
         return [checked], 0 if agrees else NOT_AS_PUBLISHED
     # A suite without runs, as `runtime`, makes its tables of other results.
-    tables = suite.tables(done) if len(done.frame) or not done.runs else []
+    tables = done.make_tables() if len(done.frame) or not done.runs else []
     if not tables:
         raise UserError(f"no result of {name} as it is chosen here below {results}; see `procap bench {name}`")
-    return tables, 1 if done.unreadable else 0
+    return tables, code

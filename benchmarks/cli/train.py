@@ -13,7 +13,7 @@ from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import runtime_config, selected_runs, start_runs
 from benchmarks.cli.several_runs import Failures, process_group
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
-from benchmarks.console.packing_progress import find_unpacked, pack_missing_with_progress
+from benchmarks.console.packing_progress import pack_missing_with_progress, require_packable
 from benchmarks.suites.preconditions import check_training_images, check_weights_of, note_warmup
 from runner.config import RunConfig
 from runner.results import TrainResult
@@ -85,7 +85,7 @@ def _plan_runs(
     runs = start_runs(runs, init, session) if init else runs
     check_weights_of(runs, runtime)
     folders = [(config.dataset, RunFolder(runtime.results / config.path)) for config in runs]
-    find_unpacked((name for name, folder in folders if force or not folder.train_file.exists()), runtime.data)
+    require_packable((name for name, folder in folders if force or not folder.train_file.exists()), runtime.data)
     note_warmup(runs)
     return runs
 

@@ -27,8 +27,8 @@ from shards.tasks import map_in_order
 from shards.urls import redact
 
 
-def find_unpacked(names: Iterable[str], data_root: Path) -> list[Dataset]:
-    """List the generated and bundled data sets that are missing; UserError for sets that are packed from raw files."""
+def require_packable(names: Iterable[str], data_root: Path) -> list[Dataset]:
+    """Raise UserError for missing data sets that need raw files or a server; returns the missing ones that do not."""
     datasets = [resolve_dataset(name, data_root) for name in dict.fromkeys(names)]
     missing = [dataset for dataset in datasets if not is_packed(data_root, dataset.name)]
     raw = [dataset.name for dataset in missing if dataset.images_from == "published"]
@@ -43,8 +43,8 @@ def find_unpacked(names: Iterable[str], data_root: Path) -> list[Dataset]:
 
 
 def pack_missing_with_progress(names: Iterable[str], data_root: Path) -> None:
-    """Pack the data sets that `find_unpacked` lists: `shards.pack.pack_missing`, for the terminal of a user."""
-    missing = find_unpacked(names, data_root)
+    """Pack the data sets that `require_packable` lists: `shards.pack.pack_missing`, for the terminal of a user."""
+    missing = require_packable(names, data_root)
     if missing:
         note(f"packing {', '.join(dataset.name for dataset in missing)} into {data_root} (once)")
         # The largest sets first, so that no process ends long after the others.

@@ -133,16 +133,21 @@ def parse_datasets(text: str, data: Path | None = None) -> list[str]:
 
 
 def parse_assignments(texts: Iterable[str], flag: str) -> dict[str, Any]:
-    """Parse `key=value` texts; a value is JSON if possible, else the text. Raises UsageError for other texts."""
+    """Parse `key=value` texts; a value is JSON if possible, else the text.
+
+    Raises UsageError for other texts, and for a key given twice.
+    """
     assignments: dict[str, Any] = {}
     for item in texts:
         key, equals, text = item.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"{flag} {item}: write it as KEY=VALUE")
+        if (name := key.strip()) in assignments:
+            raise UsageError(f"{flag} {item}: {name} is given twice")
         try:
-            assignments[key.strip()] = json.loads(text)
+            assignments[name] = json.loads(text)
         except json.JSONDecodeError:
-            assignments[key.strip()] = text
+            assignments[name] = text
     return assignments
 
 

@@ -23,7 +23,7 @@ from runner.config import EvalSettings, RunConfig, Target
 from runner.planning import can_classify, check_read, control_options, plan_run
 from runner.run_state import RunSpec
 from runner.session import Session
-from shards.sampling import BALANCED
+from shards.uneven_samples import BALANCED
 
 SHOTS = 16
 """Training images per class unless a variant or the user says otherwise, as in all published numbers."""
@@ -50,13 +50,13 @@ def learns_from_features(method: str) -> bool:
     return issubclass(method_class(method), FeatureMethod)
 
 
-def _layers(options: SuiteOptions, variant: Variant, recipe: str) -> dict[str, dict[str, Any]]:
+def _layers(options: SuiteOptions, variant: Variant, recipe_name: str) -> dict[str, dict[str, Any]]:
     """List the arguments of `plan_run` by where they come from: later ones replace earlier ones, empty ones do not."""
     from procap.methods import method_class
 
     profile, method, is_fast = options.profile, variant.method, learns_from_features(variant.method)
     has_views = options.quick and "views" in method_class(method).Options.model_fields
-    has_recipe = recipe == profile.recipe and not is_fast
+    has_recipe = recipe_name == profile.recipe and not is_fast
     rate = method_class(method).mini_lr if has_recipe and profile.is_generated and method in METHODS else None
     return {
         "profile": {
@@ -165,15 +165,15 @@ class SuiteOptions:
 
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
         """Configure the run of a variant on a data set by `_layers`."""
-        recipe = self._choose_recipe(variant)
+        recipe_name = self._choose_recipe_name(variant)
         settings: dict[str, Any] = {"overrides": {}, "options": {}}
-        for layer in _layers(self, variant, recipe).values():
+        for layer in _layers(self, variant, recipe_name).values():
             for name, value in layer.items():
                 if isinstance(value, Mapping):
                     settings[name] = {**settings[name], **value}
                 elif value not in ("", None):
                     settings[name] = value
-        settings |= {"recipe": recipe, "seed": seed}
+        settings |= {"recipe": recipe_name, "seed": seed}
         planned = partial(plan_run, method=variant.method, dataset=dataset, classes=classes, task=task, data=self.data)
         if not is_trained(variant.method):
             # Without training no field is read, and shots change nothing. All seeds are one run, but for a method that
@@ -188,7 +188,7 @@ class SuiteOptions:
         )
         return planned(**settings | {"overrides": settings["overrides"] | changes}) if changes else config
 
-    def _choose_recipe(self, variant: Variant) -> str:
+    def _choose_recipe_name(self, variant: Variant) -> str:
         """Return the name of the recipe: that of the variant, the user, or the profile.
 
         The profile's is for the built-in methods for which rates were chosen; plug-ins, and methods that learn from

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from runner.results import write_bytes
 from shards.files import read_regular
-from shards.image_files import EncodedImage
 from shards.images import ImageError, decode
+from shards.loose_images import EncodedImage
 
 MAX_PICTURES = 500
 """Pictures of a page; the CSV file has all images."""

@@ -18,8 +18,8 @@ from benchmarks.report.sections import Problem, Section, read_runs, read_section
 from benchmarks.results.frame import run_folders
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
-from runner.failures import describe_failure
-from shards.files import explain_writing, file_lock
+from runner.results import describe_failure
+from shards.files import check_writable, explain_writing, file_lock
 
 LOCK = ".report.lock"
 FOLDERS = ("tables", "figures", LOCK)
@@ -49,6 +49,7 @@ def write_report(results: Path, out: Path | None = None, choices: ReportChoices 
     """
     folder = out or results / "report"
     page = folder / "index.html"
+    check_writable(folder)
     if folder.exists() and (folder.is_file() or any(path.name not in FOLDERS for path in folder.iterdir())):
         # A report names its generator in the first lines.
         head = page.read_text(encoding="utf-8", errors="replace")[:2000] if page.is_file() else ""
@@ -94,22 +95,32 @@ def build_report(results: Path, choices: ReportChoices) -> dict[str, Any]:
 
 
 def _read_sections(results: Path, choices: ReportChoices) -> tuple[list[Section], list[Problem]]:
-    if choices.selected:
-        runs = read_runs(results, choices.selected, "Selected runs", choices.reference)
-        return ([runs] if runs else []), []
-    sections, problems = read_sections(results, choices.data, choices.names, choices.reference)
+    sections: list[Section] = []
+    problems: list[Problem] = []
+    if not choices.selected:
+        sections, problems = read_sections(results, choices.data, choices.names, choices.reference)
     if choices.names:
         return sections, problems
     members = {path for section in sections for path in section.paths}
-    other_sets = {config.dataset for _, config in run_folders(results) if config.path not in members}
 
-    def is_shown(config: RunConfig) -> bool:
+    def on_error(path: str, error: UserError) -> None:
+        # Sections have the state of their own runs.
+        if path not in members:
+            problems.append((path, str(error)))
+
+    folders = run_folders(results, on_error)
+    other_sets = {config.dataset for _, config in folders if config.path not in members}
+
+    def is_other(config: RunConfig) -> bool:
         # What needs no training is compared with everything on the same data set, as in `procap table`.
         return config.path not in members or (config.dataset in other_sets and not config.recipe.epochs)
 
-    read = partial(read_runs, results, is_shown, "Other runs", choices.reference)
-    runs = _attempt(problems, "runs", "the other runs", read, None)
-    return sections + ([runs] if runs else []), problems
+    if shown := [(folder, config) for folder, config in folders if (choices.selected or is_other)(config)]:
+        heading = "Selected runs" if choices.selected else "Other runs"
+        read = partial(read_runs, shown, heading, choices.reference)
+        runs = read() if choices.selected else _attempt(problems, "runs", "the other runs", read, None)
+        sections += [runs] if runs else []
+    return sections, problems
 
 
 def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], Any], otherwise: Any) -> Any:

@@ -104,7 +104,10 @@ def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None
     for path, target in done.missing:
         open_targets.setdefault(path, []).append(target)
     errors = collection.failed, done.unreadable
-    unfinished = {path: read_unfinished(results, path, *errors, targets) for path, targets in open_targets.items()}
+    unfinished = {
+        path: read_unfinished(RunFolder(results / path), path, *errors, targets)
+        for path, targets in open_targets.items()
+    }
     # `number` in the frame is the index of a variant.
     titles = {done.variants.index(variant): title for title, variant in done.by_title.items()}
     return Section(
@@ -112,17 +115,17 @@ def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None
         suite.heading,
         done.frame.assign(title=done.frame.number.map(titles)),
         done.paths,
-        lambda: [*suite.tables(done), *unknown_of_runs(done.frame, reference)],
+        lambda: [*done.make_tables(), *unknown_of_runs(done.frame, reference)],
         _sort(unfinished),
         done,
     )
 
 
 def read_unfinished(
-    results: Path, path: str, failed: Mapping[str, str], unreadable: Mapping[str, str], targets: Sequence[str] = ()
+    folder: RunFolder, path: str, failed: Mapping[str, str], unreadable: Mapping[str, str], targets: Sequence[str] = ()
 ) -> RunState:
     """Read the state of an unfinished run. failed, unreadable: errors by run. targets: those without a result."""
-    state, failure = read_stored_state(RunFolder(results / path), tuple(targets)), failed.get(path, "")
+    state, failure = read_stored_state(folder, tuple(targets)), failed.get(path, "")
     if state.status == "broken" or path in unreadable:
         return RunState("broken", reason=state.reason or unreadable[path])
     if state.is_trained:
@@ -134,14 +137,9 @@ def _sort(unfinished: Mapping[str, RunState]) -> dict[str, RunState]:
     return dict(sorted(unfinished.items(), key=lambda item: STATES.index(item[1].status)))
 
 
-def read_runs(
-    results: Path, selected: Callable[[RunConfig], bool], heading: str, reference: str = ""
-) -> Section | None:
-    """Read the runs below `results` that are `selected`; None if there are none."""
-    folders = [(folder, config) for folder, config in run_folders(results) if selected(config)]
-    if not folders:
-        return None
-    frame, unfinished = _read_results(folders, results)
+def read_runs(folders: Folders, heading: str, reference: str = "") -> Section:
+    """Read the results of runs."""
+    frame, unfinished = _read_results(folders)
 
     def make_tables() -> list[Table]:
         kinds = (run_tables, calibration_of_runs, unknown_of_runs)
@@ -151,7 +149,7 @@ def read_runs(
     return Section("runs", heading, titled, [config.path for _, config in folders], make_tables, unfinished)
 
 
-def _read_results(folders: Folders, results: Path) -> tuple[pd.DataFrame, dict[str, RunState]]:
+def _read_results(folders: Folders) -> tuple[pd.DataFrame, dict[str, RunState]]:
     records, unfinished = [], {}
     for folder, config in folders:
         evaluations, unreadable = [], {}
@@ -162,7 +160,7 @@ def _read_results(folders: Folders, results: Path) -> tuple[pd.DataFrame, dict[s
             unreadable[config.path] = str(error)
         records += evaluations
         if not evaluations:
-            unfinished[config.path] = read_unfinished(results, config.path, {}, unreadable)
+            unfinished[config.path] = read_unfinished(folder, config.path, {}, unreadable)
     return make_frame(records), _sort(unfinished)
 
 
@@ -172,16 +170,18 @@ def _read_sweep(folder: Path, session: Session) -> Section:
     if collection is None or record is None:
         raise UserError("its sweep.json is missing")
     settings, configurations = record.settings, [read_scores(stored, session) for stored in record.configurations]
-    runs = map(RunFolder, (results / path for path in collection.runs))
-    folders = [(run, config) for run in runs if (config := run.read_config())]
-    frame, unfinished = _read_results(folders, results)
+    broken: dict[str, UserError] = {}
+    started = [path for path in collection.runs if RunFolder(results / path).config_file.exists()]
+    folders = run_folders(results, broken.__setitem__, started)
+    frame, unfinished = _read_results(folders)
+    unfinished = {path: RunState("broken", reason=str(error)) for path, error in broken.items()} | unfinished
     # Runs that a scheduler has stopped early are not unfinished.
     ended = {path for entry in configurations if entry.state in ("finished", "stopped") for path in entry.runs}
     return Section(
         settings.name,
         f"Sweep {settings.name}",
         frame.assign(title=frame.variant),
-        [config.path for _, config in folders],
+        started,
         lambda: [sweep_table(settings, configurations, results)],
-        {path: state for path, state in unfinished.items() if path not in ended},
+        {path: state for path, state in unfinished.items() if path not in ended or state.status == "broken"},
     )

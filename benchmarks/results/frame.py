@@ -1,4 +1,4 @@
-"""Load all results as one pandas DataFrame, the source of every table, plot, test and report."""
+"""Load results as one pandas DataFrame: `load` for scripts, `read_frame` and `make_records` for tables and reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from runner.config import RunConfig, Target
 from runner.planning import known_target
 from runner.results import EvalResult, ScoreResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
-from runner.run_folders import RUNS, RunFolder, find_runs, locate_run
+from runner.run_folders import RUNS, OnError, RunFolder, find_runs, locate_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,8 +88,9 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         unknown               of the classes trained on: a `benchmarks.results.detection.Detection`, with `auroc`
                               and `fpr95`, by each target of `eval --unknown`; {} for none, and for other rows
 
-    Raises UserError if there is no such folder or suite, if a file is broken, if an evaluation used other weights than
-    the run has now, or if images of a data set or weights of a backbone differ between results.
+    Warns of each run that is left out because a file of it is broken, or an evaluation used other weights than it has
+    now. Raises UserError if there is no such folder or suite, or if images of a data set or weights of a backbone
+    differ between results.
     """
     root = open_results(results)
     runs = None
@@ -98,7 +99,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         if collection is None:
             raise UserError(f"no suite {suite} at {results}; run it: procap bench {suite} --results {results}")
         runs = collection.runs
-    frame = read_frame(root, lambda config: runs is None or config.path in runs, evaluation)
+    frame = read_frame(root, lambda config: runs is None or config.path in runs, evaluation=evaluation)
     # Runs without training that differ only in shots, or in a seed that orders no test images, have the same results.
     # As text, because the dicts in `settings` cannot be hashed.
     columns = frame[["method", "dataset", "target", "manifest", "settings", "limited"]].astype(str)
@@ -121,35 +122,54 @@ def open_results(results: str | Path) -> Path:
     return folder
 
 
-def read_frame(
-    results: Path, selected: Callable[[RunConfig], bool] = lambda config: True, evaluation: str | None = None
-) -> pd.DataFrame:
-    """Load a local folder for the tables of `procap table` and the report, all settings by default; see `load`.
+def warn_left_out(path: str, error: UserError) -> None:
+    warnings.warn(f"{path} is left out: {error}", stacklevel=4)
 
-    Warns of runs that are not finished, and of those at another depth of the folder, which have no rows.
+
+def read_frame(
+    results: Path,
+    selected: Callable[[RunConfig], bool] = lambda config: True,
+    on_error: OnError = warn_left_out,
+    evaluation: str | None = None,
+) -> pd.DataFrame:
+    """Load a local folder for `load` and the tables of `procap table`, all settings by default.
+
+    Warns of runs that are not finished, and of those at another depth of the folder, which have no rows. `on_error`
+    gets the paths and errors of those that cannot be read.
     """
     records: list[dict[str, Any]] = []
     left_out = {"is not finished": [], "is deeper in the folder": sorted(results.glob(f"*/{RUNS}/config.json"))}
-    for folder, config in run_folders(results):
-        if selected(config) and (training := folder.read_training()):
-            records += make_records(folder, config, training, folder.read_evaluations())
-        elif selected(config):
-            left_out["is not finished"].append(folder.path)
+    for folder, config in run_folders(results, on_error):
+        try:
+            if selected(config) and (training := folder.read_training()):
+                records += list(make_records(folder, config, training, folder.read_evaluations()))
+            elif selected(config):
+                left_out["is not finished"].append(folder.path)
+        except UserError as error:
+            on_error(config.path, error)
     for why, paths in left_out.items():
         if paths:
             warnings.warn(f"{plural(len(paths), 'run')} left out, such as {paths[0]}, which {why}", stacklevel=2)
     return make_frame(record for record in records if evaluation in (None, record["evaluation"]))
 
 
-def run_folders(results: Path) -> list[tuple[RunFolder, RunConfig]]:
-    """List the runs below `results` with their configurations. Raises UserError for one that was moved or changed."""
+def run_folders(
+    results: Path, on_error: OnError = warn_left_out, paths: Iterable[str] | None = None
+) -> list[tuple[RunFolder, RunConfig]]:
+    """List the runs below `results`, or those at `paths`, with their configurations.
+
+    `on_error` gets those that were moved or changed, or have a broken configuration.
+    """
     runs = []
-    for folder in find_runs(results) if results.is_dir() else []:
-        config = folder.read_config()
-        # `locate_run` raises for a run that was moved; it resolves links, which most folders need not pay for.
-        if config is None or not folder.path.as_posix().endswith(f"/{config.path}"):
-            config, _ = locate_run(folder.path)
-        runs.append((folder, config))
+    for folder in find_runs(results) if paths is None else [RunFolder(results / path) for path in paths]:
+        try:
+            config = folder.read_config()
+            # `locate_run` raises for a run that was moved; it resolves links, which most folders need not pay for.
+            if config is None or not folder.path.as_posix().endswith(f"/{config.path}"):
+                config, _ = locate_run(folder.path)
+            runs.append((folder, config))
+        except UserError as error:
+            on_error(folder.path.relative_to(results).as_posix(), error)
     return runs
 
 

@@ -24,9 +24,8 @@ from procap.methods.method import Method
 from runner.acceleration import Acceleration
 from runner.config import RunConfig
 from runner.cuda_graphs import GraphedFunction
-from runner.engine import Batch, Engine, autocast
+from runner.engine import Batch, Engine, autocast, fitting_threads
 from runner.meters import Meter
-from runner.threads import fitting_threads
 from runner.train_step import TrainStep
 
 ModeName = Literal["reference", "fast"]
@@ -115,7 +114,7 @@ class Training(_Workload):
         # A method with several stages is measured in its first one.
         method.begin_stage(0)
         self.engine = make_engine(method, config, mode)
-        self._step = TrainStep(self.engine, meter or Meter(self.device, 0), graphs=self._graphs)
+        self._step = TrainStep(self.engine, meter or Meter(self.device), graphs=self._graphs)
 
     @property
     def is_captured(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from benchmarks.experiment.suite import Suite, SuiteOptions, Variant, is_trained
 from benchmarks.tables.grid import imbalance_tables
-from shards.sampling import BALANCED, NATURAL
+from shards.uneven_samples import BALANCED, NATURAL
 
 
 def by_sampling(options: SuiteOptions, method: str) -> list[Variant]:

@@ -65,16 +65,16 @@ class RunProgress(TrialProgress):
         self.runs, self.done, self.failed = runs, list[int](), dict[int, str]()
         self._trackers = trackers
 
-    def started(self, trial: str, config: Mapping[str, Any]) -> None:
-        self.note_start(trial, self.runs[config["number"]].path)
+    def started(self, trial: str, drawn: Mapping[str, Any]) -> None:
+        self.note_start(trial, self.runs[drawn["number"]].path)
         self._show()
 
-    def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
+    def reported(self, trial: str, drawn: Mapping[str, Any], report: TrialReport) -> None:
         self.note_report(trial, report)
-        self._show(config["number"])
+        self._show(drawn["number"])
 
-    def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
-        number = config["number"]
+    def ended(self, trial: str, drawn: Mapping[str, Any], report: TrialReport) -> None:
+        number = drawn["number"]
         self.note_end(trial, report)
         how = "was stopped"
         if report.state == "finished":

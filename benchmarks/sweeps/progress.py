@@ -36,17 +36,17 @@ class SweepProgress(TrialProgress):
                 failures |= dict.fromkeys(configuration.runs, configuration.error)
         self._tracker.close(status, metrics=self._metrics(), failed=failures)
 
-    def started(self, trial: str, config: Mapping[str, Any]) -> None:
-        configuration = self.sweep.started(trial, config)
+    def started(self, trial: str, drawn: Mapping[str, Any]) -> None:
+        configuration = self.sweep.started(trial, drawn)
         self.note_start(trial, (configuration.runs or ("?",))[0])
         self._show(configuration)
 
-    def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
+    def reported(self, trial: str, drawn: Mapping[str, Any], report: TrialReport) -> None:
         self.note_report(trial, report)
-        self._show(self.sweep.reported(trial, config, report))
+        self._show(self.sweep.reported(trial, drawn, report))
 
-    def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
-        configuration, is_settled = self.sweep.ended(trial, config, report)
+    def ended(self, trial: str, drawn: Mapping[str, Any], report: TrialReport) -> None:
+        configuration, is_settled = self.sweep.ended(trial, drawn, report)
         self.note_end(trial, report)
         if is_settled:
             self._settled += 1

@@ -17,15 +17,14 @@ PARAMETERS = Column("parameters, k", "", digits=1)
 """Learned parameters in thousands."""
 NOTE_ON_SPEED = (
     "FPS: images per second of the evaluations, with decoding, without warm-up; FPS of the model: without waiting for "
-    "images. Training s: of the optimizer's steps and checkpoints. `procap bench runtime` measures methods in the same "
-    "conditions."
+    "images. Training s: of the optimizer's steps and saved states. `procap bench runtime` measures methods in the "
+    "same conditions."
 )
 
 
-def count_parameters(rows: pd.DataFrame) -> Metric | None:
-    """Return the learned parameters in thousands; they can differ between seeds, and are unknown for some imports."""
-    counts = rows.groupby("seed").parameters.first().dropna()
-    return Metric(float(counts.mean()) / 1000) if len(counts) else None
+def count_parameters(rows: pd.DataFrame) -> Metric:
+    """Return the learned parameters in thousands, on average over seeds, whose runs can have different numbers."""
+    return Metric(float(rows.groupby("seed").parameters.first().mean()) / 1000)
 
 
 def average_speeds(rows: pd.DataFrame) -> tuple[Metric | None, Metric | None, Metric | None]:

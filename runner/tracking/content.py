@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from procap.recipe import format_value
 from runner.config import RunConfig
 from runner.results import EpochLog, EvalResult, TrainResult, ValidationCount, harmonic_mean
 from runner.run_collection import Collection, read_collections
-from runner.run_folders import RunFolder, find_runs
+from runner.run_folders import OnError, RunFolder, find_runs
 
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "paused": "KILLED", "interrupted": "KILLED"}
 """MLflow's status of a run or a collection."""
@@ -28,8 +28,6 @@ TABLE_START = "| method |"
 COLUMNS = ("method", "accuracy", "FPS", "training s")
 DIGITS = {"accuracy": 2, "fps": 0, "train_seconds": 1}
 """Metrics of the description, and their digits after the point."""
-
-OnError = Callable[[str, UserError], None]
 
 
 @dataclass
@@ -134,8 +132,7 @@ def result_metrics(config: RunConfig, evaluations: Iterable[EvalResult]) -> dict
     """Return accuracies in percent and FPS of a finished run, few enough for MLflow's pages.
 
     `accuracy` is the harmonic mean over base and novel classes of the run's data set, else the accuracy on its classes;
-    `accuracy/transfer` the mean over different data sets. Results of a part of the images or under settings that are
-    not the default are left out.
+    `accuracy/transfer` the mean over other sets. Limited results, and those under other settings, are left out.
     """
     whole = [result for result in evaluations if not result.limited and not result.settings.name]
     metrics: dict[str, float] = {}

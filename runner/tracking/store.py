@@ -21,8 +21,9 @@ from procap.errors import UserError
 from runner.config import FrozenModel
 from runner.environment_defaults import set_environment_defaults
 from runner.results import read_document, write_json
-from runner.run_folders import TRACKING_FILE
-from runner.tracking.content import DESCRIPTION, TABLE_START, Content, OnError, read_contents
+from runner.run_collection import LOCK_SECONDS
+from runner.run_folders import TRACKING_FILE, OnError
+from runner.tracking.content import DESCRIPTION, TABLE_START, Content, read_contents
 from shards.credentials import mask, mask_urls
 from shards.files import file_lock
 from shards.urls import redact
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = "mlflow.db"
 DEFAULT_ARTIFACTS = "mlartifacts"
-LOCK_SECONDS = 30.0
 RUNS_PER_REQUEST = 500
 PARENT_TAG = "mlflow.parentRunId"
 KIND = {"mlflow.experimentKind": "custom_model_development"}
@@ -50,26 +50,18 @@ def sqlite_uri(file: Path) -> str:
 
 @dataclass(frozen=True)
 class TrackingStore:
-    """An MLflow store for the runs of `results`; the first access to `client` or `experiment_id` connects.
-
-    known_experiment: the ID of an experiment that exists, in place of a name.
-    """
+    """An MLflow store for the runs of `results`. known_experiment: the ID of an experiment, in place of a name."""
 
     uri: str
     experiment: str
     results: Path
-    known_experiment: str = ""
 
     @classmethod
     def choose(cls, results: Path, uri: str | None = None) -> TrackingStore:
-        """Choose `uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`.
-
-        The experiment is that of MLFLOW_EXPERIMENT_NAME or, if it has none, of MLFLOW_EXPERIMENT_ID.
-        """
+        """Choose `uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`; experiment: MLFLOW_EXPERIMENT_NAME."""
         results = results.resolve()
         chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(results / DEFAULT_FILE)
-        name, number = (os.environ.get(f"MLFLOW_EXPERIMENT_{field}", "") for field in ("NAME", "ID"))
-        return cls(chosen, name or "procap", results, "" if name else number)
+        return cls(chosen, os.environ.get("MLFLOW_EXPERIMENT_NAME") or "procap", results)
 
     @property
     def is_default(self) -> bool:
@@ -105,8 +97,6 @@ class TrackingStore:
     def experiment_id(self) -> str:
         """The ID of the experiment, which is created if needed. Raises UserError if the store does not answer."""
         with self.requests("open"):
-            if self.known_experiment:
-                return self.client.get_experiment(self.known_experiment).experiment_id
             experiment = self.client.get_experiment_by_name(self.experiment)
             if experiment:
                 return experiment.experiment_id
@@ -130,12 +120,10 @@ class TrackingRecord(FrozenModel):
 
 
 def sync(store: TrackingStore, on_error: OnError, *, only: Iterable[str] | None = None) -> dict[str, str]:
-    """Log what is missing of the runs and collections of the store's results; runs are nested below collections.
+    """Log what is missing of runs and collections; returns the IDs of MLflow runs that got something, by path.
 
-    Returns the IDs of the MLflow runs that something was sent to, by paths below the results.
-    on_error: gets the path and the error of a broken file, which fails its run alone.
-    only: paths below the results; default all. The collections of these runs are exported as well.
-    Raises UserError when the store cannot be reached or refuses a request.
+    on_error: gets the path and the error of a broken file, which fails its run alone. only: paths below the results, by
+    default all, and the collections of these runs. Raises UserError when the store refuses or cannot be reached.
     """
     sent: dict[str, str] = {}
     # Two processes would make two MLflow runs of one run.

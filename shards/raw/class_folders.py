@@ -62,10 +62,7 @@ def list_class_folders(folder: Path) -> list[str]:
 
 
 def find_class_root(folder: Path) -> str:
-    """Return the relative path of the folder that holds the class folders or the folders of splits.
-
-    It is `folder`, or what an archive has put around it: a folder that is alone, and holds folders itself.
-    """
+    """Return the relative path of the class folders or splits: "", or what an archive has put around them."""
     path = ""
     while len(names := list_class_folders(folder / path)) == 1 and list_class_folders(folder / path / names[0]):
         # A single folder of images, without folders in it, is a class and ends the loop.
@@ -74,10 +71,7 @@ def find_class_root(folder: Path) -> str:
 
 
 def find_split_folders(root: Path) -> dict[str, str]:
-    """Find the folders of splits by their common names; empty unless one of them holds folders.
-
-    A class can be called "train". Without a folder for test, that for val has the test images.
-    """
+    """Find folders of splits, which hold folders, by their common names; that for val is test if there is no other."""
     names = {name.lower(): name for name in list_class_folders(root)}
     folders = {split: names[word] for word, split in SPLIT_WORDS.items() if word in names}
     if not any(list_class_folders(root / name) for name in folders.values()):
