@@ -133,7 +133,7 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
         from deepspeed.utils import groups
     except ImportError as error:
         raise UserError(
-            f"--engine deepspeed needs the package deepspeed ({error}): pip install 'deepspeed>=0.19', or --engine ddp"
+            f"--engine deepspeed needs deepspeed ({error}): pip install 'deepspeed>=0.19.8', or --engine ddp"
         ) from error
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if device.type == "cpu":

@@ -53,6 +53,9 @@ RecipeChoice = Annotated[
 MethodOptions = Annotated[
     list[str] | None, flag("KEY=VALUE", "method option; METHOD.KEY=VALUE sets it for one method; repeatable")
 ]
+Unlabelled = Annotated[
+    str, flag("few-shot|base|all", "images that methods without labels learn from: --option unlabelled=... of each")
+]
 Epochs = Annotated[int | None, flag("N", "epochs [default: the recipe's]")]
 Data = Annotated[str, flag("FOLDER|URL", "packed data sets [default: $PROCAP_DATA, else data in the cache]")]
 Results = Annotated[str, flag("FOLDER|URL", "folder of runs and their results")]
@@ -130,6 +133,7 @@ class RecipeFlags:
     ] = None
     lr: Annotated[float | None, flag("RATE", "peak learning rate [default: the recipe's]")] = None
     option: MethodOptions = None
+    unlabelled: Unlabelled = ""
     recipe_field: Annotated[list[str] | None, flag("KEY=VALUE", "recipe field: weight_decay=1e-3; repeatable")] = None
 
 
@@ -198,6 +202,7 @@ class SuiteFlags(EvalFlags, ChoiceFlags):
     profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper if packed]")] = ""
     recipe: RecipeChoice = ""
     option: MethodOptions = None
+    unlabelled: Unlabelled = ""
     quick: Annotated[bool, switch("--quick", "smoke test with short schedules")] = False
     epochs: Epochs = None
     reference: Reference = ""
@@ -365,6 +370,11 @@ def command_line(*groups: Any) -> str:
         for item in value if isinstance(value, list) else [value]:
             words += [f"--{name}"] if item is True else [f"--{name}", quote(item)]
     return " ".join(words)
+
+
+def given_options(option: list[str] | None, unlabelled: str) -> list[str]:
+    """Return the options of methods as `--option` takes them, with that of `--unlabelled`."""
+    return [*(option or ()), *([f"unlabelled={unlabelled}"] if unlabelled else [])]
 
 
 def assignments(values: Mapping[str, Any]) -> list[str] | None:

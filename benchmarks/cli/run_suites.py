@@ -117,7 +117,7 @@ def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: Ru
     is_paper = named & {*PAPER.datasets} if named else any(is_packed(runtime.data, name) for name in PAPER.datasets)
     profile = find_profile(suite_flags.profile) if suite_flags.profile else PAPER if is_paper else MINI
     methods = changes.get("methods") or dict.fromkeys(method for suite in suites for method in suite.methods)
-    parsed = parse_options(suite_flags.option or (), methods)
+    parsed = parse_options(flags.given_options(suite_flags.option, suite_flags.unlabelled), methods)
     if "methods" in changes:
         of_profile = {method: profile.options(method) for method in changes["methods"]}
         changes["methods"] = trainable_methods(suite_flags.methods, changes["methods"], of_profile, parsed)

@@ -11,7 +11,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.flags import ChoiceFlags, EvalFlags, RecipeFlags, SelectionFlags, StorageFlags
+from benchmarks.cli.flags import (
+    ChoiceFlags,
+    EvalFlags,
+    RecipeFlags,
+    SelectionFlags,
+    StorageFlags,
+    given_options,
+)
 from benchmarks.console.output import note, plural, quote
 from benchmarks.console.parse import (
     expand_datasets,
@@ -67,7 +74,7 @@ def selected_runs(
     default = "probe" if is_users and selection.backbone in ("", "mini") else ""
     methods = parse_methods(selection.methods or default, table1_methods())
     named_architecture(selection.backbone or "mini", selection.pretrained or None)
-    options = parse_options(recipe_flags.option or (), methods)
+    options = parse_options(given_options(recipe_flags.option, recipe_flags.unlabelled), methods)
     kept, overrides = trainable_methods(selection.methods, methods, options), recipe_overrides(recipe_flags)
     names = ("classes", "sampling", "backbone", "pretrained", "precision")
     chosen: dict[str, Any] = {name: getattr(selection, name) for name in names} | {"recipe": recipe_flags.recipe}

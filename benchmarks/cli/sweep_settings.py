@@ -6,7 +6,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.flags import EngineFlags, RecipeFlags, SelectionFlags, SweepFlags, assignments, command_line
+from benchmarks.cli.flags import (
+    EngineFlags,
+    RecipeFlags,
+    SelectionFlags,
+    SweepFlags,
+    assignments,
+    command_line,
+    given_options,
+)
 from benchmarks.cli.selection import recipe_overrides
 from benchmarks.console.parse import parse_datasets, parse_integers, parse_methods, parse_options, parse_shot_count
 from benchmarks.experiment.published import table1_methods
@@ -47,7 +55,7 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe_flags: Re
         "search": flags.search or ("grid" if is_listed and not flags.trials else "random"),
         "shots": parse_shot_count(selection.shots or "16"),
         "overrides": recipe_overrides(recipe_flags),
-        "options": parse_options(recipe_flags.option or (), methods),
+        "options": parse_options(given_options(recipe_flags.option, recipe_flags.unlabelled), methods),
     }
     settings = validate(SweepSettings, fields, "sweep")
     if settings.search == "grid" and not is_listed:

@@ -43,6 +43,7 @@ class TableFlags:
     recipe: flags.RecipeChoice = ""
     reference: flags.Reference = ""
     option: flags.MethodOptions = None
+    unlabelled: flags.Unlabelled = ""
 
 
 @flags.command(
@@ -138,8 +139,8 @@ def _suite_tables(
     chosen = {"recipe": suite_flags.recipe, "reference": suite_flags.reference}
     selected = suite_changes(selection, data)
     changes = selected | {name: value for name, value in chosen.items() if value}
-    if suite_flags.option:
-        parsed = parse_options(suite_flags.option, changes.get("methods", recorded.methods))
+    if typed := flags.given_options(suite_flags.option, suite_flags.unlabelled):
+        parsed = parse_options(typed, changes.get("methods", recorded.methods))
         changes["options"] = {method: values for method, values in parsed.items() if values}
     options = replace(recorded, **changes)
     check_names("method", filter(None, [suite_flags.reference]), options.methods)
