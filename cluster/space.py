@@ -53,7 +53,10 @@ def parse_param(text: str, methods: Sequence[str]) -> tuple[str, Domain]:
 
 
 def resolve_field(name: str, methods: Sequence[str]) -> str:
-    """Return the full name of a field: `recipe.lr`, `options.n_ctx`, `shots`. UsageError has the nearest names."""
+    """Return the full name of a field: `recipe.lr` for `lr`, `options.n_ctx` for `n_ctx`, `shots`.
+
+    Raises UsageError with the nearest names for an unknown field, or one that not each of `methods` has.
+    """
     from procap.methods import method_class
 
     name = name.strip()

@@ -61,7 +61,8 @@ BATCH = 100
 def train(*, method: str, dataset: str, data: str | Path = "", results: str | Path = "results", **settings: Any) -> Run:
     """Train a run, resume it, or read it if it is finished.
 
-    settings: of `runner.planning.RunChoices`, such as options={...} or overrides={"epochs": 10}, and `RuntimeConfig`.
+    settings: choices of `runner.planning.RunChoices`, such as shots=4, seed=2, classes="all", options={...} or
+    overrides={"epochs": 10}, and fields of `runner.config.RuntimeConfig`, such as device="cpu".
     """
     _check_settings(settings, RunChoices, RuntimeConfig)
     chosen = {field.name: settings.pop(field.name) for field in fields(RunChoices) if field.name in settings}

@@ -16,7 +16,7 @@ from shards.uneven_samples import BALANCED
 
 
 def start_from(config: RunConfig, earlier: Run, results: Path) -> RunConfig:
-    """Return `config` with the finished run `earlier` as its start. UsageError: that has seen other images."""
+    """Return `config` with the finished run `earlier` as its start. Raises UsageError if that saw other images."""
     if not config.recipe.epochs or issubclass(method_class(config.method), FeatureMethod):
         raise UsageError(f"--init: {config.method} has no training on images that could start from a run")
     training = earlier.folder.read_training()
@@ -61,7 +61,10 @@ def preliminary_run(config: RunConfig) -> RunConfig | None:
 
 
 def read_initial_run(run: Run) -> InitialRun | None:
-    """Read the run that a training starts from, if any; all ranks call this. UserError: it is not that of the plan."""
+    """Read the run that a training starts from, None without one; all ranks call this.
+
+    Raises UserError if its checkpoint is not the one that the training was planned with.
+    """
     config, session = run.config, run.session
     first = preliminary_run(config)
     path = first.path if first else config.init

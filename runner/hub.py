@@ -116,7 +116,10 @@ def push_files(files: dict[str, bytes], repository: str, *, private: bool = Fals
 
 
 def fetch_run(location: str, session: Session) -> Run:
-    """Download the run at `hf://NAMESPACE/NAME[@REVISION]`. UserError: its files do not fit, or another is here."""
+    """Download the run at `hf://NAMESPACE/NAME[@REVISION]` into the session's results, where an equal one is kept.
+
+    Raises UserError for files that do not belong together, and if the results hold another training of the run.
+    """
     from huggingface_hub import constants
 
     from procap.weights.files import SIZE_LIMIT

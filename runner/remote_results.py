@@ -52,7 +52,10 @@ def results_root(location: str, cache: Path) -> tuple[Path, str | None]:
 
 @dataclass(frozen=True)
 class RemoteResults:
-    """The results at `url`, if any, and their local folder. Raises UserError for what cannot be reached."""
+    """The results at `url` and their local folder; without a URL every method does nothing.
+
+    Methods raise UserError when the URL cannot be reached, or its bucket or a permission is missing.
+    """
 
     url: str | None
     local: Path

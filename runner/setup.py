@@ -44,7 +44,9 @@ from shards.transforms import EvalTransform, TrainAugment
 
 @dataclass(frozen=True)
 class Setup:
-    """A method and what trains it: for a `FeatureMethod` not yet engine and steps, without epochs nothing of it.
+    """A method and everything that trains it; without epochs no engine, no steps and no training images.
+
+    A `FeatureMethod` gets its engine and steps from `runner.feature_training.learn_from_features`.
 
     file_digests: the SHA-256 of files that the method has read, by option. method_source: the code of the method.
     """

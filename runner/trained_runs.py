@@ -57,9 +57,10 @@ def _recall_teacher(run: Run, training: TrainResult) -> Method | None:
 
 
 def load_teacher(run: Run) -> Method | None:
-    """Load the run that is the teacher of a run; None for another teacher, or none. UserError: it is not finished.
+    """Load the run that is the teacher of a run; None for another teacher, or none.
 
-    Raises UsageError for a run that has seen other images of the data set or adapts to those of a test.
+    Raises UsageError for a run that has seen other images of the data set or adapts to those of a test, UserError for
+    one that is not finished.
     """
     config = run.config
     cls = method_class(config.method)

@@ -79,7 +79,10 @@ def parse_classes(name: str) -> Classes:
 
 
 def select_labels(labels_present: Iterable[int], classes: str) -> list[int]:
-    """Return the labels of the chosen classes, in order; base is the first ceil(n / 2) of those present."""
+    """Return the labels of the chosen classes in ascending order.
+
+    base is the first ceil(n / 2) of the labels present, novel the rest; dev-base and dev-novel divide base likewise.
+    """
     labels = sorted({int(label) for label in labels_present})
     choice = parse_classes(classes)
     if choice == "all":

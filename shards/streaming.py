@@ -35,7 +35,10 @@ SHARDS_AHEAD = 2
 
 
 def make_pipeline(shards: LocatedShards, *, distribute: bool = False) -> webdataset.WebDataset:
-    """Make a pipeline of undecoded samples. distribute: deal shards to processes of torch.distributed and workers."""
+    """Make a pipeline of undecoded samples: `__key__`, `__url__`, `cls`, `json`, the image under its extension.
+
+    distribute: give each process of torch.distributed and each worker of a DataLoader its own shards.
+    """
     import webdataset
 
     expected = dict(shards)

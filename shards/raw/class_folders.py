@@ -71,7 +71,10 @@ def find_class_root(folder: Path) -> str:
 
 
 def find_split_folders(root: Path) -> dict[str, str]:
-    """Find folders of splits, which hold folders, by their common names; that for val is test if there is no other."""
+    """Find the folders of splits by their common names; empty unless one of them holds folders.
+
+    A class can be called "train". Without a folder for test, that for val has the test images.
+    """
     names = {name.lower(): name for name in list_class_folders(root)}
     folders = {split: names[word] for word, split in SPLIT_WORDS.items() if word in names}
     if not any(list_class_folders(root / name) for name in folders.values()):

@@ -187,7 +187,10 @@ def missing_files(root: Path, paths: Iterable[str]) -> list[str]:
 
 
 def split_classes(images: LabelledPaths, fractions: Mapping[str, float], seed: int) -> dict[str, LabelledPaths]:
-    """Shuffle each class, by first appearance as CoOp, and cut it into `fractions`; the last takes the rest."""
+    """Shuffle each class, in order of first appearance, and cut it into `fractions`; the last takes the rest.
+
+    CoOp's rule, with a separate random stream instead of the global one.
+    """
     draw = random.Random(seed)
     by_class: dict[int, list[str]] = {}
     for path, label in images:

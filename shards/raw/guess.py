@@ -160,7 +160,10 @@ def _guess_split(labels: Iterable[str | int]) -> dict[str, Any]:
 
 
 def _find_tables(folder: Path) -> dict[str, str]:
-    """Find tables of labels, each with the folder of its files. UserError: it is not clear what a table labels."""
+    """Find the tables of labels in a folder, each with the folder that its files are relative to.
+
+    Raises UserError if there is none but a table that is about images and does not say which column labels them.
+    """
     names = [name for name, entry in list_folder(folder).items() if entry == "file" and TABLE.fullmatch(name.lower())]
     # The Hub's tables lie next to the images.
     inner = (f"{name}/metadata{ending}" for name in list_class_folders(folder) for ending in (".csv", ".jsonl"))
