@@ -52,8 +52,8 @@ def obtain_result(
 ) -> AnyResult:
     """Return the result of a finished run on `target` from its file, or compute and write it.
 
-    An existing result of the same checkpoint is returned, unless `force` is set or it counts too few images.
-    All ranks of a group call this; each image is predicted on one rank, and rank 0 reads and writes the results.
+    An existing result of the same checkpoint is returned, unless `force` is set or it has a different limit.
+    All ranks of a group call this; each image is encoded on one rank, and rank 0 reads and writes the results.
     Raises UserError when the run is not finished, when data or weights have changed, when a limited result would
     replace a whole one, and for an image or shard that cannot be read.
     """
@@ -88,7 +88,7 @@ def _find_result(run: Run, target: Target, model: type[AnyResult], *, force: boo
         # `force` replaces a broken file.
         with suppress(UserError) if force else nullcontext():
             existing = run.folder.read_result(model, target, run.eval_settings)
-        # A result of earlier weights is no result of this run; one of fewer images can still be too short, see below.
+        # A result of earlier weights is no result of this run; one of other images is replaced, see below.
         if existing and not existing.is_current(training, existing.limit):
             existing = None
     existing = session.group.broadcast_object(existing)

@@ -223,8 +223,8 @@ class TargetResult(RunDocument):
 
     def is_current(self, training: TrainResult, limit: int | None) -> bool:
         """Whether the result belongs to the weights of `training`, and counts all images or the first `limit`."""
-        weights = self.checkpoint_sha256, self.backbone_digest
-        return weights == (training.checkpoint_sha256, training.backbone_digest) and self.limit in (None, limit)
+        weights, counts = (self.checkpoint_sha256, self.backbone_digest), not self.limited or self.limit == limit
+        return counts and weights == (training.checkpoint_sha256, training.backbone_digest)
 
     @property
     def limited(self) -> bool:

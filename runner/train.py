@@ -262,7 +262,7 @@ class TrainLoop:
         outcome = self.train_step(batch)
         if self.config.recipe.iterations and self.config.precision == "fp16":
             # A step that is skipped because gradients overflow does not count towards a budget of iterations, as in the
-            # public code of 2SFS: it is repeated at the next loss scale. A loss that is not finite ends the loop.
+            # public code of 2SFS: it is repeated at the next loss scale. A loss that is not finite is refused below.
             for _ in range(MAX_REPEATS):
                 if not outcome[-1].item():
                     break

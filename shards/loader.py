@@ -1,4 +1,4 @@
-"""Batches for training, read by position, and for evaluation, in order: seeded, resumable, each test image once.
+"""Batches for training, in drawn order, and for evaluation, in list order: seeded, resumable, each test image once.
 
 What a batch holds depends on (seed, epoch, position) alone, never on the number of workers or processes. Workers are
 threads: decoding and resizing release the interpreter lock, and threads share the decoded images and start at once.

@@ -210,7 +210,7 @@ class PackedDataset:
     def open_images(self, name: str, *, sequential: bool = False) -> ImageList:
         """List the images of a split whose shards have the manifest's sizes; those of a mirror are downloaded first.
 
-        sequential: images are read by `ImageList.stream` or `lazy_images`, so that shards of a URL need not be stored.
+        sequential: with `stream`, images come from the URL by `ImageList.stream` or `lazy_images`, and are not stored.
         """
         images = self.list_images(name, remote=sequential and self.stream)
         if not (sequential and self.stream):

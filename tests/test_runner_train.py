@@ -268,7 +268,9 @@ def test_an_evaluation_is_read_and_not_repeated_and_a_limit_is_marked(finished, 
     train(config, runtime)
     part = sessions.evaluate(config, target, dataclasses.replace(runtime, limit=7))
     assert (part.total, part.limit, part.limited) == (7, 7, True)
-    full = sessions.evaluate(config, target, runtime)
+    # A limit that leaves no image out is none.
+    full = sessions.evaluate(config, target, dataclasses.replace(runtime, limit=10_000))
+    assert sessions.evaluate(config, target, runtime) == full
     assert full.total == full.dataset_size > 7 and full.per_class.total[0] > 0 and not full.limited
     assert full.images_per_second_model > full.images_per_second > 0
     assert (full.batch_size, full.workers) == (config.recipe.test_batch_size, 0)

@@ -120,7 +120,7 @@ class MethodFacts(abc.ABC):
 
 
 class Method(MethodFacts, TrainingHooks):
-    """A prompt method over a frozen CLIP; `parameters()` and `state_dict()` hold what it learns and nothing else.
+    """A method over a frozen CLIP; `parameters()` and `state_dict()` hold what it learns and nothing else.
 
     An author knows the members of this class. `MethodFacts` has what describes the method, `TrainingHooks` what takes
     part in a training beyond its steps; the protocols of `procap.methods.hooks` are for methods that define them.
