@@ -458,7 +458,8 @@ def test_skipt_uses_every_class_at_a_ratio_of_one(build):
 
 
 def test_the_warning_of_a_long_warm_up_names_the_highest_rate_of_the_schedule():
-    recipe = Recipe(lr=1.0, epochs=3, warmup="linear", warmup_epochs=5)
+    changes = {"lr": 1.0, "epochs": 3, "warmup": "linear", "warmup_epochs": 5, "schedule": "epoch"}
+    recipe = method_class("maple").recipe().model_copy(update=changes)
     assert "3 of 3 epochs warm up at a rate of 0.4 or less" in warmup_warning(recipe)
     # Three epochs of ten steps: the ramp ends with the training.
     assert step_rate(recipe, 29, 30, warm=30) > 0.9 and not warmup_warning(
