@@ -6,6 +6,7 @@ import tomllib
 from dataclasses import replace
 
 import pytest
+import torch
 from plug_ins import METHOD, install
 
 from benchmarks.cli import main
@@ -16,6 +17,7 @@ from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite
 from benchmarks.tables.notes import suite_notes
 from procap.methods import method_class
+from procap.methods.coop import CoOp
 
 MISTAKES = """
 import random
@@ -205,6 +207,16 @@ class Same(Painted):
 """
 
 
+def test_a_method_of_torch_that_a_plug_in_replaces_may_return_nothing():
+    class Frozen(CoOp):
+        def train(self, mode=True):
+            super().train(mode)
+
+    method = object.__new__(Frozen)
+    torch.nn.Module.__init__(method)
+    assert method.eval() is None and not method.training
+
+
 @pytest.fixture
 def painted(tmp_path, monkeypatch):
     points = {name.lower(): f"painted_method:{name}" for name in ("Painted", "Same")}
@@ -220,6 +232,10 @@ def test_suites_on_generated_data_train_a_plug_in_in_its_own_recipe_and_list_it(
     assert any(sentence.startswith("Painted CoOp: optimizer adam, lr 0.25, epochs 7") for sentence in details)
     note = "OWN RECIPE, others in ProCAP's: Painted CoOp (optimizer adam, lr 0.25, epochs 7, batch_size 5)."
     assert any(note in line for line in suite_notes(done).lines)
+    # A number of epochs changes no one's recipe.
+    shorter = replace(done.options, methods=("coop", "painted", "clipadapter"), overrides={"epochs": 3})
+    lines = str(suite_notes(SuiteResults.read(suite, shorter, tmp_path)).lines)
+    assert "Painted CoOp (optimizer adam, lr 0.25, epochs 3, batch_size 5), CLIP-Adapter." in lines
     options = replace(done.options, recipe="procap")
     assert "OWN RECIPE" not in str(suite_notes(SuiteResults.read(suite, options, tmp_path)).lines)
     quick = suite.options(find_profile("mini"), quick=True, **more)

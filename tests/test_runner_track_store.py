@@ -168,6 +168,16 @@ def test_a_database_that_cannot_be_opened_is_tried_once(tmp_path, monkeypatch):
     assert not tries
 
 
+def test_the_experiment_may_be_named_by_its_number(store, monkeypatch):
+    expected = store.experiment_id
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", expected)
+    assert TrackingStore.choose(store.results, store.uri).experiment_id == expected
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "987654")
+    with pytest.raises(UserError, match="987654"):
+        _ = TrackingStore.choose(store.results, store.uri).experiment_id
+
+
 def test_two_commands_of_a_suite_keep_the_runs_of_each_other(tmp_path):
     def execute(first: int) -> None:
         tracker = CollectionTracker(Session(at).exporter, Collection(kind="suite", name="shared"))

@@ -117,7 +117,8 @@ def _note_earlier(done: SuiteResults, typed: str) -> None:
     """Say that earlier commands chose more than the last one, and which command shows it too. typed: other flags."""
     chosen = read_chosen(done.folder, done.options)
     if any({*values} - {*getattr(done.options, name)} for name, values in chosen.items()):
-        words = [f"--{name} {','.join(map(str, values))}" for name, values in chosen.items()]
+        both = {name: dict.fromkeys([*values, *getattr(done.options, name)]) for name, values in chosen.items()}
+        words = [f"--{name} {','.join(map(str, values))}" for name, values in both.items()]
         command = " ".join(["procap table", done.name, *words, typed])
         note(f"procap: what the last `procap bench {done.name}` chose; with earlier results: {command}")
 

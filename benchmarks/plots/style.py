@@ -235,4 +235,4 @@ def legend(figure: Figure) -> None:
 
 def describe_cells(suite: SuiteResults, cells: Iterable[Metric | None], *, std: bool = True) -> str:
     """Describe the seeds of a suite's plot, and whether the run was quick."""
-    return describe_seeds(cells, std=std) + ", quick run" * suite.options.quick
+    return ", ".join(filter(None, (describe_seeds(cells, std=std), "quick run" * suite.options.quick)))

@@ -112,8 +112,8 @@ class SuiteResults:
         return self.results / COLLECTIONS / "suite" / self.name
 
     def make_tables(self) -> list[Any]:
-        """Make the suite's tables; their titles say whether the run was quick."""
-        quick = " (quick run)" * self.options.quick
+        """Make the suite's tables; their titles say whether its trainings were quick."""
+        quick = " (quick run)" * (self.options.quick and self.suite.trains)
         return [replace(table, title=table.title + quick) for table in self.suite.tables(self)]
 
     @cached_property
@@ -271,7 +271,8 @@ def read_chosen(folder: Path, options: SuiteOptions) -> dict[str, list[Any]]:
     try:
         document = json.loads(read_regular(folder / PLAN))
         same = replace(options, reference="").to_json() | {name: document["options"][name] for name in CHOSEN}
-        return {name: [*document["chosen"][name]] for name in CHOSEN} if same == document["options"] else {}
+        chosen = {name: list(dict.fromkeys(document["chosen"][name])) for name in CHOSEN}
+        return chosen if same == document["options"] else {}
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return {}
 

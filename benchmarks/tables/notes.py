@@ -62,15 +62,14 @@ def _list_own_recipes(results: SuiteResults) -> list[str]:
     """List the variants in their own recipes if built-in ones train in ProCAP's; plug-ins, with their recipe, first."""
     own, is_mixed, options = dict[str, None](), False, results.options
     for run in sorted(results.runs, key=lambda run: run.variant.method in METHODS):
-        variant, config, recipe = run.variant, run.spec.config, run.variant.recipe or options.recipe
+        variant, config = run.variant, run.spec.config
         if not config.recipe.epochs:
             continue
-        if variant.method not in METHODS and recipe != "procap":
-            own[f"{variant.name} ({_describe_recipe(config)})"] = None
-        elif config.recipe_name == "published" and variant.method != "procap":
-            own[variant.name] = None
-        else:
-            is_mixed |= (recipe or options.profile.recipe) == "procap"
+        if options.choose_recipe_name(variant) == "procap":
+            is_mixed = True
+        elif variant.method != "procap":
+            words = "" if variant.method in METHODS else f" ({_describe_recipe(config)})"
+            own[f"{variant.name}{words}"] = None
     return list(own) if is_mixed else []
 
 

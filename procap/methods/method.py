@@ -142,7 +142,8 @@ class Method(MethodFacts, TrainingHooks):
         for name, hook in [] if cls.__module__.startswith("procap.") else [*vars(cls).items()]:
             first = next((vars(base)[name] for base in cls.__mro__[:0:-1] if name in vars(base)), None)
             expected = str(getattr(first, "__annotations__", {}).get("return"))
-            if isinstance(hook, FunctionType | classmethod) and "None" not in expected:
+            is_hook = isinstance(hook, FunctionType | classmethod) and not hasattr(nn.Module, name)
+            if is_hook and "None" not in expected:
                 checked = _require_result(hook.__func__ if isinstance(hook, classmethod) else hook, expected)
                 setattr(cls, name, classmethod(checked) if isinstance(hook, classmethod) else checked)
 

@@ -55,13 +55,18 @@ class TrackingStore:
     uri: str
     experiment: str
     results: Path
+    known_experiment: str = ""
 
     @classmethod
     def choose(cls, results: Path, uri: str | None = None) -> TrackingStore:
-        """Choose `uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`; experiment: MLFLOW_EXPERIMENT_NAME."""
+        """Choose `uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`.
+
+        The experiment is that of MLFLOW_EXPERIMENT_NAME or, if it has none, of MLFLOW_EXPERIMENT_ID.
+        """
         results = results.resolve()
         chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(results / DEFAULT_FILE)
-        return cls(chosen, os.environ.get("MLFLOW_EXPERIMENT_NAME") or "procap", results)
+        name, number = (os.environ.get(f"MLFLOW_EXPERIMENT_{field}", "") for field in ("NAME", "ID"))
+        return cls(chosen, name or "procap", results, "" if name else number)
 
     @property
     def is_default(self) -> bool:
@@ -97,6 +102,8 @@ class TrackingStore:
     def experiment_id(self) -> str:
         """The ID of the experiment, which is created if needed. Raises UserError if the store does not answer."""
         with self.requests("open"):
+            if self.known_experiment:
+                return self.client.get_experiment(self.known_experiment).experiment_id
             experiment = self.client.get_experiment_by_name(self.experiment)
             if experiment:
                 return experiment.experiment_id
