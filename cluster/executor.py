@@ -15,8 +15,7 @@ from cluster.ray_cluster import Capacity, Resources
 from cluster.run import Halving, StoragePaths, TrialReport
 from runner.config import RuntimeConfig
 from runner.evaluate import evaluate_run
-from runner.failures import EXPECTED, describe_failure
-from runner.results import EpochLog
+from runner.results import EXPECTED, describe_failure
 from runner.run_state import RunSpec, score, score_at
 from runner.session import Session
 from runner.stop_signals import Interrupted
@@ -78,7 +77,7 @@ class RunExecutor:
             self._train_in_step(self.halving.rungs(epochs), epochs)
         else:
             for run in self.runs:
-                self._train(run, Callbacks(on_epoch_end=partial(self._report_epoch, run)))
+                self._train(run)
         scores = []
         for spec in self.runs:
             evaluated = self.session.get_run(spec.config)
@@ -86,14 +85,8 @@ class RunExecutor:
                 scores.append(score(accuracies))
         return self._report(state="finished", epoch=epochs, score=fmean(scores) if scores else None)
 
-    def _report_epoch(self, run: RunSpec, log: EpochLog) -> None:
-        self._send(self._report(epoch=log.epoch + 1, run=run.path))
-
     def _train_in_step(self, rungs: Sequence[int], epochs: int) -> None:
-        """Train all runs to one rung, then all to the next, and report the mean score of every epoch.
-
-        The last epoch is only in the final report, so that a scheduler cannot stop the trial before its evaluation.
-        """
+        """Train all runs to one rung, then to the next; only the final report, after evaluation, has the last epoch."""
         reported = 0
         for end in [*rungs, epochs]:
             for run in self.runs:
@@ -108,20 +101,18 @@ class RunExecutor:
                         self._report_to(self._report(epoch=epoch + 1, score=fmean(scores)))
             reported = end
 
-    def _train(self, spec: RunSpec, callbacks: Callbacks, until: int | None = None) -> None:
+    def _train(self, spec: RunSpec, callbacks: Callbacks | None = None, until: int | None = None) -> None:
         """Train as soon as no other process holds the run's lock; a run finished by another process is not repeated."""
+        send = partial(self._send, run=spec.path)
+        callbacks = callbacks or Callbacks(on_epoch_end=lambda log: send(epoch=log.epoch + 1))
+        run, on_held = self.session.get_run(spec.config), lambda held: send(state="waiting", why=held)
+        train_run(run, until=until, callbacks=callbacks, on_held=on_held)
 
-        def report_holder(held: str) -> None:
-            self._send(self._report(state="waiting", run=spec.path, why=held))
-
-        run = self.session.get_run(spec.config)
-        train_run(run, until=until, callbacks=callbacks, on_held=report_holder)
-
-    def _send(self, report: TrialReport) -> None:
+    def _send(self, **fields: object) -> None:
         """Report at most once in `REPORT_SECONDS`, as the driver receives reports of many trials."""
         if self.group.ranks.is_first and time.monotonic() - self._reported >= REPORT_SECONDS:
             self._reported = time.monotonic()
-            self._report_to(report)
+            self._report_to(self._report(**fields))
 
     def _report(self, **fields: object) -> TrialReport:
         return TrialReport.model_validate(

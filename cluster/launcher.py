@@ -6,22 +6,11 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cluster.ray_cluster import (
-    LOCAL,
-    Capacity,
-    Resources,
-    count_on_gpus,
-    count_runs,
-    default_resources,
-    divide,
-    nodes,
-    ray_connection,
-    set_auth_mode,
-)
+from cluster.ray_cluster import LOCAL, Capacity, Node, Resources, count_runs, default_resources, nodes, ray_connection
 from cluster.run import StoragePaths
 from procap.errors import UsageError, unknown_name
 from runner.acceleration import Acceleration
@@ -39,10 +28,7 @@ RUN_BYTES = 3 * 2**30
 
 @dataclass(frozen=True)
 class Launcher:
-    """The flags of a launch; None chooses by the available hardware.
-
-    processes: train one run together, each with `cpus` and `gpus`. autoscale: nodes are started on demand.
-    """
+    """The flags of a launch; None chooses by the hardware. processes: of one run, each with `cpus` and `gpus`."""
 
     kind: str = "local"
     address: str = ""
@@ -64,15 +50,11 @@ class Launcher:
 
 @contextmanager
 def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False) -> Iterator[Capacity]:
-    """Connect to the launcher's machines for the duration of the block.
-
-    always_ray: start Ray on this machine even if only one run at a time fits, as Ray Tune's searchers need it.
-    """
+    """Connect to the launcher's machines for the block. always_ray: also where one run at a time fits."""
     device, limit = paths.runtime.device, launcher.max_concurrent
     if launcher.kind == "ray":
         if device.startswith("cuda:"):
             raise UsageError(f"--device {device}: on a node Ray chooses the GPU of a run: use --device cuda")
-        set_auth_mode()
         # Ray sets $RAY_ADDRESS in a job; "auto" is a cluster that `ray start` made on this machine.
         with ray_connection(launcher.address or os.environ.get("RAY_ADDRESS") or "auto"):
             cluster = nodes()
@@ -135,15 +117,14 @@ def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, lis
 def local_capacity(launcher: Launcher, device: str) -> Capacity:
     """Compute how many runs fit on this machine by its cores, memory and GPUs, without Ray."""
     cpus = 1.0 if launcher.cpus is None else launcher.cpus
-    # With --cpus 0, which reserves no core, runs are counted as if each had one.
-    fit = min(divide(available_cores(), cpus or 1.0), available_memory() // RUN_BYTES)
     count = 0 if device == "cpu" else count_gpus()
     if device.startswith("cuda:"):
         count = min(count, 1)
     gpus = float(min(count, 1)) if launcher.gpus is None else launcher.gpus
     if gpus > count:
         raise UsageError(f"--gpus {gpus:g}: on this machine there are {count} with --device {device}")
-    if gpus:
-        fit = min(fit, count_on_gpus(count, gpus))
     resources = Resources(launcher.processes, cpus, gpus)
+    # With --cpus 0, which reserves no core, runs are counted as if each had one.
+    fit = Node("", "", "", available_cores(), count).count(replace(resources, cpus=cpus or 1.0))
+    fit = min(fit, available_memory() // RUN_BYTES)
     return Capacity(resources, launcher.max_concurrent or max(1, fit // launcher.processes), ray=False)

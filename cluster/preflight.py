@@ -26,10 +26,7 @@ VISIBLE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Requirements:
-    """What runs need on a node, as it is on the driver.
-
-    datasets: splits by name. digests: of the data sets. mark: a file that the driver writes into `results`.
-    """
+    """What runs need on a node. datasets: splits by name; digests: of the sets; mark: a file of the driver."""
 
     data: str
     results: str

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,9 +93,10 @@ class Node:
         return f"{self.address} ({self.name})"
 
     def count(self, resources: Resources) -> int:
-        """Return how many processes with such resources fit on this node."""
+        """Return how many processes with such resources fit on this node; a part of a GPU is of a single one."""
+        gpus = resources.gpus
         by_cpu = [divide(self.cpus, resources.cpus)] if resources.cpus else []
-        by_gpu = [count_on_gpus(self.gpus, resources.gpus)] if resources.gpus else []
+        by_gpu = [int(self.gpus) * divide(1, gpus) if gpus < 1 else divide(self.gpus, gpus)] if gpus else []
         return min(by_cpu + by_gpu)
 
 
@@ -104,17 +105,11 @@ def divide(amount: float, part: float) -> int:
     return math.floor(amount / part + 1e-6)
 
 
-def count_on_gpus(gpus: float, part: float) -> int:
-    """Return how many processes fit with `part` of a GPU, or several GPUs, each; a part is of a single GPU."""
-    return int(gpus) * divide(1, part) if part < 1 else divide(gpus, part)
-
-
 def set_auth_mode(*, private: bool = False) -> None:
-    """Set $RAY_AUTH_MODE, which Ray otherwise guesses differently in every command; a value set by the user is kept.
+    """Set $RAY_AUTH_MODE, which Ray otherwise guesses differently in every command; call it before Ray is imported.
 
-    To be called before Ray is imported, which reads the environment only once. A token that is set is used.
-    private: this process starts the cluster for itself; it gets its own token, because some of Ray's ports listen on
-        every network of the machine.
+    What the user has set is kept, a token that is set is used. private: this process starts the cluster for itself; it
+    gets its own token, because some of Ray's ports listen on every network of the machine.
     """
     if os.environ.get("RAY_AUTH_MODE"):
         return
@@ -148,8 +143,8 @@ def ray_connection(address: str, cpus: int | None = None) -> Iterator[None]:
         # Nested use: the outer block ends the connection.
         yield
         return
+    set_auth_mode(private=local)
     if local:
-        set_auth_mode(private=True)
         # Starting and stopping Ray take several seconds.
         print("starting Ray on this machine ...", file=sys.stderr, flush=True)
     import ray
@@ -268,14 +263,9 @@ def default_resources(
     return Resources(processes, cpus, gpus)
 
 
-def count_processes(cluster: Iterable[Node], resources: Resources) -> int:
-    """Return how many processes with such resources fit on all nodes together."""
-    return sum(node.count(resources) for node in cluster)
-
-
 def count_runs(cluster: Sequence[Node], resources: Resources) -> int:
     """Return how many runs fit at once. Raises UsageError if none fits: Ray would wait for ever."""
-    count = count_processes(cluster, resources)
+    count = sum(node.count(resources) for node in cluster)
     if count < resources.processes:
         raise UsageError(
             f"a run that asks for {resources} does not fit: all nodes together hold {count} such processes; if nodes "

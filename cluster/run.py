@@ -67,10 +67,7 @@ def validation_targets(dataset: str, classes: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class StoragePaths:
-    """The values of --data and --results as given, and the rest of a `RuntimeConfig`.
-
-    data: a folder, a URL, or empty for the default of the machine. results: a folder that all machines see, or a URL.
-    """
+    """The values of --data (empty: the machine's default) and --results as given, and the rest of a `RuntimeConfig`."""
 
     data: str
     results: str
@@ -78,10 +75,7 @@ class StoragePaths:
 
     @classmethod
     def with_absolute_paths(cls, data: str, results: str, runtime: RuntimeConfig) -> StoragePaths:
-        """Return paths that mean the same on all machines: relative ones become absolute on the driver.
-
-        $PROCAP_DATA of the driver has the same effect as --data.
-        """
+        """Return paths that mean the same on all machines; the driver's $PROCAP_DATA is the default of --data."""
         return cls(absolute(data or os.environ.get("PROCAP_DATA", "")), absolute(results), runtime)
 
     def local_runtime(self) -> RuntimeConfig:

@@ -7,33 +7,19 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from cluster.executor import TrialWork
 from cluster.ray_cluster import Capacity
 from cluster.run import SCORE, Halving, StoragePaths, TrialReport
 from cluster.space import to_tune
-from cluster.sweep_record import (
-    SWEEPS,
-    Configuration,
-    State,
-    SweepFolder,
-    SweepSettings,
-    key_of,
-    make_runs,
-    read_scores,
-    runs_of_trial,
-    values_of_trial,
-)
+from cluster.sweep_record import SWEEPS, Configuration, SweepFolder, SweepSettings, key_of, make_runs, read_scores
 from cluster.tune_runner import TrialListener, run_trials
 from procap.errors import UserError
 from runner.run_state import RunSpec, final_score, score_at
 from runner.session import Session
 from shards.rng import stream_seed
 
-MOST_EPOCHS = 10**6
-"""More than any training has: a trial ends by itself."""
 NO_RESULTS = "results not found; is --results on shared storage?"
 
 
@@ -48,10 +34,7 @@ class Sweep:
         self._deadline = math.inf
 
     def _recheck(self, stored: Configuration) -> Configuration:
-        """Return a configuration with the scores that the results of its runs have now.
-
-        An unfinished configuration tries its failed runs again.
-        """
+        """Return a configuration with the scores that results have now; an unfinished one tries failed runs again."""
         if stored.state == "unfinished":
             return stored.model_copy(update={"error": ""})
         if stored.state != "finished" or not stored.runs:
@@ -67,16 +50,13 @@ class Sweep:
         """Whether every configuration is finished, or stopped by ASHA while the sweep still uses ASHA."""
         return self.settings.size is not None and self.count("finished", "stopped") >= self.settings.size
 
-    def count(self, *states: State) -> int:
+    def count(self, *states: str) -> int:
         """Count configurations in these states; those that ASHA stopped continue once the sweep no longer uses ASHA."""
         counted = [state for state in states if state != "stopped" or self.settings.scheduler == "asha"]
         return sum(configuration.state in counted for configuration in self.configurations.values())
 
     def run(self, paths: StoragePaths, capacity: Capacity, listener: TrialListener) -> None:
-        """Execute what is left until it is done or the time is up, with Ray connected.
-
-        listener: passes its calls on to this sweep.
-        """
+        """Execute what is left until it is done or the time is up. listener: passes its calls on to this sweep."""
         settings = self.settings
         seconds = None if settings.hours is None else 3600 * settings.hours
         self._deadline = time.monotonic() + (math.inf if seconds is None else seconds)
@@ -91,10 +71,11 @@ class Sweep:
                 time_attr="epoch",
                 metric=SCORE,
                 mode="max",
-                max_t=MOST_EPOCHS,
+                # More epochs than any training has: a trial ends by itself.
+                max_t=10**6,
                 **halving._asdict(),
             )
-        work = TrialWork.on(capacity, paths, partial(runs_of_trial, settings), halving)
+        work = TrialWork.on(capacity, paths, settings.runs_of_trial, halving)
         run_trials(space, work, capacity, listener, time_budget_s=seconds, **tune_config)
 
     def _make_search(self, max_concurrent: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -138,7 +119,7 @@ class Sweep:
         return searcher, -1 if self.settings.trials is None else max(0, self.settings.trials - len(scored))
 
     def started(self, trial: str, drawn: Mapping[str, Any]) -> Configuration:
-        values = values_of_trial(self.settings, drawn)
+        values = self.settings.values_of_trial(drawn)
         key = self._running[trial] = key_of(values)
         before = self.configurations.get(key)
         if before is None or before.state in ("stopped", "failed"):
@@ -167,12 +148,12 @@ class Sweep:
         before, scores = self.configurations[key], dict[str, float]()
         error = report.why if report.state == "failed" else ""
         try:
-            scores = self._collect_scores(runs_of_trial(self.settings, drawn, self.session.runtime), report)
+            scores = self._collect_scores(self.settings.runs_of_trial(drawn, self.session.runtime), report)
         except UserError as unreadable:
             error = error or str(unreadable)
         if report.state == "finished" and not all(path in scores for path in before.runs):
             error = error or NO_RESULTS
-        state: State = "failed" if error else "finished"
+        state = "failed" if error else "finished"
         if report.state in ("running", "waiting") and not error:
             # Either ASHA or the time limit stopped the trial early; after the time limit it stays unfinished.
             state = "stopped" if before.curve and time.monotonic() < self._deadline else "unfinished"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -79,16 +78,21 @@ class SweepSettings(FrozenModel):
         # Without domains the product is 1: the configuration of the given values.
         return math.prod(map(len, self.domains.values())) if self.search == "grid" else self.trials
 
+    def values_of_trial(self, drawn: Mapping[str, Any]) -> Values:
+        """Return the values of the varied fields as plain Python, rounded as `round_value` does."""
+        return {field: round_value(domain, drawn[field]) for field, domain in self.domains.items()}
+
+    def runs_of_trial(self, drawn: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
+        """Build the runs of a trial."""
+        return make_runs(self, self.values_of_trial(drawn), runtime.data)
+
 
 Percent = Annotated[float, Field(ge=0, le=100)]
 RunPath = Annotated[str, Field(pattern="/seed[0-9]{1,10}-[0-9a-f]{8}$", description="of a run below the results")]
 
 
 class Configuration(FrozenModel):
-    """Values of the varied fields, and the outcome of the runs with these values.
-
-    A configuration stopped by ASHA keeps its checkpoints; one that is "unfinished" is resumed.
-    """
+    """Values of the varied fields, and the outcome of the runs with these values."""
 
     values: Values
     runs: tuple[RunPath, ...] = ()
@@ -138,8 +142,7 @@ def seed_of(path: str) -> str:
 
 def key_of(values: Mapping[str, Any]) -> str:
     """Identify the values of a configuration, independent of their order."""
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return json.dumps(values, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -173,10 +176,7 @@ class SweepFolder:
 
 
 def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> list[RunSpec]:
-    """Build the runs of a configuration, seeds innermost: the same runs that `procap train` makes of these values.
-
-    Raises UsageError for invalid values.
-    """
+    """Build the runs of a configuration, as `procap train` does of its values. Raises UsageError for invalid values."""
     run: dict[str, Any] = settings.model_dump(include={*RUN_FIELDS, "sampling"})
     run["method"] = settings.methods[0]
     overrides, options = dict[str, Any](), dict[str, Any]()
@@ -221,13 +221,3 @@ def examples(settings: SweepSettings) -> list[Values]:
     return [
         {field: values[i % len(values)] for field, values in zip(domains, lists, strict=True)} for i in range(count)
     ]
-
-
-def values_of_trial(settings: SweepSettings, drawn: Mapping[str, Any]) -> Values:
-    """Return the values of the varied fields as plain Python, rounded as `round_value` does."""
-    return {field: round_value(domain, drawn[field]) for field, domain in settings.domains.items()}
-
-
-def runs_of_trial(settings: SweepSettings, drawn: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
-    """Build the runs of a trial."""
-    return make_runs(settings, values_of_trial(settings, drawn), runtime.data)

@@ -1,7 +1,6 @@
-"""Execute runs as trials of Ray Tune: each trial is placed as a whole, and restarted when its processes are lost.
+"""Execute runs as trials of Ray Tune: each is placed as a whole, and restarted when its processes are lost.
 
-Ray Tune's own state is not restored: a restarted trial resumes from the checkpoints of its runs, so
-that a lost process, node or driver costs the seconds since the last checkpoint.
+Tune's own state is not restored: a trial resumes from the saved states of its runs, at most seconds old.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cluster.executor import ReportTo, RunExecutor, TrialWork, attempt
-from cluster.ray_cluster import Capacity, count_processes, nodes, require_own_node
+from cluster.ray_cluster import Capacity, nodes, require_own_node
 from cluster.run import TrialReport
 from runner.backbones import Backbones
 from runner.environment_defaults import set_environment_defaults
@@ -130,9 +129,7 @@ def make_callback(listener: TrialListener, capacity: Capacity) -> Any:
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             listener.started(trial.trial_id, trial.config)
 
-        def on_trial_result(
-            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
-        ) -> None:
+        def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **_: Any) -> None:
             report = TrialReport.from_result(result)
             # The final report reaches the listener once, by `on_trial_complete`.
             if report.state in ("running", "waiting"):
@@ -150,7 +147,8 @@ def make_callback(listener: TrialListener, capacity: Capacity) -> Any:
                 require_own_node(cluster)
             # Tune calls this in every step of its loop; the warning is printed once until a trial fits again.
             was_stalled = self.is_stalled
-            self.is_stalled = not running and count_processes(cluster, resources) < resources.processes
+            fits = sum(node.count(resources) for node in cluster)
+            self.is_stalled = not running and fits < resources.processes
             if self.is_stalled and not was_stalled:
                 needed = f"a run that asks for {resources} does not fit on the nodes of the cluster now"
                 logger.warning("waiting: %s: %d; start nodes", needed, len(cluster))

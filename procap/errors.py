@@ -73,7 +73,7 @@ def describe_invalid(error: ValidationError, root: str = "the file") -> str:
     parts = [str(part) for part in first["loc"] if not re.match(r"[\w-]+\[", str(part))]
     # Keys of a file can have any character, and any number of them.
     field = ".".join(part if part.isprintable() else repr(part) for part in parts)[:200] or root
-    message = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
     value = f" = {reprlib.repr(first['input'])}" if isinstance(first["input"], str | int | float) and parts else ""
     return f"{field}{value}{': ' * bool(field)}{message[:1].lower()}{message[1:]}"
 

@@ -28,7 +28,7 @@ OF_EVALUATION = "test_batch_size"
 
 
 class Recipe(BaseModel):
-    """Everything about the optimisation that changes the trained weights.
+    """Everything about the optimisation that changes the trained weights, and the batch of evaluations.
 
     An epoch is one pass over the training images. With `iterations` the training has that many steps, over as many
     passes as they take, and its epochs are equal parts of them, after which it is logged and validated.
@@ -138,7 +138,9 @@ def _warmup_rate(recipe: Recipe, done: int, warm: int) -> float:
 
 def warmup_warning(recipe: Recipe) -> str:
     """Explain that most epochs are warm-up epochs, so that a training may hardly learn; "" if they are not."""
-    if recipe.warmup == "none" or not 0 < recipe.epochs < 2 * recipe.warmup_epochs:
+    # Per step, a linear warm-up ends with the training at the latest, and reaches the full rate.
+    is_full = recipe.schedule == "step" and recipe.warmup == "linear"
+    if recipe.warmup == "none" or is_full or not 0 < recipe.epochs < 2 * recipe.warmup_epochs:
         return ""
     warm = min(recipe.epochs, recipe.warmup_epochs)
     highest = max(epoch_rate(recipe, epoch) for epoch in range(warm))

@@ -1,7 +1,6 @@
-"""Choose accelerations and switch them on; none changes a number beyond rounding.
+"""Choose accelerations, none of which changes a number beyond rounding, and switch them on.
 
-The plain path is the default: eager kernels, torch's fused attention and optimizer, autocast, page-locked uploads. On a
-GPU `auto` adds what `procap check device` has found equal and faster on this device.
+The plain path is the default; on a GPU `auto` adds what `procap check device` has found equal and faster there.
 """
 
 from __future__ import annotations

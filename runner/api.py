@@ -27,7 +27,7 @@ from procap.weights.loading import load_clip
 from runner import session
 from runner.acceleration import Acceleration
 from runner.config import Precision, RunConfig, RuntimeConfig, Target
-from runner.engine import autocast
+from runner.engine import autocast, fitting_threads
 from runner.evaluate import evaluate_run
 from runner.feature_store import EncodedImages
 from runner.planning import RunChoices, check_read, plan_run
@@ -35,7 +35,6 @@ from runner.remote_results import results_root
 from runner.results import write_bytes
 from runner.run_state import RunState, read_state
 from runner.setup import make_eval_transform
-from runner.threads import fitting_threads
 from runner.train import train_run
 from runner.trained_runs import load_trained
 from shards.default_paths import cache_home, data_root
@@ -129,11 +128,9 @@ def features(
     precision: Precision = "fp32",
     **settings: Any,
 ) -> ImageFeatures:
-    """Encode the images of `classes` in a packed split with the frozen image tower, in list order.
+    """Encode images of a packed split with the frozen tower, in list order, or read what an earlier run has stored.
 
-    Images are prepared as in an evaluation. Features that a training or an earlier call has stored are read.
-    settings: those of `Session`, such as data, device or workers.
-    Raises UserError for data or weights that are not here.
+    settings: those of `Session`, such as data, device or workers. Raises UserError for data or weights not here.
     """
     opened = Session(**settings)
     selection, device = select_target_images(opened.dataset(dataset), classes, split), opened.device
@@ -168,10 +165,7 @@ class Session(session.Session):
         super().__init__(RuntimeConfig(**places, **settings))
 
     def get_run(self, config: RunConfig | None = None, **choices: Any) -> Run:
-        """Describe a run, which exists already or not.
-
-        choices: of `runner.planning.RunChoices`, such as method="coop", dataset="digits", shots=4; or config.
-        """
+        """Describe a run, which exists or not. choices: of `runner.planning.RunChoices`; or config."""
         _check_settings(choices, RunChoices)
         planned = config or plan_run(data=self.runtime.data, **choices)
         check_read([planned], choices.get("overrides", {}))

@@ -15,10 +15,9 @@ from runner.results import TrainResult
 
 
 class Backbones:
-    """Keeps the backbone of a run for the runs after it; the loop over several runs owns one and passes it to each.
+    """Keeps one backbone, on the device that used it last, for the runs after it: a loop over runs owns one of these.
 
-    One backbone is kept, with its compiled blocks and on the device that used it last: runs of the same weights follow
-    one another without loading. It is shared, so a method must not change its weights.
+    It is shared, so a method must not change its weights.
     """
 
     def __init__(self) -> None:
@@ -28,10 +27,7 @@ class Backbones:
         self._digests: dict[WeightsKey, str] = {}
 
     def load(self, config: RunConfig, device: torch.device, acceleration: Acceleration) -> CLIP:
-        """Load the frozen CLIP of a run on `device`, with compiled blocks if `acceleration` includes that.
-
-        Raises UserError if the weights have changed since the run was planned.
-        """
+        """Load the frozen CLIP of a run on `device`. Raises UserError if its weights have changed since the plan."""
         if config.weights_digest and self.digest(config) != config.weights_digest:
             raise UserError(f"the weights {config.pretrained or config.backbone} changed after this run was planned")
         # Compiled blocks cannot be undone: forget the key, so that the backbone is loaded again.
@@ -50,10 +46,7 @@ class Backbones:
         return self._digests[key]
 
     def check(self, config: RunConfig, training: TrainResult) -> None:
-        """Raise UserError if the backbone's weights on this machine are not those that trained a finished run.
-
-        Weights that are not on this machine are not compared.
-        """
+        """Raise UserError if weights are here and are not those of the backbone that trained a finished run."""
         digest = training.backbone_digest
         with suppress(UserError):
             digest = self.digest(config)

@@ -1,8 +1,7 @@
 """Measure how well predicted probabilities fit the answers: log-likelihood, Brier score, calibration error.
 
-The probabilities of an image are the softmax of its logits; its confidence is the highest of them.
-
-Shapes: N images of a target, K = BINS bins of images of similar confidence.
+The probabilities of an image are the softmax of its logits; its confidence is the highest of them. Shapes: N images of
+a target, K = BINS bins of images of similar confidence.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class RunConfig(FrozenModel):
         default="", pattern="^([0-9a-f]{16})?$", description="of a file of weights; empty for weights with a name"
     )
     dataset: str
-    classes: Classes = "all"
+    classes: Classes
     shots: int = Field(default=16, ge=0, description="training images per class; 0 takes all of them")
     sampling: Sampling = BALANCED
     seed: int = Field(default=1, ge=0, lt=2**32)
@@ -186,7 +186,14 @@ class EvalSettings(FrozenModel):
         images cannot be held out.
         """
         if self.samples:
-            _check_samples(self.samples, config)
+            from procap.methods import method_class
+            from procap.methods.hooks import GaussianMethod
+
+            cls = method_class(config.method)
+            if not (issubclass(cls, GaussianMethod) and cls.has_gaussians(cls.Options.model_validate(config.options))):
+                raise UsageError(
+                    f"--samples {self.samples}: {config.method} has no Gaussian tokens under these options"
+                )
         if self.temperature and (why := _describe_leak(config)):
             raise UsageError(f"--temperature {self.temperature}: {why}")
         return self.model_copy(update={"precision": None}) if self.precision == config.precision else self
@@ -218,16 +225,6 @@ def _describe_leak(config: RunConfig) -> str:
         "learns from a finished run, which may have seen the images to hold out": config.init or has_teacher,
     }
     return next((f"{config.path} {why}" for why, applies in reasons.items() if applies and is_trained), "")
-
-
-def _check_samples(samples: int, config: RunConfig) -> None:
-    from procap.methods import method_class
-    from procap.methods.hooks import GaussianMethod
-
-    cls = method_class(config.method)
-    options = cls.Options.model_validate(config.options)
-    if not (issubclass(cls, GaussianMethod) and cls.has_gaussians(options)):
-        raise UsageError(f"--samples {samples}: {config.method} has no Gaussian tokens under these options")
 
 
 @dataclass(frozen=True)

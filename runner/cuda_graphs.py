@@ -1,11 +1,9 @@
 """Capture an objective and evaluated batches as CUDA graphs: one launch on the host instead of thousands.
 
-Captured work runs the same kernels on the same memory every time: it must not read numbers back to the host, and
-shapes must not change. After a capture that fails, the allocator of torch 2.11 and 2.12 releases no memory any more.
-So work is first tried under torch's check for synchronizations, and a capture that fails all the same ends the run.
-A `CaptureTape` finds on any device what a graph could not hold.
-
-Shapes: B images, C classes.
+Captured work runs the same kernels on the same memory every time: it must not read numbers back to the host, and shapes
+must not change. After a capture that fails, the allocator of torch 2.11 and 2.12 releases no memory any more. So work
+is first tried under torch's check for synchronizations, and a capture that fails all the same ends the run. A
+`CaptureTape` finds on any device what a graph could not hold. Shapes: B images, C classes.
 """
 
 from __future__ import annotations
@@ -34,11 +32,10 @@ WARMUP_RUNS = 3
 
 
 def capture_objective(objective: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module | None:
-    """Make the forward and backward passes of `objective` replays of CUDA graphs, for inputs of these shapes.
+    """Make forward and backward passes of `objective` replays of CUDA graphs, for inputs of these shapes.
 
-    inputs: an example, whose memory the replays read; each call copies its arguments there.
-    Returns `objective`, or None with a warning if the host would wait for the device in a step.
-    Raises UserError if the capture fails.
+    inputs: an example, to whose memory each call copies its arguments. Returns `objective`, or None with a warning if
+    the host would wait for the device in a step. Raises UserError if the capture fails.
     """
     learned = [parameter for parameter in objective.parameters() if parameter.requires_grad]
 

@@ -1,9 +1,7 @@
 """Train with DeepSpeed: ZeRO stages 1 and 2 with torch's optimizers, at the run's precision (fp32 or bf16).
 
-DeepSpeed flattens the learned tensors of an optimizer group to one padded vector, of which each rank
-updates an equal part.
-
-Shapes: W ranks.
+DeepSpeed flattens the learned tensors of an optimizer group to one padded vector, of which each rank updates an equal
+part. Shapes: W ranks.
 """
 
 from __future__ import annotations
@@ -135,7 +133,7 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
         from deepspeed.utils import groups
     except ImportError as error:
         raise UserError(
-            f"--engine deepspeed needs the package deepspeed ({error}): pip install 'deepspeed>=0.19', or --engine ddp"
+            f"--engine deepspeed needs deepspeed ({error}): pip install 'deepspeed>=0.19.8', or --engine ddp"
         ) from error
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if device.type == "cpu":

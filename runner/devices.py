@@ -37,10 +37,7 @@ def resolve_device(name: str = "auto") -> torch.device:
 
 
 def set_deterministic() -> None:
-    """Let torch and cuBLAS compute equal bits in every repetition, for the rest of this process.
-
-    An operation that has no deterministic implementation on its device raises RuntimeError.
-    """
+    """Let torch and cuBLAS repeat equal bits for the rest of this process, or raise RuntimeError where they cannot."""
     import torch
 
     # cuBLAS reads the variable when the first matrix product on a GPU creates its handle.

@@ -16,11 +16,7 @@ from shards.uneven_samples import BALANCED
 
 
 def start_from(config: RunConfig, earlier: Run, results: Path) -> RunConfig:
-    """Return `config`, a run below `results`, with the finished run `earlier` as its start.
-
-    Raises UsageError for a run that has seen other images of the data set: the accuracy would not be that of the shots
-    or classes of `config`.
-    """
+    """Return `config` with the finished run `earlier` as its start. Raises UsageError if that saw other images."""
     if not config.recipe.epochs or issubclass(method_class(config.method), FeatureMethod):
         raise UsageError(f"--init: {config.method} has no training on images that could start from a run")
     training = earlier.folder.read_training()
@@ -34,7 +30,7 @@ def start_from(config: RunConfig, earlier: Run, results: Path) -> RunConfig:
 
 
 def check_same_images(earlier: RunConfig, config: RunConfig) -> None:
-    """Raise UsageError if run `earlier` has seen images of the data set of `config` that a training of it does not."""
+    """Raise UsageError if `earlier` has seen images of the data set of `config` that a training of it does not."""
     if earlier.chosen_on_test:
         # Tables mark such a run, but not another one that learns from it.
         raise UsageError(f"{earlier.path} was chosen by test accuracy: train with --option selection=validation")
@@ -48,10 +44,7 @@ def check_same_images(earlier: RunConfig, config: RunConfig) -> None:
 
 
 def preliminary_run(config: RunConfig) -> RunConfig | None:
-    """Return the configuration of the run that is trained before `config`: its method's `first_stage`.
-
-    None if the method has none, or if the configuration names a run to start from.
-    """
+    """Return the run that is trained before `config`: its method's `first_stage`, None without one or with `init`."""
     cls = method_class(config.method)
     if config.init or not cls.first_stage or not config.recipe.epochs:
         return None

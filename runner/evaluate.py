@@ -19,14 +19,14 @@ import numpy as np
 
 from procap.errors import UserError
 from runner.calibration import ImagePredictions, measure_calibration
-from runner.config import Target
+from runner.config import RunConfig, RuntimeConfig, Target
 from runner.inference import Inference, LogitSettings, count_by_class, predict_images, prepare_inference
 from runner.meters import peak_memory, start_memory_peak
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import MCM, EvalResult, ScoreResult, write_json
 from runner.run_folders import AnyResult
-from runner.session import Run
+from runner.session import Run, Session
 from runner.setup import label_space, make_test_transform
 from runner.stop_signals import StopRequest
 from runner.temperature import fit_temperature
@@ -34,12 +34,15 @@ from runner.trained_runs import load_trained, read_current_training
 from shards.image_selection import TargetImages, select_class_labels, select_target_images
 
 
-def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:
-    """Count the correct images of a finished run on `target`, as `obtain_result` does.
+def evaluate(config: RunConfig, target: Target, runtime: RuntimeConfig, *, force: bool = False) -> EvalResult:
+    """Evaluate one finished run in a new session, for scripts, which import this."""
+    return evaluate_run(Session(runtime).get_run(config), target, force=force)
 
-    The session's `evaluation` sets the precision, the resizing, the temperature and the samples. Samples, the
-    order in which a method adapts to the images, and its views of them come from named streams of the run's seed;
-    nothing else is random.
+
+def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:
+    """Count the correct images of a finished run on `target`, as `obtain_result` does, by the session's `evaluation`.
+
+    Samples, the order in which a method adapts to the images, and its views come from named streams of the run's seed.
     """
     return obtain_result(run, target, EvalResult, partial(_evaluate, run, target, force=force), force=force)
 
@@ -49,8 +52,8 @@ def obtain_result(
 ) -> AnyResult:
     """Return the result of a finished run on `target` from its file, or compute and write it.
 
-    An existing result of the same checkpoint is returned, unless `force` is set or it counts too few images.
-    All ranks of a group call this; each image is predicted on one rank, and rank 0 reads and writes the results.
+    An existing result of the same checkpoint is returned, unless `force` is set or it has a different limit.
+    All ranks of a group call this; each image is encoded on one rank, and rank 0 reads and writes the results.
     Raises UserError when the run is not finished, when data or weights have changed, when a limited result would
     replace a whole one, and for an image or shard that cannot be read.
     """
@@ -85,7 +88,7 @@ def _find_result(run: Run, target: Target, model: type[AnyResult], *, force: boo
         # `force` replaces a broken file.
         with suppress(UserError) if force else nullcontext():
             existing = run.folder.read_result(model, target, run.eval_settings)
-        # A result of earlier weights is no result of this run; one of fewer images can still be too short, see below.
+        # A result of earlier weights is no result of this run; one of other images is replaced, see below.
         if existing and not existing.is_current(training, existing.limit):
             existing = None
     existing = session.group.broadcast_object(existing)
@@ -105,8 +108,8 @@ def _evaluate(run: Run, target: Target, stop: StopRequest, *, force: bool) -> Ev
     temperature = fit_temperature(run, stop, force=force) if run.eval_settings.temperature else None
     selection, base_classes = _select(run, target), None
     if target.dataset == config.dataset:
-        trained = select_class_labels(session.dataset(config.dataset), config.classes)
-        positions = np.flatnonzero(np.isin(selection.class_labels, trained))
+        trained_on = select_class_labels(session.dataset(config.dataset), config.classes)
+        positions = np.flatnonzero(np.isin(selection.class_labels, trained_on))
         base_classes = positions if 0 < len(positions) < len(selection.class_labels) else None
     logit_settings = LogitSettings(base_classes, temperature or 1.0)
     inference, predictions, fields = _predict(run, target, selection, target.dataset, logit_settings, stop)
@@ -165,10 +168,7 @@ def _score(run: Run, target: Target, stop: StopRequest) -> ScoreResult:
 def _predict(
     run: Run, target: Target, selection: TargetImages, dataset: str, logit_settings: LogitSettings, stop: StopRequest
 ) -> tuple[Inference, ImagePredictions, dict[str, Any]]:
-    """Predict the images of a target, prepared and named as those of `dataset`, and show the progress.
-
-    Returns also the fields of a `TargetResult`.
-    """
+    """Predict the images of a target, prepared and named as those of `dataset`; also the fields of a `TargetResult`."""
     config, session = run.config, run.session
     trained, quiet = load_trained(run), session.runtime.quiet or not session.is_first
     transform = make_test_transform(trained.method, dataset, config.seed, run.eval_settings.resize)

@@ -2,9 +2,7 @@
 
 A file holds the features of one list of images. Its name is the digest of everything that decides their bits: content
 and order of the images, weights, preparation, precision, batches, device and code. Nothing but the time that a run
-takes depends on whether a file is there. `procap clean` deletes them.
-
-Shapes: N images, E joint embedding.
+takes depends on whether a file is there. `procap clean` deletes them. Shapes: N images, E joint embedding.
 """
 
 from __future__ import annotations
@@ -48,10 +46,7 @@ class EncodedImages:
 
 
 class FeatureStore:
-    """A folder of features with at most `most_bytes`, 0 for none; those that were used least recently go first.
-
-    Several processes may use it: files appear whole, and a reader does not depend on a file's name after opening it.
-    """
+    """A folder of features with at most `most_bytes`, 0 for none; those used least recently go. Files appear whole."""
 
     def __init__(self, folder: Path, most_bytes: float) -> None:
         self.folder, self.most_bytes = folder, most_bytes
@@ -124,8 +119,7 @@ def read_limit() -> float:
 def feature_key(clip: CLIP, images: ImageList, *, acceleration: Acceleration, **how: Any) -> str:
     """Describe in canonical JSON what decides the bits of the features of `images`, and the time that they take.
 
-    how: transform, precision and batch; ranks and workers decide the time alone, next to which a result has them.
-    It must be called under the number of threads that encode.
+    It must be called under the number of threads that encode. how: transform, precision, batch, ranks and workers.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Encode a run's few-shot samples once, and train a `FeatureMethod` on their features.
+"""Encode a run's training images once, and train a `FeatureMethod` on their features.
 
 Shapes: N training images, V views of each, M images, B images of a batch, E joint embedding.
 """
@@ -6,9 +6,9 @@ Shapes: N training images, V views of each, M images, B images of a batch, E joi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 import torch
@@ -29,26 +29,11 @@ from shards.reader import ImageList, LazyImage
 from shards.rng import generator
 from shards.transforms import TrainAugment
 
-
-@dataclass(frozen=True)
-class View:
-    """Images in one view of each.
-
-    lazy_images: yields those at given indices. prepare: writes the pixels of one to a tensor [3, S, S]. how: describes
-        that for `feature_key`.
-    """
-
-    images: ImageList
-    lazy_images: Callable[[Sequence[int]], Generator[LazyImage]]
-    prepare: Callable[[LazyImage, Tensor], object]
-    how: str
+Prepare = Callable[[LazyImage, Tensor], object]
 
 
 class FeatureLoader(TrainLoader):
-    """The batches of `TrainLoader`, of which each process gets all features instead of its share of the images.
-
-    pooled: batches are drawn from all views of all images, see `FeatureMethod.pools_views`.
-    """
+    """The batches of `TrainLoader` from all features, on every process; pooled: see `FeatureMethod.pools_views`."""
 
     def __init__(
         self, bank: FeatureBank, images: ImageList, config: RunConfig, augment: TrainAugment, *, pooled: bool = False
@@ -78,10 +63,9 @@ class FeatureLoader(TrainLoader):
 
 
 def learn_from_features(run: Run, setup: Setup, stop: StopRequest, meter: Meter) -> Setup:
-    """Encode the samples and call `fit`; the new setup has an engine if the method takes steps.
+    """Encode the training images and call `fit`; the new setup has an engine if the method takes steps.
 
-    meter: gets the time of features that an earlier run has stored.
-    Raises Interrupted on all ranks if one of them gets a signal while images are encoded.
+    meter: also gets the time of stored features. Raises Interrupted on all ranks for a signal to one of them.
     """
     method, config, selection = setup.method, run.config, setup.selection
     assert isinstance(method, FeatureMethod) and selection is not None
@@ -96,10 +80,7 @@ def learn_from_features(run: Run, setup: Setup, stop: StopRequest, meter: Meter)
 
 
 def choosing_images(run: Run, method: FeatureMethod, val: ImageList) -> tuple[ImageList, ImageList]:
-    """Select the validation and test images that a method chooses by; test images only for the public rule.
-
-    val: the validation images of the few-shot samples.
-    """
+    """Select the images of `val` and, for the public rule alone, the test images that a method chooses by."""
     config = run.config
     if config.chosen_on_test:
         dataset = run.session.dataset(config.dataset)
@@ -130,13 +111,13 @@ class SampleEncoder:
         if method.augments:
             loader = TrainLoader(train, config.recipe.batch_size, train_augment(config.recipe, self.clip), config.seed)
             number, decoded = method.fixed_views(method.options) or config.recipe.epochs, DecodedImages(train)
-            views = [self._augmented(train, view, loader, decoded) for view in range(number)]
+            views = [self._augmented(view, loader, decoded) for view in range(number)]
         else:
             views = [self._plain(train, mirrored=mirrored)[0] for mirrored in (False, True)[: 1 + method.mirrors]]
         labels = torch.from_numpy(train.labels).to(self.clip.device)
         return FeatureBank(torch.stack(views, dim=1), labels, *self._plain(val), *self._plain(test))
 
-    def _augmented(self, images: ImageList, view: int, loader: TrainLoader, decoded: DecodedImages) -> Tensor:
+    def _augmented(self, view: int, loader: TrainLoader, decoded: DecodedImages) -> Tensor:
         """Encode view `view`, which is what the images look like in that epoch of a training on images."""
 
         def prepare(image: LazyImage, out: Tensor) -> None:
@@ -144,7 +125,7 @@ class SampleEncoder:
             loader.augment(decoded.keep(i, load()), loader.augment_generator(view, i), out)
 
         how = f"{loader.augment}, seed {self.config.seed}, view {view}"
-        return self._read_or_encode(View(images, decoded.lazy_images, prepare, how))
+        return self._read_or_encode(decoded, prepare, how)
 
     def _plain(self, images: ImageList, *, mirrored: bool = False) -> tuple[Tensor, Tensor]:
         """Encode images as a test does; returns features and labels."""
@@ -155,22 +136,26 @@ class SampleEncoder:
             if mirrored:
                 out.copy_(out.flip(-1))
 
-        features = self._read_or_encode(View(images, images.lazy_images, prepare, f"{transform}, mirrored {mirrored}"))
+        features = self._read_or_encode(images, prepare, f"{transform}, mirrored {mirrored}")
         return features, torch.from_numpy(images.labels).to(self.clip.device)
 
-    def _read_or_encode(self, view: View) -> Tensor:
-        """Read the stored features [M, E] of images, with their time, or encode and store them."""
+    def _read_or_encode(self, source: ImageList | DecodedImages, prepare: Prepare, what: str) -> Tensor:
+        """Read the stored features [M, E] of images, with their time, or encode and store them.
+
+        prepare: writes the pixels of an image to a tensor [3, S, S]; what: describes that.
+        """
+        images = source.images if isinstance(source, DecodedImages) else source
         # A tower that the method changes gives features that no other method uses.
-        if not len(view.images) or self.method.image_plan():
-            return self._encode(view)
-        how = {"transform": view.how, "precision": self.config.precision, "batch": self.config.recipe.test_batch_size}
+        if not len(images) or self.method.image_plan():
+            return self._encode(source, prepare, len(images))
+        how = {"transform": what, "precision": self.config.precision, "batch": self.config.recipe.test_batch_size}
         session = self.session
-        key, stored = session.read_features(self.clip, view.images, acceleration=session.acceleration, **how)
+        key, stored = session.read_features(self.clip, images, acceleration=session.acceleration, **how)
         if stored:
             self.meter.add(stored.seconds, rated=False)
             return stored.features.to(self.clip.device)
         start = time.perf_counter()
-        features = self._encode(view)
+        features = self._encode(source, prepare, len(images))
         if key and session.is_first:
             # The copy waits for the device.
             encoded = EncodedImages(features.cpu(), {"features": time.perf_counter() - start})
@@ -178,17 +163,17 @@ class SampleEncoder:
         return features
 
     @torch.no_grad()
-    def _encode(self, view: View) -> Tensor:
-        """Encode images to features [M, E], float32, on every rank; each rank encodes its share of them."""
-        count, clip, group, plan = len(view.images), self.clip, self.session.group, self.method.image_plan()
+    def _encode(self, source: ImageList | DecodedImages, prepare: Prepare, count: int) -> Tensor:
+        """Encode `count` images to features [M, E], float32, on every rank; each rank encodes its share of them."""
+        clip, group, plan = self.clip, self.session.group, self.method.image_plan()
         size, batch_size = clip.geometry.image_size, self.config.recipe.test_batch_size
         width = plan.weights["proj"].shape[1] if "proj" in plan.weights else clip.geometry.embed_dim
         features = torch.zeros(count, width, device=clip.device)
         indices = range(group.rank, count, group.size)
-        with closing(view.lazy_images(indices)) as images:
+        with closing(source.lazy_images(indices)) as images:
             # As many batches on all ranks, of which the last can be empty: after each they agree whether to stop.
             batches = ([*islice(images, batch_size)] for _ in range(0, -(-count // group.size), batch_size))
-            for batch, pixels in prepare_batches(batches, view.prepare, (3, size, size), self.session.decoders):
+            for batch, pixels in prepare_batches(batches, prepare, (3, size, size), self.session.decoders):
                 if batch:
                     with autocast(self.config.precision, clip.device):
                         features[[i for i, _ in batch]] = clip.encode_image(pixels.to(clip.device), plan).float()

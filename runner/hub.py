@@ -29,10 +29,7 @@ RUN_FILE, WEIGHTS_FILE, CARD_FILE = "run.json", "model.safetensors", "README.md"
 
 
 class SharedRun(FrozenModel):
-    """`run.json` of a repository: how the tensors were trained, and what they need.
-
-    training: includes the digest of the backbone's weights, and the digest and paths of the few-shot samples.
-    """
+    """`run.json` of a repository: how the tensors were trained, and what they need."""
 
     procap_version: str
     config: RunConfig
@@ -107,10 +104,7 @@ def model_card(shared: SharedRun, results: list[EvalResult], repository: str) ->
 
 
 def push_files(files: dict[str, bytes], repository: str, *, private: bool = False) -> str:
-    """Upload the files in one commit to a repository, which is created if needed; returns the URL of the commit.
-
-    The token is that of `hf auth login` or $HF_TOKEN. Raises UserError if the Hub refuses.
-    """
+    """Upload the files in one commit, with the token of `hf auth login` or $HF_TOKEN; returns the commit's URL."""
     from huggingface_hub import CommitOperationAdd, HfApi
 
     additions = [CommitOperationAdd(name, content) for name, content in files.items()]
@@ -157,10 +151,7 @@ def fetch_run(location: str, session: Session) -> Run:
 
 
 def load_run(source: str | PathLike[str], runtime: RuntimeConfig | None = None) -> TrainedRun:
-    """Load a finished run from its folder, or from `hf://NAMESPACE/NAME` through the results of `runtime`.
-
-    Raises UserError as `load_trained`, also if the weights of the backbone here are not those of the training.
-    """
+    """Load a finished run from its folder, or `hf://NAMESPACE/NAME`; raises UserError as `load_trained`."""
     from runner.trained_runs import load_trained
 
     session, name = Session(runtime), fspath(source)

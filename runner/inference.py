@@ -1,8 +1,7 @@
 """Predict the images of a target with the method of a run, on all ranks: compute logits, collect predictions.
 
-An image is named by its index in the target (0 .. N - 1), -1 for padding.
-
-Shapes: B images, C classes, E joint embedding, N images of the target, S image size.
+An image is named by its index in the target (0 .. N - 1), -1 for padding. Shapes: B images, C classes, E joint
+embedding, N images of the target, S image size.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from runner.config import Precision
 from runner.cuda_graphs import GraphedFunction
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
-from runner.engine import autocast
+from runner.engine import autocast, fitting_threads
 from runner.feature_store import EncodedImages
 from runner.meters import Meter
 from runner.progress_bar import ProgressDisplay
@@ -33,9 +32,8 @@ from runner.results import PerClass
 from runner.session import Run
 from runner.setup import warn_of_names
 from runner.stop_signals import StopRequest
-from runner.threads import fitting_threads
 from runner.trained_runs import load_trained
-from shards.device.evaluation import device_evaluation_batches, resizes_on_device
+from shards.device.loader import device_evaluation_batches, resizes_on_device
 from shards.eval_views import AnyEvalTransform
 from shards.loader import deal_batches, evaluation_batches
 from shards.reader import ImageList
@@ -70,7 +68,8 @@ class Inference:
     is_online: they depend on the images before; batches give features, of which `adapt` makes logits at the end.
     score_name: of the classifier's own score [B, 1], which is computed instead of logits; "" without one.
     features: of all images [N, E], stored by an earlier run, instead of which batches have images; None without.
-    kept: collects the features to be stored; None if they are not. meter: the time of the work; no batch is a warm-up.
+    kept: collects the features to be stored, of whose computation `kept_meter` has the time; None if they are not.
+    meter: the time of the work; no batch is a warm-up.
     """
 
     def __init__(
@@ -98,8 +97,8 @@ class Inference:
         if self.score_name:
             self._forward = lambda images: self._logits_of(self._encode(images))
         self.features: torch.Tensor | None = None
-        self.kept: FeatureCollector | None = None
-        self.meter = Meter(clip.device)
+        self.kept: RowCollector | None = None
+        self.meter, self.kept_meter = Meter(clip.device), Meter(clip.device)
 
     @property
     def encodes_frozen(self) -> bool:
@@ -150,9 +149,8 @@ class Inference:
                 return self._logits_of(batch)
             if self.kept is None or indices is None:
                 return self._forward(batch)
-            with self.kept.meter.phase("model"):
+            with self.kept_meter.phase("model"):
                 features = self._encode(batch)
-            self.kept.dtype = features.dtype
             self.kept.add(features, indices)
             return self._logits_of(features)
 
@@ -181,11 +179,13 @@ class RowCollector:
         self._count = count
         self._indices: list[NDArray[np.int64]] = []
         self._rows: list[torch.Tensor] = []
+        self.dtype = torch.float32
 
     def add(self, rows: torch.Tensor, indices: NDArray[np.int64]) -> int:
         """Add rows [B, ...] of the images at `indices` [B], -1 for padding; returns the number of real images."""
         self._indices.append(indices)
         self._rows.append(rows.float())
+        self.dtype = rows.dtype
         return int((indices >= 0).sum())
 
     def gather(self, group: ProcessGroup) -> torch.Tensor:
@@ -199,14 +199,6 @@ class RowCollector:
         if not torch.equal(indices[real][order], torch.arange(self._count)):
             raise RuntimeError("not every image was evaluated exactly once")
         return rows[real][order]
-
-
-class FeatureCollector(RowCollector):
-    """Collects features of images, their type, and the time of their computation in `meter`."""
-
-    def __init__(self, count: int, device: torch.device) -> None:
-        super().__init__(count)
-        self.meter, self.dtype = Meter(device), torch.float32
 
 
 class PredictionCollector(RowCollector):
@@ -246,10 +238,7 @@ def count_by_class(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], nam
 
 
 def _predict_rows(logits: torch.Tensor, labels: torch.Tensor, logit_settings: LogitSettings) -> torch.Tensor:
-    """Compute rows [B, 5] of logits [B, C] and labels [B]: if finite, predicted class, confidence, NLL, Brier score.
-
-    With base classes, rows [B, 6]: the last column is their highest probability.
-    """
+    """Compute rows [B, 5] of logits [B, C]: finite, class, confidence, NLL, Brier; [B, 6] with the base confidence."""
     true = labels[:, None]
     # In float32: a softmax in bf16 would keep three digits.
     log_probabilities = (logits.float() / logit_settings.temperature).log_softmax(dim=1)
@@ -336,19 +325,16 @@ def predict_images(
         hint = lower or f"train with {config.stability_hint}"
         raise UserError(f"{config.path} gives logits on {images.dataset} that are not finite: {hint}")
     if kept := inference.kept:
-        kept.meter.settle()
+        inference.kept_meter.settle()
         encoded = kept.gather(session.group).to(kept.dtype)
         if session.is_first:
-            seconds = {"data": meter.rate.seconds.get("data", 0.0), **kept.meter.phases}
+            seconds = {"data": meter.rate.seconds.get("data", 0.0), **inference.kept_meter.phases}
             session.features.write(key, EncodedImages(encoded, seconds))
     return predictions
 
 
 def _read_features(run: Run, inference: Inference, transform: AnyEvalTransform) -> str:
-    """Give `inference` the stored features of its images, with their time, or make it keep those that it computes.
-
-    Returns the key under which these are stored; "" without a store.
-    """
+    """Give `inference` its stored features, or make it keep what it computes; returns their key, "" without a store."""
     how = {"transform": repr(transform), "precision": inference.precision, "batch": run.config.recipe.test_batch_size}
     clip, images, acceleration = inference.clip, inference.images, inference.acceleration
     key, stored = run.session.read_features(clip, images, acceleration=acceleration, **how)
@@ -356,5 +342,5 @@ def _read_features(run: Run, inference: Inference, transform: AnyEvalTransform) 
         inference.features = stored.features
         inference.meter.add(stored.seconds)
     elif key:
-        inference.kept = FeatureCollector(len(images), clip.device)
+        inference.kept = RowCollector(len(images))
     return key

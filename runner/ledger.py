@@ -1,7 +1,4 @@
-"""Reduce a finished run to an entry of the ledger of reproductions: its counts, and what they were computed with.
-
-docs/results/ledger/METHOD-DATASET-BACKBONE-seedN-HASH.json    a `LedgerEntry`
-"""
+"""Reduce a finished run to a `LedgerEntry`, docs/results/ledger/METHOD-DATASET-BACKBONE-seedN-HASH.json."""
 
 from __future__ import annotations
 

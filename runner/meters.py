@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Annotated, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, TypeVar
 
 import torch
 from pydantic import Field
@@ -15,7 +15,8 @@ from pydantic import Field
 from runner.config import Amount, Count
 
 Item = TypeVar("Item")
-Mark = float | torch.cuda.Event
+Mark = Any
+"""The time in seconds, or an event of a GPU."""
 
 
 @dataclass
@@ -28,10 +29,7 @@ class Rate:
 
 @dataclass
 class MeterState:
-    """Measurements up to a saved state, in seconds.
-
-    rate: of the steps after the first `unrated_steps`. stored_seconds: what `add` has added.
-    """
+    """Measurements in seconds up to a saved state. rate: of rated steps. stored_seconds: what `add` has added."""
 
     phases: dict[str, Amount] = field(default_factory=dict)
     # Wall time, and the time in phases of steps.
@@ -43,10 +41,7 @@ class MeterState:
 
 
 class Meter(MeterState):
-    """Time by named phase, and rates over steps; phases outside a step (load, state) do not count in rates.
-
-    On CUDA, phases are timed by events in the stream, which `settle` reads: measuring does not make the host wait.
-    """
+    """Time by named phase, and rates over steps; on CUDA by events in the stream, so that the host does not wait."""
 
     def __init__(self, device: torch.device, unrated_steps: int = 0, phases: Sequence[str] = ()) -> None:
         """unrated_steps: the first ones of this process, left out of rates; phases: names reported even at zero."""
@@ -112,12 +107,8 @@ class Meter(MeterState):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for name, rate, start, end in self._spans:
-            # Both are seconds on a CPU and events on a GPU, whose distance is in milliseconds.
-            if isinstance(start, float) or isinstance(end, float):
-                assert isinstance(start, float) and isinstance(end, float)
-                seconds = end - start
-            else:
-                seconds = start.elapsed_time(end) / 1000
+            # The distance of events is in milliseconds.
+            seconds = end - start if isinstance(start, float) else start.elapsed_time(end) / 1000
             self.phases[name] = self.phases.get(name, 0.0) + seconds
             if rate is not None:
                 rate.seconds[name] = rate.seconds.get(name, 0.0) + seconds
@@ -128,14 +119,10 @@ class Meter(MeterState):
 
     def state(self) -> MeterState:
         """Return the measurements that a later process resumes from; call `settle` first."""
-        rest = self.unrated_steps, self.stored_seconds
-        return deepcopy(MeterState(self.phases, self.seconds, self.step_seconds, self.rate, *rest))
+        return deepcopy(MeterState(**{measured.name: getattr(self, measured.name) for measured in fields(MeterState)}))
 
     def resume(self, state: MeterState, *, repeated: str = "") -> None:
-        """Add the measurements of an earlier process; this process has unrated steps as well.
-
-        repeated: a phase of this process that the earlier one has had as well, and that counts once.
-        """
+        """Add the measurements of an earlier process; repeated: a phase that both have had, and that counts once."""
         self.settle()
         self.seconds += state.seconds - self.phases.pop(repeated, 0.0)
         self.phases |= {name: self.phases.get(name, 0.0) + seconds for name, seconds in state.phases.items()}

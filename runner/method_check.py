@@ -33,11 +33,10 @@ from runner.cuda_graphs import CaptureError, CaptureTape
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import Ranks
 from runner.engine import Batch, learned_parameters
-from runner.failures import EXPECTED, describe_failure
 from runner.feature_training import learn_from_features
 from runner.meters import Meter
 from runner.planning import plan_run
-from runner.results import TrainResult
+from runner.results import EXPECTED, TrainResult, describe_failure
 from runner.session import Run, Session
 from runner.setup import Setup, build_initial_method, label_space, make_test_transform, set_up
 from runner.stop_signals import StopRequest
@@ -77,10 +76,7 @@ class CheckCase:
 
     @classmethod
     def plan(cls, name: str, runtime: RuntimeConfig, **chosen: Any) -> CheckCase:
-        """Plan two epochs in the method's own recipe at a hundredth of its rate, in batches for two processes.
-
-        chosen: data set, backbone and options, as for `plan_run`.
-        """
+        """Plan two epochs at a hundredth of the method's rate. chosen: data set, backbone, options: see `plan_run`."""
         # A hundredth of the rate, because differences by rounding grow where the loss is steep on this backbone.
         lr = method_class(name).recipe().lr / 100
         overrides = {"epochs": EPOCHS, "batch_size": BATCH, "warmup": "none", "lr": lr}
@@ -253,10 +249,7 @@ def check_resume(case: CheckCase) -> str:
 
 
 def check_reloaded(case: CheckCase) -> str:
-    """Check that a method that is loaded from a checkpoint classifies as the trained one, which begins stages in turn.
-
-    A training begins no stage that it does not reach; a method that is loaded is as at the end of a training.
-    """
+    """Check that a method loaded from a checkpoint classifies as the trained one, which begins stages in turn."""
     setup = case.set_up()
     method = setup.method
     for stage in range(sum(start < setup.total_steps for start in method.stage_starts(setup.total_steps))):

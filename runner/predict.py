@@ -23,11 +23,10 @@ from procap.classifier import OnlineClassifier
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
 from runner.devices import num_decoders
-from runner.engine import autocast
+from runner.engine import autocast, fitting_threads
 from runner.hub import load_run
 from runner.session import TrainedRun
 from runner.setup import make_test_transform, warn_of_names
-from runner.threads import fitting_threads
 from shards.images import ImageError, Picture, convert
 from shards.loose_images import EncodedImage, OnError, load_batches, raise_error
 

@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ProgressDisplay:
-    """A progress bar, `timed` if it estimates the remaining time; enter it and call `update`.
-
-    Without a terminal, `what` stands above the first line only; each line has the elapsed and the remaining time.
-    """
+    """A progress bar, `timed` if it estimates the remaining time; without a terminal a line every `PLAIN_SECONDS`."""
 
     PLAIN_SECONDS: ClassVar = 10.0
 

@@ -61,10 +61,7 @@ def _code_versions() -> dict[str, Any]:
 
 
 def provenance(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return when and by which program a result is written, and `facts`, which `describe_environment` has collected.
-
-    written: UTC, as 2026-01-31T12:00:00Z. program: the version, and the commit if this is a checkout.
-    """
+    """Return when (UTC) and by which program a result is written, and `facts` of `describe_environment`."""
     written = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"written": written, "program": program_version(), "environment": facts}
 

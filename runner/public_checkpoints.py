@@ -83,8 +83,7 @@ def load_public_run(run: Run, file: Path) -> tuple[PublicFile, Method, Checkpoin
 def export_run(run: Run, out: Path, format: str = "dassl") -> Path:
     """Write a finished run below `out` as public code loads it; returns the file.
 
-    format: dassl or safetensors. Raises UserError if the run is not finished, or its method has no public code or none
-    that uses the format.
+    format: dassl or safetensors. Raises UserError for a run or a format that public code of its method does not have.
     """
     config, trained = run.config, load_trained(run)
     layout = layout_of(trained.method)

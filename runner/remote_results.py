@@ -34,10 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def results_root(location: str, cache: Path) -> tuple[Path, str | None]:
-    """Return the local folder for `--results`, and the URL that it stands for; None for a folder or a file:// URL.
-
-    Raises UsageError for a URL that cannot be written to, UserError if a package is missing.
-    """
+    """Return the local folder for `--results`, and its URL if any. Raises UsageError if it cannot be written to."""
     if not location:
         raise UsageError("the name of the results folder is empty")
     if (folder := local_path(location)) is not None:
@@ -57,7 +54,7 @@ def results_root(location: str, cache: Path) -> tuple[Path, str | None]:
 class RemoteResults:
     """The results at `url` and their local folder; without a URL every method does nothing.
 
-    Every method raises UserError when the URL cannot be reached, or its bucket or a permission is missing.
+    Methods raise UserError when the URL cannot be reached, or its bucket or a permission is missing.
     """
 
     url: str | None

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, Validati
 from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import describe_change
 from procap.methods.options import Pool
-from procap.methods.plugins import MethodSource
+from procap.methods.plugins import MethodSource, describe_unexpected
 from procap.text import LabelSpace
 from runner.calibration import Calibration, Probabilities
 from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
@@ -27,13 +27,14 @@ from shards.files import explain_writing, read_regular, write_file
 from shards.manifest import lines_digest
 from shards.uneven_samples import BALANCED, Sampling
 
-SCHEMA: Literal[1] = 1
 Document = TypeVar("Document", bound=BaseModel)
 WRITTEN = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
 """A time in UTC, ISO 8601 in seconds."""
 # Masked when it is written too, because `model_copy` does not validate its changes.
 MaskedText = Annotated[str, AfterValidator(mask), PlainSerializer(mask)]
 """Text of an error, without credentials."""
+EXPECTED = (UserError, OSError)
+"""Errors of the user or the environment, which are no fault of the program."""
 
 NUMBERS = re.compile(r"\[\n[-+\d.eE,\s]*\]")
 """A list of numbers in indented JSON, in which no string has a line break."""
@@ -41,6 +42,11 @@ NUMBERS = re.compile(r"\[\n[-+\d.eE,\s]*\]")
 
 RunStatus = Literal["running", "paused", "interrupted", "failed"]
 """Status of an unfinished run; "paused" after the epochs that the caller of `train` asked for."""
+
+
+def describe_failure(error: Exception) -> str:
+    """Describe in one line, without credentials, why a run or another part of a command failed."""
+    return mask(" ".join((str(error) if isinstance(error, EXPECTED) else describe_unexpected(error)).split()))
 
 
 class EpochLog(FrozenModel):
@@ -91,7 +97,7 @@ class StoredDocument(FrozenModel):
     """A document that is a whole JSON file, with the version of its format."""
 
     # Called `schema` in files: models of pydantic have a method of that name.
-    schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
+    schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
 
 
 class RunDocument(StoredDocument):
@@ -217,8 +223,8 @@ class TargetResult(RunDocument):
 
     def is_current(self, training: TrainResult, limit: int | None) -> bool:
         """Whether the result belongs to the weights of `training`, and counts all images or the first `limit`."""
-        weights = self.checkpoint_sha256, self.backbone_digest
-        return weights == (training.checkpoint_sha256, training.backbone_digest) and self.limit in (None, limit)
+        weights, counts = (self.checkpoint_sha256, self.backbone_digest), not self.limited or self.limit == limit
+        return counts and weights == (training.checkpoint_sha256, training.backbone_digest)
 
     @property
     def limited(self) -> bool:
@@ -345,10 +351,7 @@ def write_json(path: Path, document: BaseModel | Mapping[str, Any]) -> str:
 
 
 def read_document(path: Path, model: type[Document], repair: str = "") -> Document | None:
-    """Read the document at `path`; None if there is none.
-
-    Raises UserError, which ends in `repair`, if it is broken. Types are strict: `true` is not accepted as a number.
-    """
+    """Read a document, None without one, by strict types. Raises UserError, which ends in `repair`, if it is broken."""
     try:
         return model.model_validate_json(read_regular(path), strict=True)
     except (FileNotFoundError, NotADirectoryError):
@@ -364,7 +367,7 @@ def read_document(path: Path, model: type[Document], repair: str = "") -> Docume
 class CheckpointCard(FrozenModel):
     """Metadata of a checkpoint: enough to evaluate it without the data it was trained on."""
 
-    checkpoint_schema: Literal[1] = SCHEMA
+    checkpoint_schema: Literal[1] = 1
     config: RunConfig
     classnames: tuple[str, ...]
     template: str

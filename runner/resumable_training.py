@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+import torch
+from torch import nn
+
 from runner.checkpoint import StateFiles, TrainState, check_finite
 from runner.engine import Engine, autocast
-from runner.epoch_average import EpochAverage
 from runner.meters import Meter
 from runner.results import Progress, RunStatus, write_json
 from runner.session import Run
 from runner.setup import Setup
 from runner.stop_signals import Interrupted
+
+
+def gaussian_weights(epochs: int, mean: float, std: float) -> list[float]:
+    """Return the weights of epochs 1 to `epochs`: normal densities, scaled to sum to 1."""
+    # The constant factor of the density cancels out.
+    densities = [math.exp(-(((epoch - mean) / std) ** 2) / 2) for epoch in range(1, epochs + 1)]
+    return [density / sum(densities) for density in densities]
+
+
+class EpochAverage:
+    """The weighted sum of the parameters of `method` at the ends of epochs, as PromptSRC's (2023, section 3.2.2).
+
+    The public code averages the frozen weights as well; here only what is learned is averaged.
+    """
+
+    def __init__(self, method: nn.Module, epochs: int, mean: float, std: float) -> None:
+        self._parameters = dict(method.named_parameters())
+        self._weights = gaussian_weights(epochs, mean, std)
+        # Not `swa_utils.AveragedModel`, which would copy the whole method with the frozen towers.
+        self.sums = {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}
+
+    @torch.no_grad()
+    def add(self, epoch: int) -> None:
+        """Add the parameters at the end of `epoch` (0-based)."""
+        for name, parameter in self._parameters.items():
+            self.sums[name] += self._weights[epoch] * parameter
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Set the parameters to the sums, after the last epoch."""
+        for name, parameter in self._parameters.items():
+            parameter.copy_(self.sums[name])
 
 
 @dataclass
@@ -40,7 +75,7 @@ class ResumableTraining:
         }
         if source := self.setup.method_source:
             identity[f"source of {self.config.method}"] = str(source)
-        self.state_files = StateFiles(self.folder.state, identity)
+        self.state_files = StateFiles(self.folder.state_folder, identity)
         self.state = TrainState()
         self._saved_time = time.monotonic()
 
@@ -59,7 +94,8 @@ class ResumableTraining:
             if self.state.stage:
                 self.begin_stage(self.state.stage)
             if self.average:
-                self.average.load_state_dict(parts["average"])
+                for name, total in self.average.sums.items():
+                    total.copy_(parts["average"][name])
             self.engine.load(parts)
             self.state.resumed += 1
             self.meter.resume(self.state.meter, repeated="features")
@@ -87,7 +123,7 @@ class ResumableTraining:
             # On all ranks, because DeepSpeed gathers the parts of its optimizer here.
             parts = self.engine.state()
             if self.average:
-                parts["average"] = self.average.state_dict()
+                parts["average"] = self.average.sums
             # Before the write: a run must not resume from weights that are not finite.
             check_finite(parts["method"], f"after step {self.state.step}")
             if self.group.ranks.is_first:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from runner.results import (
     ValidationHistory,
     read_document,
 )
-from shards.files import explain_writing, file_lock
+from shards.files import file_lock
 
 TRACKING_FILE = "tracking.json"
 DEFAULT_SETTINGS = EvalSettings()
@@ -58,7 +58,7 @@ class RunFolder:
     train_file = _child("train.json")
     checkpoint_file = _child("checkpoint.safetensors")
     validation_file = _child("validation.json")
-    state = _child("state")
+    state_folder = _child("state")
 
     def result_file(
         self, target: Target, settings: EvalSettings = DEFAULT_SETTINGS, model: type[TargetResult] = EvalResult
@@ -154,15 +154,11 @@ class RunFolder:
     def forget_progress(self) -> None:
         """Remove what only an unfinished run needs."""
         self.progress_file.unlink(missing_ok=True)
-        shutil.rmtree(self.state, ignore_errors=True)
+        shutil.rmtree(self.state_folder, ignore_errors=True)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the run, or raise LockHeld."""
-        with ExitStack() as stack:
-            with explain_writing(self.path):
-                stack.enter_context(file_lock(self.path / ".lock", timeout=0))
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the run. Raises LockHeld, which names the holder."""
+        return file_lock(self.path / ".lock", timeout=0)
 
 
 class OtherContent(UserError):

@@ -88,15 +88,12 @@ def read_stored_state(folder: RunFolder, targets: tuple[str, ...] = ()) -> RunSt
     except UserError as error:
         return RunState("broken", targets, str(error))
     if progress is None:
-        return RunState("unfinished" if folder.state.is_dir() else "new", targets)
+        return RunState("unfinished" if folder.state_folder.is_dir() else "new", targets)
     return RunState("failed" if progress.status == "failed" else "unfinished", targets, progress.reason)
 
 
 def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False, any_code: bool = False) -> RunState:
-    """Read what exists of a run, with `force` to be repeated. any_code: also if other code than is installed made it.
-
-    Raises UserError for a file that cannot be read, and OtherContent.
-    """
+    """Read what exists of a run; any_code: also of other code. Raises UserError for broken files, OtherContent."""
     config, session = run.config, run.session
     training = run.read_training()
     if force or training is None:
@@ -132,10 +129,9 @@ def score(accuracies: Sequence[float]) -> float:
 
 
 def final_score(run: Run, targets: tuple[str, ...], *, any_code: bool = False) -> float | None:
-    """Compute the score of a finished run, None while its training or an evaluation is missing.
+    """Compute the score of a finished run, None while something is missing, or for other code without `any_code`.
 
-    Without `any_code`, runs of other code than is installed count as missing: their training is refused. Raises
-    UserError for a file that cannot be read and for a run on other content of the data set.
+    Raises UserError for a file that cannot be read and for a run on other content of the data set.
     """
     if not read_state(run, targets, any_code=any_code).is_finished:
         return None

@@ -1,7 +1,6 @@
-"""What the runs of a command share and keep open, and one run in it.
+"""What the runs of a command share and keep open (`Session`), and one run in it (`Run`).
 
-A `Session` says where runs are executed; it opens each data set, the backbone, the tracking store and the results at
-a URL once. A `Run` has the configuration and the folder of one run in it; `runner.train` and `runner.evaluate` take it.
+A session opens each data set, the backbone, the tracking store and the results at a URL once.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from runner.remote_results import RemoteResults
 from runner.run_folders import OtherContent, RunFolder, locate_run
 from runner.tracking.exporter import Exporter
 from shards.default_paths import cache_home
-from shards.files import LockHeld
+from shards.files import LockHeld, explain_writing
 from shards.manifest import MANIFEST_FILE
 from shards.reader import PackedDataset, open_dataset
 
@@ -152,10 +151,7 @@ class Session:
         return (self if is_here else self.elsewhere(results)).get_run(config)
 
     def elsewhere(self, results: Path, *, shares_backbone: bool = True, **changes: Any) -> Session:
-        """Return a session on other, local results, with the data sets and the group of this one.
-
-        changes: of its runtime.
-        """
+        """Return a session on other, local results, with this one's data sets and group. changes: of its runtime."""
         runtime = replace(self.runtime, results=results, results_url=None, **changes)
         other = Session(runtime, self.group, self.backbones if shares_backbone else None)
         other._datasets = self._datasets
@@ -173,11 +169,7 @@ class TrainedRun:
 
 
 class Run:
-    """A run in a session.
-
-    folder: its files, below the session's results. trained, temperature: what `runner.trained_runs.load_trained` and
-    `runner.temperature.fit_temperature` keep for many targets.
-    """
+    """A run in a session. folder: its files. trained, temperature: kept by `load_trained` and `fit_temperature`."""
 
     def __init__(self, session: Session, config: RunConfig) -> None:
         self.session, self.config = session, config
@@ -214,7 +206,8 @@ class Run:
 
             def try_to_lock() -> str:
                 try:
-                    lock.enter_context(self.folder.locked())
+                    with explain_writing(self.folder.path):
+                        lock.enter_context(self.folder.locked())
                 except LockHeld as error:
                     return str(error)
                 return ""

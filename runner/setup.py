@@ -33,15 +33,9 @@ from runner.training_steps import TrainingSteps
 from shards.device.crops import augments_on_device
 from shards.device.loader import DeviceTrainLoader
 from shards.eval_views import AnyEvalTransform, EvalViews
-from shards.image_selection import (
-    TrainingSelection,
-    select_class_labels,
-    select_training_images,
-    select_unlabelled,
-    split_fold,
-)
+from shards.image_selection import TrainingSelection, select_class_labels, select_training_images, select_unlabelled
 from shards.loader import WINDOW_BYTES, LoaderOptions, TrainLoader
-from shards.manifest import Manifest, lines_digest
+from shards.manifest import Manifest
 from shards.names import first_few, join_first
 from shards.reader import ImageList, PackedDataset
 from shards.rng import generator
@@ -98,8 +92,8 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         images = selection.unlabelled.images if selection.unlabelled else selection.train
         loader = train_loader(images, config, clip, acceleration, session.decoders, group.ranks)
     selected = selection.unlabelled or selection if selection else None
-    labels = selected.class_labels if selected else select_class_labels(dataset, config.classes)
-    method, card = build_method_and_card(config, dataset, clip, labels)
+    class_labels = selected.class_labels if selected else select_class_labels(dataset, config.classes)
+    method, card = build_method_and_card(config, dataset, clip, class_labels)
     warn_of_names(method, method.space)
     if loader and not any(parameter.requires_grad for parameter in method.parameters()):
         raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
@@ -139,8 +133,7 @@ def select_training(config: RunConfig, dataset: PackedDataset, processes: int) -
         return None
     selection = select_training_images(dataset, config.shots, config.seed, config.classes, config.sampling)
     if config.held_out:
-        train = split_fold(selection.train, config.held_out)[0]
-        selection = replace(selection, train=train, digest=lines_digest(train.paths))
+        selection = selection.without_fold(config.held_out)
     if method_class(config.method).needs_every_class:
         check_class_sizes(selection, 1, f"{config.method} learns from images of each class: give --sampling natural")
     batch, images = config.recipe.batch_size, len(selection.train)
@@ -173,10 +166,10 @@ def unlabelled_pool(config: RunConfig) -> Pool | None:
 
 
 def build_method_and_card(
-    config: RunConfig, dataset: PackedDataset, clip: CLIP, labels: Sequence[int]
+    config: RunConfig, dataset: PackedDataset, clip: CLIP, class_labels: Sequence[int]
 ) -> tuple[Method, CheckpointCard]:
-    """Build the method on the classes `labels` of its data set, and the description that its checkpoint carries."""
-    space = label_space(dataset.manifest, tuple(dataset.classnames[label] for label in labels))
+    """Build the method on the classes of these labels, and the description that its checkpoint carries."""
+    space = label_space(dataset.manifest, tuple(dataset.classnames[label] for label in class_labels))
     card = CheckpointCard(
         config=config,
         classnames=space.classnames,
@@ -246,10 +239,7 @@ def build_initial_method(config: RunConfig, clip: CLIP, space: LabelSpace) -> Me
 
 
 def changed_file(config: RunConfig, recorded: Mapping[str, str]) -> str:
-    """Return the option whose file has changed since a finished run read it; empty if none has.
-
-    A file that is no longer there is not compared.
-    """
+    """Return the option whose file, if it is there, has changed since a finished run read it; "" if none has."""
     options = method_options(config.method, config.options)
     with suppress(UserError, OSError):
         digests = method_class(config.method).file_digests(options, config.dataset)
@@ -300,10 +290,7 @@ def make_test_transform(
 ) -> AnyEvalTransform:
     """Make the transform under which a run of `seed` classifies images of `dataset`, with the views of its method."""
     plain = make_eval_transform(method.clip, resize)
-    if not isinstance(method, ViewedMethod):
-        return plain
-    views, mixes = method.test_views(dataset)
-    return EvalViews(plain, views, mixes, seed)
+    return EvalViews(plain, *method.test_views(dataset), seed) if isinstance(method, ViewedMethod) else plain
 
 
 def label_space(manifest: Manifest, classnames: tuple[str, ...]) -> LabelSpace:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -23,28 +23,35 @@ class Interrupted(UserError):
         self.signum, self.exit_code = signum, 128 + signum
 
 
+@contextmanager
+def handling(numbers: Sequence[int], handler: Any) -> Iterator[None]:
+    """Handle signals by `handler` in the block, if it is in the main thread, where alone Python allows that."""
+    before = dict[int, Any]()
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            # None stands for a handler that was not set from Python and cannot be set again.
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
+
+
 class StopRequest:
     """Defer SIGINT and SIGTERM within the block in the main thread; `signum` is the first that arrived, else 0.
 
-    A second SIGINT acts at once. A second SIGTERM does nothing: a batch system signals all processes of a job, and the
-    launcher among them signals its children again.
+    A second SIGINT acts at once. A second SIGTERM does nothing: batch systems and launchers send several.
     """
 
     def __init__(self) -> None:
-        self.signum = 0
-        self._handlers: dict[int, Any] = {}
+        self.signum, self._deferred = 0, ExitStack()
 
     def __enter__(self) -> StopRequest:
-        # Python sets handlers in the main thread alone.
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._handlers[number] = signal.signal(number, self._handle)
+        self._deferred.enter_context(handling((signal.SIGINT, signal.SIGTERM), self._handle))
         return self
 
     def __exit__(self, *error: object) -> None:
-        # None stands for a handler that was not set from Python and cannot be set again.
-        for number, handler in self._handlers.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._deferred.close()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.signum and signum == signal.SIGINT:
@@ -73,12 +80,5 @@ def sigterm_as_interrupt() -> Iterator[list[int]]:
         arrived.append(signum)
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
+    with handling((signal.SIGTERM,), interrupt):
         yield arrived
-        return
-    handler = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield arrived
-    finally:
-        # As in `StopRequest`: None cannot be set again.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)

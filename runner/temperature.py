@@ -1,10 +1,8 @@
 """Fit the temperature of a run on its few-shot images: one number that divides its logits.
 
 A trained method is confident on the images that it has learned. Therefore each image is predicted by a training on the
-other folds: with F folds, fold k has the images k, k + F, ... of each class, in drawn order. The trainings of the folds
-have the run's configuration apart from that, and lie in the hidden folder `.folds` of the run.
-
-Shapes: N few-shot images, C classes trained on.
+other folds: with F folds, fold k has the images k, k + F, ... of each class, in drawn order. These trainings lie in
+the hidden folder `.folds` of the run. Shapes: N few-shot images, C classes trained on.
 """
 
 from __future__ import annotations
@@ -16,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from runner.distributed.ranks import Ranks
+from runner.engine import fitting_threads
 from runner.inference import prepare_inference
 from runner.session import Run
 from runner.setup import make_test_transform
 from runner.stop_signals import StopRequest
-from runner.threads import fitting_threads
 from runner.train import train_run
 from runner.trained_runs import load_trained
 from shards.image_selection import select_training_images, split_fold

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Any
 
 from torch import Tensor
 
@@ -16,21 +17,20 @@ from procap.methods.features import FeatureMethod
 from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
+from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
 from runner.earlier_runs import preliminary_run, read_initial_run
-from runner.engine import Batch, autocast, term_gradients
-from runner.failures import describe_failure
+from runner.engine import Batch, autocast, fitting_threads, term_gradients
 from runner.feature_training import learn_from_features
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
-from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, write_json
+from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, describe_failure, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
-from runner.session import Run
+from runner.session import Run, Session
 from runner.setup import changed_file, set_up
 from runner.stop_signals import Interrupted, StopRequest
-from runner.threads import fitting_threads
 from runner.train_step import AsyncLosses, TrainStep
 from runner.trained_runs import load_teacher
 from runner.validate import Callbacks, Validator
@@ -47,6 +47,11 @@ MEASURE_STEPS = 50
 """Gradient norms of loss terms are measured after an epoch, and no more often than once in this many steps."""
 MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
+
+
+def train(config: RunConfig, runtime: RuntimeConfig, **more: Any) -> TrainResult | Progress:
+    """Train one configuration in a new session, for scripts, which import this. more: arguments of `train_run`."""
+    return train_run(Session(runtime).get_run(config), **more)
 
 
 def train_run(
@@ -197,10 +202,7 @@ def train_epochs(training: ResumableTraining, validator: Validator, epochs: int)
 
 
 class TrainLoop:
-    """The steps of a training. It can start anywhere, because draws are seeded by epoch, step or image.
-
-    The host runs ahead of a GPU: `state` counts steps whose losses have arrived, `losses` holds those of later ones.
-    """
+    """The steps of a training, from any on. `state` counts those whose losses have arrived; `losses` has later ones."""
 
     def __init__(self, training: ResumableTraining, stop: StopRequest, display: ProgressDisplay) -> None:
         assert training.setup.training_steps is not None
@@ -260,7 +262,7 @@ class TrainLoop:
         outcome = self.train_step(batch)
         if self.config.recipe.iterations and self.config.precision == "fp16":
             # A step that is skipped because gradients overflow does not count towards a budget of iterations, as in the
-            # public code of 2SFS: it is repeated at the next loss scale. A loss that is not finite ends the loop.
+            # public code of 2SFS: it is repeated at the next loss scale. A loss that is not finite is refused below.
             for _ in range(MAX_REPEATS):
                 if not outcome[-1].item():
                     break

@@ -1,8 +1,6 @@
 """Take a training step (loss terms, gradients, update), eagerly or with replays of CUDA graphs.
 
-A step never makes the host wait for the device; loss terms reach the host through `AsyncLosses`.
-
-Shapes: T loss terms.
+A step never makes the host wait for the device; loss terms reach the host through `AsyncLosses`. Shapes: T loss terms.
 """
 
 from __future__ import annotations
@@ -23,10 +21,7 @@ MAX_PENDING_STEPS = 32
 
 
 class TrainStep:
-    """The three parts of a step on an engine: forward, backward, update.
-
-    The first two are replays after `capture`; the optimizer always runs eagerly.
-    """
+    """Forward, backward and update on an engine; the first two are replays after `capture`."""
 
     def __init__(self, engine: Engine, meter: Meter, *, graphs: bool = False) -> None:
         """graphs: whether the step is to be captured; one whose method combines gradients of several passes cannot."""
@@ -64,11 +59,7 @@ class TrainStep:
             buffer.copy_(before)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Take a step on `batch`.
-
-        Returns [T + 2]: the weighted terms, their sum, and 1 if the step was skipped because of an overflow at fp16,
-        else 0.
-        """
+        """Take a step; returns [T + 2]: the weighted terms, their sum, and 1 if it was skipped at fp16, else 0."""
         with self.meter.phase("forward"):
             # A last batch of a different size runs eagerly.
             if self._graphed is not None and self._example is not None and self._example.takes(batch):

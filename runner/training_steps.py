@@ -21,7 +21,7 @@ def peak_rates(method: Method, recipe: Recipe) -> dict[str, float]:
 
 
 def distinct_peak_rates(method: Method, recipe: Recipe) -> list[float]:
-    """List the different values of `peak_rates`, the recipe's rate first."""
+    """List the recipe's rate, then the values of `peak_rates` that differ from it."""
     return [recipe.lr, *sorted({*peak_rates(method, recipe).values()} - {recipe.lr})]
 
 

@@ -62,10 +62,7 @@ def read_digits(split: str, start: int, stop: int) -> Iterator[ImageRecord]:
 
 
 def split_digits(labels: NDArray[np.int64]) -> dict[str, list[int]]:
-    """Return the positions of each split in scikit-learn's order: per class 50 % train, 20 % val, the rest test.
-
-    This is CoOp's rule for folders; the shuffle is the same for every run.
-    """
+    """Return the positions of each split by CoOp's rule for folders, per class 50 % train and 20 % val."""
     splits: dict[str, list[int]] = {"train": [], "val": [], "test": []}
     for label in range(len(DIGITS)):
         positions = np.flatnonzero(labels == label).tolist()

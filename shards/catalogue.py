@@ -116,17 +116,11 @@ GROUPS: Mapping[str, tuple[Dataset, ...]] = {
     "paper": PUBLISHED,
     "unlabelled": UNLABELLED,
 }
-"""Words for several data sets on the command line, where all are those that need no files.
-
-No data set may have such a name.
-"""
+"""Words for several data sets, which no set may have as its name; "all" are those that need no files."""
 
 
 def find(name: str, more_names: Iterable[str] = ()) -> Dataset:
-    """Find a data set by name or alias, ignoring case, `-`, `_` and blanks.
-
-    more_names: names of other data sets, for the error.
-    """
+    """Find a data set by name or alias, ignoring case, `-`, `_` and blanks. more_names: other sets, for the error."""
     if dataset := find_or_none(name):
         return dataset
     spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]

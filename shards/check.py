@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -73,20 +73,9 @@ def find_duplicates(images: Iterable[tuple[str, CheckedImage]]) -> list[str]:
     return notes
 
 
-def raise_problems(name: str, problems: Sequence[str], report: Reporter | None = None) -> None:
-    """Raise UserError for problems, if there are any; several are reported one by one."""
-    if not problems:
-        return
-    if len(problems) == 1 or report is None:
-        raise UserError(f"'{name}' {join_first(problems)}")
-    for problem in problems:
-        report(f"problem: {problem}")
-    raise UserError(f"'{name}' is not packed: {len(problems):,} problems are listed above; fix them and pack again")
-
-
 @dataclass
 class SplitReport:
-    """The result of a full check of one split; `readable` of `images` decode and `shards_present` of `shards` exist."""
+    """The check of a split; `readable` of `images` decode, `shards_present` of `shards` exist."""
 
     name: str
     images: int
@@ -103,10 +92,7 @@ CheckTask = tuple[Path, Shard, ImageList | None]
 def check_dataset(
     data_root: Path, name: str, *, workers: int = 1, on_progress: SplitProgress | None = None
 ) -> list[SplitReport]:
-    """Check every split of a packed data set, or what a mirror has of it, with up to `workers` processes.
-
-    Raises UserError without a manifest that can be read.
-    """
+    """Check each split of a packed set, or what a mirror has of it, with up to `workers` processes."""
     dataset = open_dataset(data_root, name)
     reports: list[SplitReport] = []
     tasks: list[tuple[SplitReport, CheckTask]] = []

@@ -1,9 +1,7 @@
 """Several views of a test image, for methods that adapt to each image: the plain one, and random ones.
 
 Source: Shu et al. 2022, "Test-Time Prompt Tuning for Zero-Shot Generalization", and its public code. AugMix is that of
-Hendrycks et al. 2020 with the operations of that code, all at its lowest severity.
-
-Shapes: V views, S image size.
+Hendrycks et al. 2020 with the operations of that code, all at its lowest severity. Shapes: V views, S image size.
 """
 
 from __future__ import annotations
@@ -70,10 +68,7 @@ def random_crop(image: Image, size: int, draws: torch.Generator) -> Image:
 
 
 def augmix(image: Image, draws: torch.Generator) -> NDArray[np.float32]:
-    """Blend an image with three chains of one to three random operations on it: pixels [S, S, 3] from 0 to 255.
-
-    The public code blends after normalisation, which is the same because all shares add up to one.
-    """
+    """Blend an image with three chains of one to three random operations on it: pixels [S, S, 3] from 0 to 255."""
     # A Dirichlet distribution with all parameters 1, and a Beta distribution with both.
     weights = torch.empty(CHAINS).exponential_(generator=draws).numpy()
     rest = torch.rand(1, generator=draws).numpy()

@@ -131,10 +131,7 @@ def check_space(plans: Sequence[FetchPlan], data_root: Path) -> None:
 
 
 def fetch(plan: FetchPlan, data_root: Path, on_progress: Callable[[int], None]) -> Path:
-    """Download and unpack the files of a data set; return the raw root that holds its folder.
-
-    One process at a time may do this for a data set. on_progress: called with the bytes that are downloaded.
-    """
+    """Download and unpack a data set, one process at a time; returns the raw root. on_progress: called with bytes."""
     folder = work_folder(data_root, plan.dataset.name)
     raw_root = folder / "raw"
     folder.mkdir(parents=True, exist_ok=True)

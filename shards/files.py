@@ -93,16 +93,15 @@ def file_sha256(file: Path) -> str:
 
 
 class LockHeld(UserError):
-    """Another process or thread holds a lock, which the message names; the caller can wait for it."""
+    """Another process or thread holds a lock; the message names its process and machine."""
 
 
 @contextmanager
 def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False) -> Iterator[None]:
     """Hold an exclusive lock on `file` between processes of one machine; a process that dies releases it.
 
-    The file is created with its folder and then names its holder. On a file system without locks the block runs
-    unlocked: a refusal would be worse. timeout: seconds to wait for the lock; 0 tries once, -1 waits
-    forever. remove: delete the file at the end.
+    The file is created with its folder and names its holder. On a file system without locks the block runs unlocked.
+    timeout: seconds to wait; 0 tries once, -1 waits forever. remove: delete the file at the end.
     Raises LockHeld when the lock is not free in time, OSError when the file cannot be created.
     """
     from filelock import FileLock, Timeout
@@ -119,8 +118,9 @@ def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False) -> Ite
         owner = ""
         with suppress(OSError):
             owner = file.read_text(encoding="utf-8", errors="replace")[:320].strip()
-        held = f"{file.parent} is held by another process ({owner or 'unknown'})"
-        raise LockHeld(f"{held}; wait for it or stop it") from None
+        what = file.parent if file.name == ".lock" else file
+        held = f"{what} is held by another process ({owner or 'unknown'}); wait for it or stop it"
+        raise LockHeld(held) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise

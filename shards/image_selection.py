@@ -1,7 +1,6 @@
-"""Select images exactly as CoOp does: base / novel halves of the classes, few-shot samples, all images of a target.
+"""Select images exactly as CoOp does: halves of the classes, few-shot samples, all images of a target.
 
-Samples are drawn over all classes and named by their paths in the data set; a run on one half of the classes uses those
-of its classes.
+Samples are drawn over all classes; a run on one half of the classes uses those of its classes.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -33,10 +32,7 @@ VAL_SHOTS = 4
 
 @dataclass(frozen=True)
 class UnlabelledImages:
-    """Images to train on without their labels: all are -1.
-
-    class_labels: those in the data set, of the classes among them. digest: that of their paths, in order.
-    """
+    """Images to train on without labels (all -1). class_labels: the set's own of them. digest: of their paths."""
 
     pool: Pool
     images: ImageList
@@ -58,6 +54,11 @@ class TrainingSelection:
     class_labels: tuple[int, ...]
     digest: str
     unlabelled: UnlabelledImages | None = None
+
+    def without_fold(self, fold: str) -> TrainingSelection:
+        """Leave the images of a fold out, see `split_fold`."""
+        train = split_fold(self.train, fold)[0]
+        return replace(self, train=train, digest=lines_digest(train.paths))
 
 
 @dataclass(frozen=True)
@@ -192,10 +193,7 @@ def split_fold(images: ImageList, fold: str) -> tuple[ImageList, ImageList]:
 
 
 def select_target_images(dataset: PackedDataset, classes: str = "all", split: str = "test") -> TargetImages:
-    """Select all images of a target, the chosen classes of a split, in list order.
-
-    Raises UsageError for half of a test-only set, and where there is no image of these classes.
-    """
+    """Select all images of a target in list order. Raises UsageError if there is none, and for half of a test set."""
     images = dataset.open_images(split, sequential=True)
     labels = select_class_labels(dataset, classes)
     if not np.isin(images.labels, labels).any():

@@ -95,10 +95,7 @@ def decode(data: bytes, *, upright: bool = False, reduced_to: int = 0) -> Image.
 
 
 def convert(picture: Picture) -> Image.Image:
-    """Convert an image of Python to the upright RGB image that `decode` gives for its file.
-
-    Raises ImageError for what is no image, OSError for a file that cannot be read.
-    """
+    """Convert to the upright RGB image that `decode` gives for its file. Raises ImageError, OSError for a file."""
     if isinstance(picture, str | os.PathLike):
         return decode(read_regular(Path(picture)), upright=True)
     image = _from_array(picture) if isinstance(picture, np.ndarray) else picture
@@ -144,10 +141,7 @@ def shorter_side(size: tuple[int, int], side: int) -> tuple[int, int]:
 
 
 def shrink(data: bytes, side: int) -> bytes:
-    """Encode a JPEG or PNG image with `side` pixels on the shorter side, upright; `data` itself if it has no more.
-
-    Images of other formats and images that cannot be decoded are returned as they are.
-    """
+    """Encode a JPEG or PNG image upright with `side` pixels on the shorter side; others are returned as they are."""
     is_jpeg = data.startswith(JPEG_START)
     if not (is_jpeg or data.startswith(PNG_START)):
         return data
@@ -191,10 +185,7 @@ def _turn(rgb: Image.Image, image: Image.Image) -> Image.Image:
 
 
 def _second_bytes(image: ImageFile, data: bytes) -> NDArray[np.uint8] | None:
-    """Read the second bytes [H, W, 3], grey [H, W, 1], of 16-bit colour or grey with transparency; else None.
-
-    Of these Pillow keeps the first byte alone. The second is read as if it were the first.
-    """
+    """Read the second bytes [H, W, 3 or 1] of 16-bit colour or grey with alpha, as Pillow reads the first; or None."""
     # PNG names a layout such as RGB;16B, TIFF gives more arguments behind it.
     arguments = [[tile.args] if isinstance(tile.args, str) else [*(tile.args or ())] for tile in image.tile]
     bands, _, order = str(arguments[0][0] if arguments and arguments[0] else "").partition(";")

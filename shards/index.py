@@ -34,10 +34,9 @@ DIGEST_BYTES = 8
 
 def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]:
     """Read the index [N] of a split; raises UserError if it differs from the manifest."""
-    entry, file = manifest.splits[split], folder / split / INDEX_FILE
-    with _name_damage(folder, split, file):
-        data = io.BytesIO(_read_verified(file, entry.index_sha256))
-        rows: NDArray[np.void] = np.lib.format.read_array(data, allow_pickle=False)
+    entry = manifest.splits[split]
+    with _verified(folder, split, INDEX_FILE, entry.index_sha256) as data:
+        rows: NDArray[np.void] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
         if rows.dtype != INDEX or rows.shape != (entry.count,):
             raise ValueError(f"it is no index of {entry.count} images")
         is_listed = np.isin(rows["label"], range(len(manifest.classnames))) & (rows["shard"] < len(entry.shards))
@@ -48,27 +47,24 @@ def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]
 
 def read_paths(folder: Path, manifest: Manifest, split: str) -> list[str]:
     """Read the paths [N] of a split; raises UserError if they differ from the manifest."""
-    entry, file = manifest.splits[split], folder / split / PATHS_FILE
-    with _name_damage(folder, split, file):
-        paths = _read_verified(file, entry.paths_sha256).decode().split("\n")
+    entry = manifest.splits[split]
+    with _verified(folder, split, PATHS_FILE, entry.paths_sha256) as data:
+        paths = data.decode().split("\n")
         # Behind the last line end there is one more, empty element.
         if len(paths) != entry.count + 1:
             raise ValueError(f"it has no {entry.count} lines")
     return paths[:-1]
 
 
-def _read_verified(file: Path, sha256: str) -> bytes:
-    data = read_regular(file)
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise ValueError("SHA-256 differs from the manifest")
-    return data
-
-
 @contextmanager
-def _name_damage(folder: Path, split: str, file: Path) -> Iterator[None]:
-    """Raise UserError that names the file for an error of reading or parsing it."""
+def _verified(folder: Path, split: str, name: str, sha256: str) -> Iterator[bytes]:
+    """Yield the content of a file; raises UserError that names it for an error of reading or parsing it."""
+    file = folder / split / name
     try:
-        yield
+        data = read_regular(file)
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise ValueError("SHA-256 differs from the manifest")
+        yield data
     except (OSError, ValueError, SyntaxError, TokenError, MemoryError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"'{folder.name}' {split}: {file} is not usable ({reason}); {repack_hint(folder)}") from None

@@ -32,10 +32,7 @@ class KeptCrops:
         self._crops: dict[Hashable, Crops] = defaultdict(dict)
 
     def wrap(self, images: ImageList, transform: AnyEvalTransform) -> ImageList:
-        """Return `images`, decoded to what `transform` crops of them, and read only if that is not kept.
-
-        Random views are made of whole images: these are returned as they are.
-        """
+        """Return `images`, decoded to what `transform` crops of them, unless it makes random views of whole images."""
         if isinstance(transform, EvalViews):
             return images
         return _KeptImages(images, transform, self._crops[images.identity, transform], self)

@@ -1,4 +1,4 @@
-"""Batches for training, read by position, and for evaluation, in order: seeded, resumable, each test image once.
+"""Batches for training, in drawn order, and for evaluation, in list order: seeded, resumable, each test image once.
 
 What a batch holds depends on (seed, epoch, position) alone, never on the number of workers or processes. Workers are
 threads: decoding and resizing release the interpreter lock, and threads share the decoded images and start at once.
@@ -22,7 +22,6 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from procap.errors import UsageError
 from shards.eval_views import AnyEvalTransform
 from shards.reader import ImageList, LazyImage
 from shards.rng import generator, stream_seed
@@ -108,8 +107,6 @@ class TrainLoader:
         seed: int,
         options: LoaderOptions = DEFAULTS,
     ) -> None:
-        if not len(images):
-            raise UsageError("there are no training images of these classes")
         self.images, self.batch_size, self.augment = images, batch_size, augment
         self.seed, self.options = seed, options
         self.labels = torch.from_numpy(images.labels)
@@ -137,10 +134,9 @@ class TrainLoader:
         return shard_order(self.images, self.options.window_bytes, generator(self.seed, "order", epoch))
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
-        """Yield (this process's images [B / W, 3, S, S] float32, labels [B] int64 of the global batch) of every step.
+        """Yield (this process's images [B / W, 3, S, S] or [B / W, views, 3, S, S], labels [B] of all) of every step.
 
-        With several views of each image the images are [B / W, views, 3, S, S]. Steps before `start_step` are left out,
-        which changes no later batch.
+        Steps before `start_step` are left out, which changes no later batch.
         """
 
         def prepare(item: LazyImage, out: Tensor) -> None:
@@ -194,10 +190,7 @@ def shard_order(images: ImageList, window_bytes: int | None, draws: torch.Genera
 
 
 def one_class_order(labels: Sequence[int], batch_size: int, draw: random.Random) -> list[int]:
-    """Order images so that each `batch_size` consecutive ones have the same label; what remains of a class is left out.
-
-    As in SkipTuning's public code: a class is drawn among those with enough images left, and then the images of it.
-    """
+    """Order images in batches of one label each, drawn as in SkipTuning's public code; others are left out."""
     images: dict[int, list[int]] = {}
     for i, label in enumerate(labels):
         images.setdefault(label, []).append(i)
@@ -220,13 +213,12 @@ def evaluation_batches(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield (images [B, 3, S, S] float32, labels [B] int64, indices [B] int64) in list order, each image once.
+    """Yield (images [B, 3, S, S] or [B, views, 3, S, S], labels [B], indices [B]) in list order, each image once.
 
-    With several views of each image the images are [B, views, 3, S, S].
     Unless crops are kept, shards are read from start to end, so every byte of them is compared with the manifest.
-    With `world_size` processes each gets consecutive batches of those that one process has, because the last bits of
-    logits depend on the size of a batch. All get equally many: those after the last are one image of zeros with label
-    -1 and index -1. Callers must skip every index below 0.
+    Each of `world_size` processes gets consecutive batches of those that one process has, as the last bits of logits
+    depend on the size of a batch, and all get equally many: those after the last are one image of zeros with label and
+    index -1. Callers must skip every index below 0.
     """
     labels = torch.from_numpy(images.labels)
 

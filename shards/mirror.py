@@ -59,8 +59,7 @@ def refuse_packing(root: Path) -> None:
 def refresh(root: Path, name: str) -> Path:
     """Update the manifest of a mirrored data set; return the folder of its files, in any data root.
 
-    A server is asked once, until `refresh.cache_clear` is called at the beginning of the next command: a command keeps
-    what it has opened. While the server cannot be reached the last manifest is used, with a warning.
+    A server is asked once in a command, which `refresh.cache_clear` begins. While it is out of reach the last is used.
     """
     if not (root_url := mirrored_url(root)):
         return root / name

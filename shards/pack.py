@@ -24,20 +24,12 @@ import numpy as np
 
 from procap.errors import UsageError, UserError
 from shards.builtin_sources import builtin_source
-from shards.check import (
-    IMAGES_PER_TASK,
-    CheckedImage,
-    Reporter,
-    SplitProgress,
-    describe_unreadable,
-    find_duplicates,
-    raise_problems,
-)
+from shards.check import IMAGES_PER_TASK, CheckedImage, Reporter, SplitProgress, describe_unreadable, find_duplicates
 from shards.files import file_lock, file_sha256, write_file
 from shards.index import DIGESTS_FILE, INDEX, INDEX_FILE, PATHS_FILE, image_digest, list_digest, shards_digest
 from shards.manifest import MANIFEST_FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror, read_manifest
 from shards.mirror import refuse_packing
-from shards.names import first_few, unfit_texts
+from shards.names import first_few, join_first, unfit_texts
 from shards.reader import ImageList, open_dataset
 from shards.resolve import is_packed, resolve_dataset
 from shards.source import MEMBER_EXTENSIONS, RecordReader, Source, make_sample, sample_key
@@ -65,11 +57,11 @@ def pack_source(
     on_progress: SplitProgress | None = None,
     on_note: Reporter | None = None,
 ) -> Manifest:
-    """Pack a source into `data_root/<name>/`, with up to `workers` processes; a valid set that is there is kept.
+    """Pack a source into `data_root/<name>/`, with up to `workers` processes; a valid set is kept without `force`.
 
     Everything is written to a hidden folder and renamed when it is complete: if a packing is stopped or meets a broken
-    image, an older set of that name stays unchanged. force: pack again what is valid. on_note: called with notes of the
-    source and with duplicate images. Raises UserError when all images were read, for all problems together.
+    image, an older set of that name stays unchanged. on_note: called with notes of the source and duplicate images.
+    Raises UserError when all images were read, for all problems together.
     """
     # A manifest has no split without a shard.
     source = replace(source, counts={split: count for split, count in source.counts.items() if count})
@@ -115,10 +107,7 @@ def pack_source(
 
 
 def check_same_source(source: Source, data_root: Path, yaml_file: Path) -> None:
-    """Raise UsageError if a set of that name was packed from other images than `source`, whose YAML file is guessed.
-
-    The folder that a set was packed from has its YAML file, unless that was deleted.
-    """
+    """Raise UsageError if a set of that name was packed from other images than `source`, whose YAML file is guessed."""
     if is_packed(data_root, source.name) and read_manifest(data_root / source.name).source != source.origin:
         hint = "rename this one, or replace the set with --force"
         raise UsageError(f"'{source.name}' was packed from another folder than {yaml_file} names: {hint}")
@@ -156,10 +145,7 @@ def _has_content(task: tuple[RecordReader, ImageList]) -> bool:
 
 @dataclass(frozen=True)
 class PackTask:
-    """Images start..stop - 1 of a split, to become the shard `file` of the data set in `folder`.
-
-    folder: None to read the images alone.
-    """
+    """Images start..stop - 1 of a split, to become the shard `file` in `folder`; None: they are only read."""
 
     folder: Path | None
     split: str
@@ -204,7 +190,13 @@ def _write(
         contents = [(split, image) for split, shards in packed.items() for _, images in shards for image in images]
         for note in find_duplicates(contents):
             on_note(note)
-    raise_problems(source.name, problems, on_note)
+    if len(problems) > 1 and on_note:
+        for problem in problems:
+            on_note(f"problem: {problem}")
+        listed = f"{len(problems):,} problems are listed above; fix them and pack again"
+        raise UserError(f"'{source.name}' is not packed: {listed}")
+    if problems:
+        raise UserError(f"'{source.name}' {join_first(problems)}")
     manifest = Manifest(
         dataset=source.name,
         source=source.origin,
@@ -220,10 +212,7 @@ def _write(
 
 
 def pack_shard(task: PackTask) -> tuple[PackedShard, list[str]]:
-    """Write a shard, and return what is in it, and a problem for each image that cannot be read or decoded.
-
-    Raises UserError for an image whose name cannot be stored.
-    """
+    """Write a shard; returns what is in it, and what does not decode. Raises UserError for a name not to be stored."""
     # Imported here, because it takes seconds (it imports torch) and only processes that pack need it.
     from webdataset import TarWriter
 

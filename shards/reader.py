@@ -8,12 +8,12 @@ names it. Shapes: N images of a split.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import webdataset
     from PIL.Image import Image
 
+T = TypeVar("T")
 LazyImage: TypeAlias = "tuple[int, Callable[[], Image]]"
 """The index of an image in a list, and a function that decodes it."""
 
@@ -94,10 +95,7 @@ class SplitFiles:
 
 
 class ImageList:
-    """A list of images, all of a split or a selection: their rows of the index [N], positions in the split [N], labels.
-
-    Paths are read from the disk when the first is needed.
-    """
+    """A list of images: their rows of the index [N], positions in the split [N], labels [N]."""
 
     def __init__(
         self, files: SplitFiles, rows: NDArray[np.void], positions: NDArray[np.int64], labels: NDArray[np.int64]
@@ -153,23 +151,19 @@ class ImageList:
         # Imported here: most commands read lists alone, without Pillow and simplejpeg.
         from shards.images import decode
 
-        with self._named(i):
-            return decode(data, upright=self._files.manifest.upright)
+        return self._decode(decode, i, data)
 
     def decode_pixels(self, i: int, data: bytes) -> NDArray[np.uint8]:
         """Decode the bytes of image `i` to pixels [H, W, 3]; raises as `image` does."""
         from shards.images import decode_pixels
 
-        with self._named(i):
-            return decode_pixels(data, upright=self._files.manifest.upright)
+        return self._decode(decode_pixels, i, data)
 
-    @contextmanager
-    def _named(self, i: int) -> Iterator[None]:
-        """Raise UserError that names image `i` if it is undecodable."""
+    def _decode(self, decoder: Callable[..., T], i: int, data: bytes) -> T:
         from shards.images import ImageError
 
         try:
-            yield
+            return decoder(data, upright=self._files.manifest.upright)
         except ImageError as error:
             files, position = self._files, int(self.positions[i])
             shard = files.folder / files.shards[int(self.rows[i]["shard"])].file
@@ -188,10 +182,7 @@ class ImageList:
 
 
 class PackedDataset:
-    """A packed data set.
-
-    stream: splits that are read from start to end are streamed from the URL of a mirror, and their shards not stored.
-    """
+    """A packed data set. stream: what is read from start to end comes from the URL of a mirror and is not stored."""
 
     def __init__(self, folder: Path, manifest: Manifest, *, stream: bool = False) -> None:
         self.folder, self.manifest = folder, manifest
@@ -219,7 +210,7 @@ class PackedDataset:
     def open_images(self, name: str, *, sequential: bool = False) -> ImageList:
         """List the images of a split whose shards have the manifest's sizes; those of a mirror are downloaded first.
 
-        sequential: images are read by `ImageList.stream` or `lazy_images`, so that shards of a URL need not be stored.
+        sequential: with `stream`, images come from the URL by `ImageList.stream` or `lazy_images`, and are not stored.
         """
         images = self.list_images(name, remote=sequential and self.stream)
         if not (sequential and self.stream):
@@ -232,10 +223,7 @@ class PackedDataset:
         return make_pipeline(self.open_images(name, sequential=True)._files.located_shards(), distribute=True)
 
     def check_sizes(self, name: str) -> None:
-        """Raise UserError for a shard of a split that is missing or has a different size.
-
-        Does nothing for a mirror, whose shards are fetched and verified when images are opened.
-        """
+        """Raise UserError for a shard that is missing or has another size; those of a mirror are fetched later."""
         shards = () if is_mirror(self.folder.parent) else self._entry(name).shards
         for problem in (shard_problem(self.folder, shard) for shard in shards):
             if problem:
@@ -277,9 +265,6 @@ def _verify_shard(folder: Path, shard: Shard) -> None:
 
 
 def open_dataset(data_root: Path, name: str, *, stream: bool = False) -> PackedDataset:
-    """Open the packed data set in `data_root/<name>/`; only splits that are read need to be present.
-
-    stream: see `PackedDataset`. The manifest of a mirror is updated.
-    """
+    """Open `data_root/<name>/`, updated if it is a mirror; only splits that are read need to be there."""
     folder = refresh(data_root, name)
     return PackedDataset(folder, read_manifest(folder), stream=stream)

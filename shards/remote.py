@@ -143,10 +143,9 @@ def _open(
 
 
 def download(location: str, target: Path, *, sha256: str | None = None, limit: int | None = None) -> None:
-    """Download a file of at most `limit` bytes to `target`; it appears there whole and verified or not at all.
+    """Download a file of at most `limit` bytes to `target`, whole and verified or not at all; a valid one is kept.
 
-    A valid file is kept. Of several processes or threads of a machine one downloads and the others wait.
-    Raises OSError if `target` cannot be written.
+    Of several processes or threads of a machine one downloads. Raises OSError if `target` cannot be written.
     """
     # Before the lock too: a copy on a read-only disk needs none.
     if _is_valid(target, sha256):
@@ -172,10 +171,9 @@ def _is_valid(file: Path, sha256: str | None) -> bool:
 def resume_download(
     url: str, target: Path, size: int | None, on_progress: Callable[[int], None], headers: Mapping[str, str]
 ) -> None:
-    """Download a file to `target`, where it is continued after the bytes that are there if its `size` is known.
+    """Download a file to `target`, where it is continued if its `size` is known. headers: as in `read_blocks`.
 
-    on_progress: called with the bytes that are there. headers: as in `read_blocks`.
-    Raises Unreachable for an answer that ends early.
+    on_progress: called with the bytes that are there. Raises Unreachable for an answer that ends early.
     """
     done = target.stat().st_size if target.is_file() else 0
     if size and done == size:

@@ -17,10 +17,7 @@ from shards.names import NAME, PACKED_NAME
 
 
 def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
-    """Find a data set by name: in the catalogue, or packed in `data_root` only.
-
-    Splits and sizes of a packed set are those of its manifest. None stands for the catalogue alone.
-    """
+    """Find a data set: in the catalogue, or in `data_root`, if any; sizes of a packed set are those of its manifest."""
     if dataset := find_or_none(name):
         return dataset if data_root is None else _with_packed_counts(dataset, data_root)
     packed_name = name.strip().lower()
@@ -84,10 +81,7 @@ def packed_names(data_root: Path) -> list[str]:
 
 
 def kind_of_name(name: str) -> Literal["published", "generated", "own"]:
-    """Return 'published', 'generated' (by this program, or shipped with it) or 'own' (the user's).
-
-    The user's sets cannot have a name of the catalogue, so the name decides, wherever a set is packed.
-    """
+    """Say whether a name is of a published, a generated (or bundled) or the user's own data set."""
     dataset = find_or_none(name)
     if dataset is None:
         return "own"

@@ -21,10 +21,7 @@ JPEG_ENDINGS = ("jpg", "jpeg", "jpe", "jfif")
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One image of a split: `path` names it inside its data set, `data` is stored: the encoded file, or a smaller one.
-
-    unreadable: why its file could not be read; `data` is empty then.
-    """
+    """One image of a split. path: inside its data set. data: what is stored. unreadable: why `data` is empty."""
 
     path: str
     label: int
@@ -47,10 +44,8 @@ class Source:
     """Everything about a data set that packing needs.
 
     origin: what made the images, with its version; a set from another origin is packed again.
-    counts: images per split.
-    make_reader: makes the reader of images start..stop - 1 of a split, in the order that few-shot draws use.
-    total_bytes: of all images; None if it is not known before reading them.
-    per_shard: images of a shard, fewer if it would be larger than `shards.pack.SHARD_BYTES`.
+    counts: images per split. make_reader: makes the reader of images start..stop - 1 of a split, in its order.
+    total_bytes: of all images; None if it is not known before reading them. per_shard: most images of a shard.
     problems: what is wrong in the lists of images; such a source is not packed. notes: what a user should know of them.
     """
 

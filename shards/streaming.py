@@ -63,9 +63,8 @@ def stream_images(
 ) -> Generator[bytes, None, None]:
     """Yield the encoded images `order` of a selection with index rows [N] and positions [N], each of them once.
 
-    A shard is read whole into memory when its first image is needed, and its images are used after it was verified; up
-    to `SHARDS_AHEAD` later shards are read meanwhile. Images stay in memory until they are yielded, so images in list
-    order need one shard at a time.
+    A shard is read whole and verified when its first image is needed, up to `SHARDS_AHEAD` shards ahead. Images stay in
+    memory until they are yielded, so images in list order need one shard at a time.
     """
     positions_by_shard: dict[int, set[int]] = {}
     for i in order:

@@ -32,8 +32,7 @@ def thread_pool(workers: int, name: str) -> Iterator[ThreadPoolExecutor | None]:
 def prefetch(items: Iterable[Item], start: Callable[[Item], Started], ahead: int) -> Generator[Started, None, None]:
     """Call `start` of every item up to `ahead` items before its turn, and yield the results in order.
 
-    An error of `items` or `start` is raised when it occurs, so up to `ahead` items before its turn. Closing this closes
-    `items`.
+    An error of `items` or `start` is raised when it occurs, before its turn. Closing this closes `items`.
     """
     begun: deque[Started] = deque()
     try:
@@ -51,11 +50,10 @@ def prefetch(items: Iterable[Item], start: Callable[[Item], Started], ahead: int
 
 
 def map_in_order(function: Callable[[Item], Started], tasks: Iterable[Item], workers: int = 1) -> Iterator[Started]:
-    """Yield `function(task)` of each task in the order of the tasks, computed by up to `workers` processes.
+    """Yield `function(task)` of each task in the order of the tasks, computed by up to `workers` spawned processes.
 
-    With one worker everything runs in this process. Several workers are spawned processes: `function` must be defined
-    in a module, and tasks and results must be picklable. An error of a task is raised at its turn. Raises UserError
-    when a worker is killed.
+    With one worker everything runs in this process; else `function` must be defined in a module, tasks and results be
+    picklable. An error of a task is raised at its turn. Raises UserError when a worker is killed.
     """
     if workers <= 1:
         yield from map(function, tasks)

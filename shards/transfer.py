@@ -76,11 +76,9 @@ def _cuda_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def staging(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate host memory to fill and then `upload` to `device` once; page-locked if `device` is CUDA.
+    """Allocate host memory, page-locked for CUDA, to fill and then `upload` once, by the thread that issues the work.
 
-    torch's allocator reuses the page-locked memory of a released tensor only after the copies from it have finished. So
-    a staged tensor may be released at once, but must not be overwritten. Only the thread that issues the device's work
-    may call this, because CUDA refuses to lock memory while a graph is captured.
+    torch's allocator reuses it only after its copies have finished: release it at once, but do not overwrite it.
     """
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 

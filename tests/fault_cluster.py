@@ -130,7 +130,7 @@ class FaultCluster:
         return ["--launcher", "ray", "--address", self.nodes.address]
 
     def find_trainings(self, results: Path, node: Node | None = None, *, saved: bool = True) -> list[Training]:
-        """Find the runs that are being trained on `node` (None: on any). saved: only those with a checkpoint."""
+        """Find the runs that are being trained on `node` (None: on any). saved: only those with a saved state."""
         pids = {process.pid for each in ([node] if node else self.nodes.alive) for process in each.processes()}
         found = []
         for run in find_runs(results):
@@ -138,7 +138,7 @@ class FaultCluster:
                 owner = re.search(r"pid (\d+)", (run.path / ".lock").read_text())
                 if run.train_file.exists() or owner is None or int(owner[1]) not in pids:
                     continue
-                if not saved or any(run.state.glob("step-*")):
+                if not saved or any(run.state_folder.glob("step-*")):
                     found.append(Training(run, psutil.Process(int(owner[1]))))
         return found
 

@@ -94,5 +94,5 @@ def made(results, name, profile=MINI, *, skip=lambda entry, target: False, low=3
 
 
 def table_of(done, name):
-    [table] = [table for table in done.suite.tables(done) if table.name == name]
+    [table] = [table for table in done.make_tables() if table.name == name]
     return table

@@ -78,6 +78,9 @@ def test_the_help_of_every_command_has_examples(capsys, command):
     assert "examples:" in out and f"procap {command}" in out.split("examples:")[1]
     assert {"--json", "--verbose"} <= set(out.replace(",", " ").split())
     assert "None" not in out and not re.search(r"<\w+[\[>]", out), "a type of Python"
+    # Defaults are those of this command, not of a training here and of a suite there.
+    words = " ".join(out.split())
+    assert "in suites:" not in words and ("[default: the suite's]" in words) == command.startswith("bench")
 
 
 WRONG: list[tuple[str, int, str]] = [
@@ -108,6 +111,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("eval --methods maple --datasets digits --targets digits:bse", 2, "did you mean base"),
     ("eval nowhere --methods maple", 2, "not both"),
     ("train --methods coop --datasets digits --seeds 1-999999999", 2, "has more than 10,000 numbers"),
+    ("import x --epochs ten", 2, "error: --epochs ten: input should be a valid integer (see `procap import --help`)"),
     ("predict 1a2b x.png --out x.html --html ./x.html", 2, "--html x.html: name another file than that of the rows"),
     ("eval a-file", 2, "error: a-file is not the folder of a run"),
     ("table", 1, "no results folder at results"),

@@ -3,8 +3,10 @@
 import json
 import sys
 import tomllib
+from dataclasses import replace
 
 import pytest
+import torch
 from plug_ins import METHOD, install
 
 from benchmarks.cli import main
@@ -15,6 +17,7 @@ from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite
 from benchmarks.tables.notes import suite_notes
 from procap.methods import method_class
+from procap.methods.coop import CoOp
 
 MISTAKES = """
 import random
@@ -26,6 +29,7 @@ from procap.methods.data_use import DataUse
 from procap.methods.options import PoolOptions
 from own_tokens import OwnTokens
 from procap.plan import INPUT, Plan, TokenOp
+from procap.methods.clipadapter import ClipAdapter
 from procap.methods.twosfs import TwoSFS
 class Noisy(OwnTokens):
     def loss(self, images, labels, noise):
@@ -94,6 +98,12 @@ class Steep(Uneven):
     def loss(self, images, labels, noise):
         waves = 300 / (self.recipe().lr * 1000**2) * (1000 * self.context).cos().sum()
         return {"ce": super().loss(images, labels, noise)["ce"] + waves}
+class Planless(OwnTokens):
+    def plans(self, prompts, noise=None):
+        super().plans(prompts, noise)
+class Headless(ClipAdapter):
+    def head(self, space):
+        super().head(space)
 class Endless(TwoSFS):
     title = "Endless"
     def stage_starts(self, steps):
@@ -102,8 +112,8 @@ for kind in (*OwnTokens.__subclasses__(), Foreseeing, Steep):
     kind.title = kind.__name__
 """
 KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Behind", "Covering", "Failing", "Alone",
-         "Shaped", "Reading", "Unaware", "Undeclared", "Foreseeing", "Unlabelled", "Uneven", "Steep",
-         "Endless")  # fmt: skip
+         "Shaped", "Reading", "Unaware", "Undeclared", "Foreseeing", "Unlabelled", "Planless", "Headless",
+         "Uneven", "Steep", "Endless")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +167,8 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
     ("failing", "gradients", "method 'failing' (plug-in) fails in "),
     ("shaped", "shapes", "loss term 'ce' of method 'shaped' has the shape [4], a tensor without shape is needed"),
     ("unaware", "shapes", "classifier() takes 1 positional argument"),
+    ("planless", "shapes", "mistakes.Planless.plans() returns None: it must return tuple[Plan, Plan]"),
+    ("headless", "shapes", "mistakes.Headless.head() returns None: it must return Head"),
 ])  # fmt: skip
 def test_a_mistake_is_found_by_its_check(check, name, failing, note):
     code, found = check(name, failing)
@@ -208,6 +220,16 @@ class Same(Painted):
 """
 
 
+def test_a_method_of_torch_that_a_plug_in_replaces_may_return_nothing():
+    class Frozen(CoOp):
+        def train(self, mode=True):
+            super().train(mode)
+
+    method = object.__new__(Frozen)
+    torch.nn.Module.__init__(method)
+    assert method.eval() is None and not method.training
+
+
 @pytest.fixture
 def painted(tmp_path, monkeypatch):
     points = {name.lower(): f"painted_method:{name}" for name in ("Painted", "Same")}
@@ -221,6 +243,14 @@ def test_suites_on_generated_data_train_a_plug_in_in_its_own_recipe_and_list_it(
     details = suite_notes(done).details
     assert any(sentence.startswith("CoOp: optimizer adamw, lr 0.04, epochs 10, batch_size 16") for sentence in details)
     assert any(sentence.startswith("Painted CoOp: optimizer adam, lr 0.25, epochs 7") for sentence in details)
+    note = "OWN RECIPE, others in ProCAP's: Painted CoOp (optimizer adam, lr 0.25, epochs 7, batch_size 5)."
+    assert any(note in line for line in suite_notes(done).lines)
+    # A number of epochs changes no one's recipe.
+    shorter = replace(done.options, methods=("coop", "painted", "clipadapter"), overrides={"epochs": 3})
+    lines = str(suite_notes(SuiteResults.read(suite, shorter, tmp_path)).lines)
+    assert "Painted CoOp (optimizer adam, lr 0.25, epochs 3, batch_size 5), CLIP-Adapter." in lines
+    options = replace(done.options, recipe="procap")
+    assert "OWN RECIPE" not in str(suite_notes(SuiteResults.read(suite, options, tmp_path)).lines)
     quick = suite.options(find_profile("mini"), quick=True, **more)
     assert [run.spec.config.recipe.epochs for run in suite.plan(quick)] == [2, 2]
 

@@ -126,6 +126,7 @@ def test_few_shot_curves_have_the_average_first_and_gaps_where_runs_are_missing(
         dropped=lambda entry: (entry.variant.method, entry.variant.shots, entry.dataset) == ("coop", 4, "petals"),
     )  # fmt: skip
     figure = made.figure("few-shot")
+    assert figure.get_suptitle().endswith("(mean ± std of 2 seeds, quick run)")
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_title(loc="left")}
     assert list(panels) == ["Average", *SETS]
     variants = {(variant.method, variant.key["shots"]): variant for variant in made.done.variants}
@@ -152,10 +153,10 @@ def test_few_shot_curves_have_the_average_first_and_gaps_where_runs_are_missing(
 def test_curves_are_averages_on_the_left_and_data_sets_on_the_right(tmp_path):
     two, name, key, last = SETS[:2], "prompt-length", "n_ctx", 16
     made = make(
-        tmp_path, name, datasets=two, seeds=(1, 2),
-        dropped=lambda entry: (entry.dataset, entry.variant.key[key]) == ("petals", last),
+        tmp_path, name, datasets=two, seeds=(1, 2), methods=("zeroshot", "procap"),
+        dropped=lambda entry: (entry.dataset, entry.variant.key.get(key)) == ("petals", last),
     )  # fmt: skip
-    variants = sorted(made.done.variants, key=lambda variant: variant.key[key])
+    zeroshot, *variants = sorted(made.done.variants, key=lambda variant: variant.key.get(key, 0))
     assert variants[-1].key[key] == last
     left, right = made.figure(name).axes
     lines = lines_of(left)
@@ -169,6 +170,8 @@ def test_curves_are_averages_on_the_left_and_data_sets_on_the_right(tmp_path):
         "mean": near([*(mean(made.hm(variant, at) for at in two) for variant in variants[:-1]), math.nan]),
     }
     assert list(left.lines[0].get_xdata()) == [variant.key[key] for variant in variants]
+    # Zero-shot CLIP has no tokens: its level is beside those of all lengths.
+    assert lines["CLIP (zero-shot),\nharmonic mean"] == near([made.hm(zeroshot, *two)] * 2)
 
 
 @pytest.fixture(scope="module")

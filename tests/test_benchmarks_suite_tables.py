@@ -340,7 +340,16 @@ def test_latex_has_as_many_cells_in_every_row_and_no_bare_sign():
     assert r"\textbf{72.00}" in text and r"\underline{71.23} $\pm$ 0.50 (+1.23)" in text
     assert r"x\textasciicircum{}2 \{y\} \textasciitilde{} \textbackslash{}z" in text
     assert "[é] 😀 $<$p$>$" in text and r"\textit{theirs}" in text
-    assert r"\caption{100 \% of A \& B\_1. " in text and SAMPLE.notes[0] not in text
+    assert r"\caption{100 \% of A \& B\_1, mean $\pm$ std of 2 seeds. " in text and SAMPLE.notes[0] not in text
+
+
+def test_a_caption_says_the_seeds_and_that_a_run_was_quick(tmp_path):
+    captions = []
+    for quick, seeds in ((True, (1,)), (False, (1, 2, 3))):
+        done = made(tmp_path, "base-to-novel", datasets=("tiles",), methods=("procap",), quick=quick, seeds=seeds)
+        captions += re.findall(r"\\caption\{(.*)\}", render(table_of(done, "base-to-novel"), "latex"))
+    title = "Base-to-novel generalisation"
+    assert captions == [f"{title} (quick run), seed 1.", rf"{title}, mean $\pm$ std of 3 seeds."]
 
 
 def check_latex(text: str) -> None:

@@ -252,7 +252,7 @@ def test_a_table_shows_what_the_last_command_named_or_what_its_flags_name(tmp_pa
     made(tmp_path, "base-to-novel", MINI, datasets=("digits", "tiles"), methods=("zeroshot", "maple"), seeds=(1,))
     results = ["--results", str(tmp_path)]
     bench = ["bench", "base-to-novel", "--profile", "mini", "--tracking", "off"]
-    printed = []
+    printed, earlier = [], ""
     for methods, datasets in (("zeroshot,maple", "digits,tiles"), ("maple", "tiles")):
         chosen = ["--methods", methods, "--datasets", datasets, "--seeds", "1"]
         assert main([*bench, *chosen, *results]) == 0
@@ -260,10 +260,16 @@ def test_a_table_shows_what_the_last_command_named_or_what_its_flags_name(tmp_pa
         # The notes, which follow, are printed once for all tables of a command.
         table = (tmp_path / "collections/suite/base-to-novel/base-to-novel.md").read_text()
         printed.append(table.partition("\n\n- ")[0])
-        assert printed[-1] in capsys.readouterr().out
+        out, err = capsys.readouterr()
+        assert printed[-1] in out and ("with earlier results: " in err) == (methods == "maple")
+        earlier = err.partition("with earlier results: procap ")[2]
     assert "| digits" in printed[0] and "| digits" not in printed[1]
-    assert main(["table", "base-to-novel", "--methods", "zeroshot,maple", "--datasets", "digits,tiles", *results]) == 0
-    assert printed[0] in capsys.readouterr().out
+    assert earlier.startswith(
+        "table base-to-novel --methods zeroshot,maple --datasets digits,tiles --seeds 1 --results"
+    )
+    assert main(earlier.split()) == 0
+    out, err = capsys.readouterr()
+    assert printed[0] in out and "earlier" not in err
 
 
 @pytest.fixture

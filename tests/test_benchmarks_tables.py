@@ -33,8 +33,8 @@ from benchmarks.tables.runs import run_tables
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 from runner.calibration import ImagePredictions, measure_calibration
-from runner.failures import describe_failure
 from runner.planning import plan_run
+from runner.results import describe_failure
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from shards.pack import pack_source
@@ -205,18 +205,6 @@ def test_seeds_that_were_imported_from_one_checkpoint_are_named(tmp_path):
         config = put_halves(tmp_path, "coop", "digits", (50, 100), (40, 100), seed=seed)
         edit_training(tmp_path, config, imported={"name": "m.pth", "sha256": "a" * 64, "epoch": 1})
     assert any("IMPORTED: 3 runs of CoOp from 1 checkpoint." in note for note in notes_of(tmp_path))
-
-
-@pytest.mark.parametrize("twin", ["Caf\u00e9", "cafe\u0301", "ca\u200bf\u00e9", "CAF\u00c9", "caf\u00e9\u00a0"])
-def test_classes_whose_names_read_alike_are_named_below_a_table(twin, tmp_path):
-    config = put_run(tmp_path, "coop", "digits")
-    file = put_score(tmp_path, config, "digits:base", 6, 10)
-    names = {"correct": [3, 3], "total": [5, 5], "names": ["caf\u00e9", twin]}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_classes": 2, "per_class": names}))
-    assert any("READ ALIKE: " in note and "of digits:base:test" in note for note in notes_of(tmp_path))
-    names["names"] = ["caf\u00e9", "cafe"]
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"per_class": names}))
-    assert not any("READ ALIKE" in note for note in notes_of(tmp_path))
 
 
 def test_runs_that_differ_in_more_than_the_seed_get_rows_of_their_own(tmp_path):

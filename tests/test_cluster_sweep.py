@@ -201,7 +201,7 @@ COOP = ("--methods", "coop", "--datasets", "digits")
 
 @pytest.mark.parametrize(("line", "message"), [
     ("--param epochs=uniform(1,4) --hours 1", "epochs = 2.5"),
-    ("--trials many --param lr=0.1", "Invalid value for '--trials'"),
+    ("--trials many --param lr=0.1", "--trials many: input should be a valid integer (see `procap sweep --help`)"),
     ("--param betas=[1e999,0.9]", "should be a finite number"),
 ])  # fmt: skip
 def test_what_would_be_lost_or_never_run_is_refused(capsys, line, message):

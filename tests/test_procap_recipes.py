@@ -14,7 +14,7 @@ from procap import errors, teacher, text
 from procap.clip import CLIP
 from procap.methods import METHODS, build_method, method_class, method_options, public
 from procap.methods.public import PublicFile, pack_public, public_names, read_public
-from procap.recipe import Recipe, epoch_rate, step_rate
+from procap.recipe import Recipe, epoch_rate, step_rate, warmup_warning
 from runner.planning import plan_run
 
 DASSL = {"optimizer": "sgd", "weight_decay": 5e-4, "momentum": 0.9, "warmup": "constant", "warmup_lr": 1e-5}
@@ -455,3 +455,13 @@ def test_another_backbone_and_other_classes_are_refused(tiny_clip, tiny_space, t
 def test_skipt_uses_every_class_at_a_ratio_of_one(build):
     method = build("skipt", top_ratio=1.0, max_top=2)
     assert method.used_ranks(0).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_warning_of_a_long_warm_up_names_the_highest_rate_of_the_schedule():
+    changes = {"lr": 1.0, "epochs": 3, "warmup": "linear", "warmup_epochs": 5, "schedule": "epoch"}
+    recipe = method_class("maple").recipe().model_copy(update=changes)
+    assert "3 of 3 epochs warm up at a rate of 0.4 or less" in warmup_warning(recipe)
+    # Three epochs of ten steps: the ramp ends with the training.
+    assert step_rate(recipe, 29, 30, warm=30) > 0.9 and not warmup_warning(
+        recipe.model_copy(update={"schedule": "step"})
+    )

@@ -233,7 +233,7 @@ def test_a_wrong_target_is_refused_in_one_line(text):
     assert "\n" not in str(caught.value) and caught.value.exit_code == 2
 
 
-CONFIG = RunConfig(method="coop", recipe=Recipe(lr=0.1, epochs=1, batch_size=1), dataset="digits")
+CONFIG = RunConfig(method="coop", recipe=Recipe(lr=0.1, epochs=1, batch_size=1), dataset="digits", classes="all")
 EPOCH = EpochLog(epoch=0, lr=1e-5, terms={"ce": 0.1}, seconds=0.3, images_per_second=None)
 PROGRESS = Progress(config_hash=CONFIG.hash, step=3, steps=9, epochs=[EPOCH], seconds=0.3, environment={"gpu": None})
 

@@ -277,7 +277,7 @@ def test_commands_plan_runs_of_deepspeed(words, data, short_checkpoint, tmp_path
 
 def test_a_missing_deepspeed_is_reported_in_one_line(monkeypatch, clip, tiny_space):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
-    with pytest.raises(UserError, match=r"needs the package deepspeed.*--engine ddp"):
+    with pytest.raises(UserError, match=r"needs deepspeed.*--engine ddp"):
         DeepSpeedEngine(method_on(clip, tiny_space), planned())
     assert not {"DS_ACCELERATOR", "LOCAL_RANK"} & os.environ.keys()
 

@@ -203,7 +203,7 @@ STATES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 def test_a_state_of_another_training_is_refused(paused, tmp_path, name):
     config, runtime = paused
     shutil.copytree(runtime.results, tmp_path / "results")
-    state = RunFolder(tmp_path / "results" / config.path).state
+    state = RunFolder(tmp_path / "results" / config.path).state_folder
     [file] = state.glob("step-*")
     content = torch.load(file, weights_only=True)
     changes, words = STATES[name]

@@ -126,7 +126,7 @@ def last_lines(ends: list[Ended]) -> list[str]:
 
 
 def states(folder):
-    return sorted(int(path.name[5:13]) for path in folder.state.iterdir())
+    return sorted(int(path.name[5:13]) for path in folder.state_folder.iterdir())
 
 
 def assert_same(wanted, results, data):
@@ -174,7 +174,7 @@ def test_a_killed_rank_ends_the_others_and_a_state_cut_short_costs_some_steps(co
     assert "procap: error: rank 0 of 2 lost the connection to another rank" in ends[0].err
     folder = only_run(tmp_path)
     older, _ = states(folder)
-    newest = max(folder.state.iterdir())
+    newest = max(folder.state_folder.iterdir())
     newest.write_bytes(newest.read_bytes()[:-100])
     ends = run_ranks(2, procap, command(tmp_path))
     assert codes(ends) == [0, 0]

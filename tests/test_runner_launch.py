@@ -264,7 +264,9 @@ def test_control_c_in_a_terminal_saves_the_state_and_four_processes_go_on(shell,
         assert program.wait(SECONDS) != 0 and pressed, said
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said)
     (stopped,) = re.findall(r"procap: SIGINT: stopped base/digits/coop/\S+ at step (\d+) of", plain)
-    assert f"step-{int(stopped):08d}-" in " ".join(file.name for file in only_run(tmp_path / "results").state.iterdir())
+    assert f"step-{int(stopped):08d}-" in " ".join(
+        file.name for file in only_run(tmp_path / "results").state_folder.iterdir()
+    )
     # A bar hides the cursor when it begins.
     assert said.count("\x1b[?25l") == 1 < plain.count("epoch "), said
 

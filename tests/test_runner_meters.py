@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from runner import meters, progress_bar
-from runner.threads import SMALL_PRODUCT, fitting_threads
+from runner.engine import SMALL_PRODUCT, fitting_threads
 
 CPU = torch.device("cpu")
 

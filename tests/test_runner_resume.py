@@ -133,7 +133,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(planned, straight, f
     result = folder.read_training()
     assert result.resumed == sum(step > 0 for step in kills)
     assert (result.steps, result.images) == (expected.steps, expected.images)
-    assert not folder.state.exists() and not folder.progress_file.exists()
+    assert not folder.state_folder.exists() and not folder.progress_file.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -146,7 +146,7 @@ def test_a_signal_saves_the_step_and_the_run_resumes_from_it(planned, straight, 
     assert end.code == 128 + number
     progress = folder.read_progress()
     assert progress.status == "interrupted" and 1 <= progress.step < STEPS
-    assert max(int(path.name[5:13]) for path in folder.state.iterdir()) == progress.step
+    assert max(int(path.name[5:13]) for path in folder.state_folder.iterdir()) == progress.step
     assert f"stopped {config.path} at step {progress.step} of {STEPS}" in end.err
     train_to_the_end(config, few_digits, tmp_path)
     result = folder.read_training()
@@ -176,7 +176,7 @@ def test_torchrun_starts_all_processes_again_when_one_is_killed(few_digits, tmp_
     weights = checkpoint.read_checkpoint(folder.checkpoint_file, result.checkpoint_sha256)[0]
     for name, weight in checkpoint.read_checkpoint(wanted.checkpoint_file)[0].items():
         assert (weight - weights[name]).abs().max() <= 1e-3 * weight.abs().max(), name
-    assert not folder.state.exists() and not folder.progress_file.exists()
+    assert not folder.state_folder.exists() and not folder.progress_file.exists()
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_training_continues_on_another_machine_with_the_same_bits(machines, conf
     assert ended.checkpoint_sha256 == alone.checkpoint_sha256 and ended.resumed == 1
     assert sessions.train(config, machines("first")) == ended, "found finished, not repeated"
     folder = run_folders.RunFolder(machines("first").results / config.path)
-    assert not folder.state.exists() and not folder.progress_file.exists()
+    assert not folder.state_folder.exists() and not folder.progress_file.exists()
     third = machines("third")
     result = sessions.evaluate(config, Target("digits", "base"), third)
     assert result.correct == sessions.evaluate(config, Target("digits", "base"), machines("alone")).correct

@@ -7,14 +7,15 @@ import pytest
 from command_line import run
 from local_server import LocalServer
 from PIL import Image
-from sessions import evaluate, train
 
 import procap
 from procap.errors import UserError
 from runner import session as sessions
 from runner.config import RuntimeConfig, Target
+from runner.evaluate import evaluate
 from runner.planning import plan_run
 from runner.results import TrainResult
+from runner.train import train
 
 FIELDS = {"method": "coop", "dataset": "digits", "shots": 2, "overrides": {"epochs": 1}}
 

@@ -268,7 +268,9 @@ def test_an_evaluation_is_read_and_not_repeated_and_a_limit_is_marked(finished, 
     train(config, runtime)
     part = sessions.evaluate(config, target, dataclasses.replace(runtime, limit=7))
     assert (part.total, part.limit, part.limited) == (7, 7, True)
-    full = sessions.evaluate(config, target, runtime)
+    # A limit that leaves no image out is none.
+    full = sessions.evaluate(config, target, dataclasses.replace(runtime, limit=10_000))
+    assert sessions.evaluate(config, target, runtime) == full
     assert full.total == full.dataset_size > 7 and full.per_class.total[0] > 0 and not full.limited
     assert full.images_per_second_model > full.images_per_second > 0
     assert (full.batch_size, full.workers) == (config.recipe.test_batch_size, 0)
@@ -335,7 +337,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(
     progress = folder.read_progress()
     assert progress.status == "failed" and progress.reason == str(caught.value)
     assert folder.read_training() is None and not folder.checkpoint_file.exists()
-    assert [path.name[:13] for path in folder.state.glob("*.pt")] == ["step-00000001"]
+    assert [path.name[:13] for path in folder.state_folder.glob("*.pt")] == ["step-00000001"]
 
 
 def test_an_altered_checkpoint_is_refused(plan, runtime, tmp_path):

@@ -44,7 +44,7 @@ def test_a_pool_has_the_images_of_its_classes_without_labels(few_digits, pool, c
     dataset = open_dataset(few_digits, "digits")
     fewshot = select_training_images(dataset, 2, seed=1, classes=classes)
     chosen = select_unlabelled(dataset, fewshot, pool, classes)
-    assert chosen.labels == tuple(labels) and {*chosen.images.labels.tolist()} == {-1}
+    assert chosen.class_labels == tuple(labels) and {*chosen.images.labels.tolist()} == {-1}
     train = dataset.open_images("train")
     every = train.subset(np.flatnonzero(np.isin(train.labels, [*labels]))).paths
     assert chosen.images.paths == (fewshot.train.paths if pool == "few-shot" else every)

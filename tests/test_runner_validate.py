@@ -90,7 +90,7 @@ def test_a_run_that_is_paused_after_every_epoch_ends_with_the_same_bits(config, 
     assert isinstance(result, TrainResult) and result.resumed == EPOCHS - 1
     assert (weights(folder), logs(folder)) == (weights(straight), logs(straight))
     assert folder.read_validation() == straight.read_validation()
-    assert not folder.state.exists() and not folder.progress_file.exists()
+    assert not folder.state_folder.exists() and not folder.progress_file.exists()
     assert train(config, runtime, until=1) == result
 
 
@@ -157,7 +157,7 @@ def test_a_callback_that_raises_leaves_the_state_of_that_epoch_and_no_lock(confi
         train(config, runtime, callbacks=Callbacks(HALVES, end))
     progress = folder.read_progress()
     assert (progress.status, progress.step, len(progress.epochs)) == ("interrupted", 2 * STEPS_PER_EPOCH, 2)
-    assert [int(path.name[5:13]) for path in folder.state.iterdir()] == [progress.step]
+    assert [int(path.name[5:13]) for path in folder.state_folder.iterdir()] == [progress.step]
     seen: list[EpochLog] = []
     result = train(config, runtime, callbacks=Callbacks(HALVES, seen.append))
     assert result.resumed == 1 and [log.epoch for log in seen] == [2, 3]

@@ -213,6 +213,6 @@ def test_groups_of_data_sets(data, tmp_path):
 
 
 def test_a_group_has_one_meaning_and_any_capitals():
-    assert expand_datasets("WORLD") == expand_datasets("all") and "shapes-v2" in expand_datasets("All")
+    assert expand_datasets("ALL") == expand_datasets("all") and "shapes-v2" in expand_datasets("All")
     assert expand_datasets("Paper,dtd")[:2] == ["imagenet", "caltech101"] and len(expand_datasets("paper,dtd")) == 15
     assert expand_datasets("digits,all", trained=True)[0] == "digits"

@@ -6,7 +6,7 @@ import pytest
 from shards import catalogue
 from shards.world.generate import CLASSNAMES as FAMILIES
 from shards.world.generate import Style, paint, sample_seed
-from tools.train_mini.teacher import caption
+from tools.train_mini.teacher import FAMILY_NAMES, caption, draw_pool
 
 STYLES: tuple[Style, ...] = ("own", "plain")
 
@@ -41,6 +41,11 @@ def test_no_two_splits_or_families_share_a_seed():
     images = [(family, split, index) for family, split, count in splits for index in range(count)]
     seeds = [sample_seed(*image) for image in images]
     assert len(set(seeds)) == len(seeds) and min(seeds) >= 0 and max(seeds) < 2**63
+
+
+def test_mini_is_trained_on_pictures_of_other_seeds():
+    first, second = (draw_pool(2, "train", "plain", seed, with_captions=False) for seed in (1, 2))
+    assert len(first) == 2 * len(FAMILY_NAMES) and not np.array_equal(first.images, second.images)
 
 
 def test_seeds_and_pixels_stay_what_they_were():

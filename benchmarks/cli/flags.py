@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -47,7 +48,7 @@ def switch(name: str, text: str, *short: str) -> Any:
 # The types of flags that several commands have, alone or in a group below.
 Sampling = Annotated[str, flag("balanced|decay:RATIO|natural|natural-any", "images per class [default: balanced]")]
 RecipeChoice = Annotated[
-    str, flag("published|procap", "published for each method, or ProCAP's [default: published; profile mini: procap]")
+    str, flag("published|procap", "each method's own, or ProCAP's [default: published; in suites: the profile's]")
 ]
 MethodOptions = Annotated[
     list[str] | None, flag("KEY=VALUE", "method option; METHOD.KEY=VALUE sets it for one method; repeatable")
@@ -78,7 +79,7 @@ class ChoiceFlags:
         flag(
             "A,B",
             "names, or all, table1, adapters, prompts, probabilistic, test-time, unlabelled "
-            "[default for your data with mini: probe]",
+            "[default: probe, for your data with mini; in suites: the suite's]",
             "--methods",
             "--method",
             complete=complete_methods,
@@ -101,7 +102,7 @@ class ChoiceFlags:
     ] = ""
     pretrained: Annotated[str, flag("TAG|FILE", "weights [default: the backbone's own]")] = ""
     precision: Annotated[
-        str, flag("fp32|bf16|fp16", "precision of training and evaluation [default: fp32; profile paper: bf16]")
+        str, flag("fp32|bf16|fp16", "precision of training and evaluation [default: fp32; in suites: the profile's]")
     ] = ""
 
 
@@ -272,12 +273,15 @@ class HeadedCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
+        parameters = self.get_params(ctx)
+        is_suite = any(parameter.name == "profile" for parameter in parameters)
+        for parameter in parameters:
             is_argument = parameter.param_type_name == "argument"
             heading = "Arguments" if is_argument else self.headings.get(str(parameter.name), "Options")
             if record := parameter.get_help_record(ctx):
-                # The defaults are those of a training.
-                text = record[1].partition(" [default")[0] if heading == FilterFlags.heading else record[1]
+                # Defaults of a training and of a suite; filters have none.
+                text = re.sub(r"(\[default: )(.*); in suites: (.*\])", r"\1\3" if is_suite else r"\1\2]", record[1])
+                text = text.partition(" [default")[0] if heading == FilterFlags.heading else text
                 # typer adds the Python type to the name of an argument.
                 sections.setdefault(heading, []).append((str(parameter.metavar) if is_argument else record[0], text))
         for heading, records in sections.items():

@@ -36,7 +36,7 @@ from benchmarks.console.parse import (
 from benchmarks.experiment.published import table1_methods
 from benchmarks.experiment.titles import sort_methods
 from benchmarks.results.frame import run_folders
-from procap.errors import UsageError, check_names, validate
+from procap.errors import UsageError, UserError, check_names, validate
 from procap.methods import method_class, method_paths
 from procap.weights.architectures import canonical_name, named_architecture
 from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
@@ -237,12 +237,17 @@ def find_selected_run(selection: SelectionFlags, session: Session, *, best: bool
     """Find the only run that the flags select, or the best of several; the rest is as in `find_run`."""
     session.remote.pull()
     is_selected = run_filter(selection)
-    folders = run_folders(session.runtime.results)
+    folders = run_folders(session.runtime.results, _raise)
     selected = {folder.path: config for folder, config in folders if is_selected(config)}
     if best and len(selected) > 1:
         finished = [config for path, config in selected.items() if RunFolder(path).train_file.exists()]
         return best_run(finished, session)
     return select_run([*selected], session, "name one, or take the best on validation images with --best")
+
+
+def _raise(path: str, error: UserError) -> None:
+    """Refuse to choose among runs of which one cannot be read: it may be the one that is meant."""
+    raise error
 
 
 def best_run(configs: Sequence[RunConfig], session: Session) -> Run:

@@ -12,7 +12,7 @@ from benchmarks.console.output import note, note_trace
 from runner.config import RuntimeConfig
 from runner.devices import own_device, resolve_device
 from runner.distributed.ranks import ranks_from_environment
-from runner.failures import describe_failure
+from runner.results import describe_failure
 from runner.session import Session
 from runner.stop_signals import Interrupted
 

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from benchmarks.console.output import VERBOSE
-from procap.errors import UserError
+from procap.errors import UserError, describe_invalid
 
 LISTS = ("--methods", "--method", "--datasets", "--dataset", "--seeds", "--shots", "--targets", "--names")
 # Click's UsageError, wherever this version of typer keeps it.
@@ -30,8 +30,11 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> tuple[str, int]:
             # Click's limit of similarity, 0.6, admits names that only share a few letters.
             message.possibilities = difflib.get_close_matches(message.option_name, near, cutoff=0.75)
         path = message.ctx.command_path if message.ctx else "procap"
-        reason = one_line(message.format_message()).replace("Value error, ", "").rstrip(".")
-        return f"error: {reason} (see `{path} --help`)", 2
+        reason, cause = message.format_message(), message.__cause__
+        # Of pydantic, by which typer reads flags.
+        if hasattr(cause, "errors"):
+            reason = describe_invalid(cause, f"{message.param.opts[0]} {cause.errors()[0]['input']}")
+        return f"error: {one_line(reason).rstrip('.')} (see `{path} --help`)", 2
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         return f"error: {name}{error.strerror or one_line(str(error))}", 1

@@ -16,7 +16,6 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
 
-from runner.distributed.ranks import is_launched
 from shards.credentials import mask, mask_urls
 from shards.urls import redact
 
@@ -78,7 +77,8 @@ def is_first_rank() -> bool:
 
 def is_distributed() -> bool:
     """Whether a launcher started this process in a group of several."""
-    return is_launched() and os.environ.get("WORLD_SIZE", "1") not in ("", "1")
+    # Container platforms set RANK as well, launchers alone LOCAL_RANK.
+    return "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") not in ("", "1")
 
 
 def write_error_file(message: str) -> None:

@@ -18,8 +18,7 @@ from pydantic import ValidationError
 from benchmarks.device_check import machine, numbers, paths, speed
 from benchmarks.device_check.case import DeviceCase, Skipped
 from runner.device_record import PartResult
-from runner.failures import describe_failure
-from runner.results import write_bytes
+from runner.results import describe_failure, write_bytes
 
 PARTS: dict[str, tuple[Callable[[DeviceCase], dict[str, Any]], float]] = {
     "facts": (machine.collect_facts, 120),

@@ -165,7 +165,7 @@ class SuiteOptions:
 
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
         """Configure the run of a variant on a data set by `_layers`."""
-        recipe_name = self._choose_recipe_name(variant)
+        recipe_name = self.choose_recipe_name(variant)
         settings: dict[str, Any] = {"overrides": {}, "options": {}}
         for layer in _layers(self, variant, recipe_name).values():
             for name, value in layer.items():
@@ -188,7 +188,7 @@ class SuiteOptions:
         )
         return planned(**settings | {"overrides": settings["overrides"] | changes}) if changes else config
 
-    def _choose_recipe_name(self, variant: Variant) -> str:
+    def choose_recipe_name(self, variant: Variant) -> str:
         """Return the name of the recipe: that of the variant, the user, or the profile.
 
         The profile's is for the built-in methods for which rates were chosen; plug-ins, and methods that learn from

@@ -56,7 +56,7 @@ def few_shot_curves(suite: SuiteResults) -> Figure | None:
         style.set_ticks(panel, ticks, base=2)
         panel.set_title(display_name(name), fontweight="bold" if name == AVERAGE else "normal")
         style.grid(panel, "y")
-    seeds = style.describe_seeds(cells.values())
+    seeds = style.describe_cells(suite, cells.values())
     style.heading(figure, f"Accuracy on all classes by number of shots ({seeds})", cells.values())
     style.legend(figure)
     return figure
@@ -77,11 +77,11 @@ def prompt_length_plots(suite: SuiteResults) -> Plots:
 
 
 def average_and_datasets(
-    suite: SuiteResults, variants: Mapping[float, Variant], label: str, base: int | None
+    suite: SuiteResults, variants: Mapping[float, Variant], label: str, base: int
 ) -> Figure | None:
     """Plot averages of base, novel and HM (left), and HM of each data set and their mean (right).
 
-    A missing point leaves a gap; None for less than two values.
+    A missing point leaves a gap, a variant without such a number is a horizontal line; None for less than two values.
     """
     datasets = suite.options.datasets
     averages = {value: suite.halves(variant, AVERAGE) for value, variant in variants.items()}
@@ -95,6 +95,10 @@ def average_and_datasets(
     looks = (("base", style.BASE), ("novel", style.NOVEL), ("harmonic mean", Look(style.INK, "o")))
     for half, (title, look) in enumerate(looks):
         style.draw_curve(left, {value: halves[half] for value, halves in averages.items()}, look, title)
+    for other in (other for other in suite.variants if not other.key):
+        if level := suite.halves(other, AVERAGE)[2]:
+            look, title = style.assign_looks({other.name: other.method})[other.name], f"{other.name},\nharmonic mean"
+            left.axhline(level.mean, **look.line(label=title, marker="", linewidth=1.2))
     for number, (name, curve) in enumerate(hms.items()):
         look, title = style.make_look(number), display_name(name)
         style.draw_curve(right, curve, look, title, linewidth=0.9, markersize=3.5)
@@ -108,7 +112,7 @@ def average_and_datasets(
         style.set_ticks(panel, list(variants), base)
         style.grid(panel, "y")
         panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    style.heading(figure, f"{variant.name}: accuracy by {label} ({style.describe_seeds(cells)})", cells)
+    style.heading(figure, f"{variant.name}: accuracy by {label} ({style.describe_cells(suite, cells)})", cells)
     return figure
 
 
@@ -152,7 +156,7 @@ def weights_map(suite: SuiteResults) -> Figure | None:
     axes.spines[:].set_visible(False)
     datasets = suite.options.datasets
     over = f"mean over {len(datasets)} data sets" if len(datasets) > 1 else display_name(datasets[0])
-    seeds = style.describe_seeds(cells.values(), std=False)
+    seeds = style.describe_cells(suite, cells.values(), std=False)
     title = f"ProCAP by the weights of its loss, {over} ({seeds});\nframed: the paper's weights, bold: the best"
     style.heading(figure, title, cells.values())
     return figure

@@ -97,7 +97,7 @@ def hm_bars(suite: SuiteResults, *, among_all: bool = False) -> Figure | None:
     cells = [cell for cell in hms.to_numpy().flat if cell]
     missing = gaps and f";\nresults of {gaps} are missing"
     title = f"Harmonic mean of base and novel accuracy{' among all names' * among_all}"
-    style.heading(figure, f"{title} ({style.describe_seeds(cells)}){missing}", cells)
+    style.heading(figure, f"{title} ({style.describe_cells(suite, cells)}){missing}", cells)
     style.legend(figure)
     return figure
 
@@ -137,7 +137,7 @@ def hm_radar(suite: SuiteResults) -> Figure | None:
         label.set_horizontalalignment("left" if side > 0.1 else "right" if side < -0.1 else "center")
     axes.grid(color="#d1d5db", linewidth=0.6)
     axes.spines["polar"].set_color("#d1d5db")
-    seeds = style.describe_seeds(cells, std=False)
+    seeds = style.describe_cells(suite, cells, std=False)
     style.heading(figure, f"Harmonic mean in % ({seeds}; the centre is {low})", cells)
     style.legend(figure)
     return figure
@@ -169,7 +169,9 @@ def reliability(suite: SuiteResults) -> Figure | None:
             panel.set_ylabel(f"{half} classes:\naccuracy")
         _draw_bins(panel, rows, looks[title])
     count = plural(len(suite.options.datasets), "data set")
-    style.heading(figure, f"Confidence against accuracy, {count} ({style.describe_seeds(cells, std=False)})", cells)
+    style.heading(
+        figure, f"Confidence against accuracy, {count} ({style.describe_cells(suite, cells, std=False)})", cells
+    )
     style.legend(figure)
     return figure
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.results.metrics import Metric
+from benchmarks.results.metrics import Metric, describe_seeds
 from benchmarks.results.suite_results import SuiteResults
 from procap.methods import METHODS, title_and_colour
 from runner.results import write_bytes
@@ -206,11 +206,10 @@ def draw_curve(axes: Axes, points: Mapping[float, Metric | None], look: Look, la
         axes.errorbar(list(points), mean, std, fmt="none", ecolor=look.colour, elinewidth=0.8, zorder=3)
 
 
-def set_ticks(axes: Axes, values: Sequence[float], base: int | None = None) -> None:
-    """Label the x axis at these values only. base: of a logarithmic axis, None for a linear one."""
-    if base:
-        # Before the ticks, which a change of the scale would replace.
-        axes.set_xscale("log", base=base)
+def set_ticks(axes: Axes, values: Sequence[float], base: int) -> None:
+    """Label the logarithmic x axis at these values only."""
+    # Before the ticks, which a change of the scale would replace.
+    axes.set_xscale("log", base=base)
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()
 
@@ -234,10 +233,6 @@ def legend(figure: Figure) -> None:
     figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=columns)
 
 
-def describe_seeds(cells: Iterable[Metric | None], *, std: bool = True) -> str:
-    """Describe the seeds of a plot: "mean ± std of 3 seeds", "mean of 3 seeds", "seed 1"."""
-    seeds = {cell.seeds for cell in cells if cell is not None}
-    if len(seeds) != 1:
-        return "seeds differ" if seeds else ""
-    (only,) = seeds
-    return f"mean{' ± std' * std} of {len(only)} seeds" if len(only) > 1 else f"seed {only[0]}"
+def describe_cells(suite: SuiteResults, cells: Iterable[Metric | None], *, std: bool = True) -> str:
+    """Describe the seeds of a suite's plot, and whether the run was quick."""
+    return ", ".join(filter(None, (describe_seeds(cells, std=std), "quick run" * suite.options.quick)))

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots.style import DPI, FORMATS, describe_seeds, draw_styled, image_of
+from benchmarks.plots.style import DPI, FORMATS, draw_styled, image_of
+from benchmarks.results.metrics import describe_seeds
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.render import SUFFIXES, mark_code, render, to_html
 from benchmarks.tables.table import Table, list_notes
@@ -101,7 +102,7 @@ class PageFiles:
         if rows > MAX_ROWS:
             note = f"The first {MAX_ROWS} of {rows:,} rows; the files have all."
             table = replace(table, rows=table.rows[:MAX_ROWS], notes=(note, *table.notes))
-        seeds = describe_seeds(metric for metric in table.metrics if metric.seeds)
+        seeds = describe_seeds(table.metrics)
         return {
             "id": f"table-{name}",
             "title": f"Table {next(self.table_numbers)}. {table.title}",

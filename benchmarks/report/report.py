@@ -18,7 +18,7 @@ from benchmarks.report.sections import Problem, Section, read_runs, read_section
 from benchmarks.results.frame import run_folders
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
-from runner.failures import describe_failure
+from runner.results import describe_failure
 from shards.files import check_writable, explain_writing, file_lock
 
 LOCK = ".report.lock"

@@ -115,7 +115,7 @@ def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None
         suite.heading,
         done.frame.assign(title=done.frame.number.map(titles)),
         done.paths,
-        lambda: [*suite.tables(done), *unknown_of_runs(done.frame, reference)],
+        lambda: [*done.make_tables(), *unknown_of_runs(done.frame, reference)],
         _sort(unfinished),
         done,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
@@ -91,3 +91,12 @@ def marks_of(rows: pd.DataFrame) -> dict[str, bool]:
         "chosen_on_test": bool(rows.chosen_on_test.any()),
         "sees_unlabelled": bool(rows.unlabelled.isin(FURTHER_IMAGES).any()),
     }
+
+
+def describe_seeds(cells: Iterable[Metric | None], *, std: bool = True) -> str:
+    """Describe the seeds of metrics: "mean ± std of 3 seeds", "mean of 3 seeds", "seed 1"; "" without seeds."""
+    seeds = {cell.seeds for cell in cells if cell is not None and cell.seeds}
+    if len(seeds) != 1:
+        return "seeds differ" if seeds else ""
+    (only,) = seeds
+    return f"mean{' ± std' * std} of {len(only)} seeds" if len(only) > 1 else f"seed {only[0]}"

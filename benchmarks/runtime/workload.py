@@ -24,9 +24,8 @@ from procap.methods.method import Method
 from runner.acceleration import Acceleration
 from runner.config import RunConfig
 from runner.cuda_graphs import GraphedFunction
-from runner.engine import Batch, Engine, autocast
+from runner.engine import Batch, Engine, autocast, fitting_threads
 from runner.meters import Meter
-from runner.threads import fitting_threads
 from runner.train_step import TrainStep
 
 ModeName = Literal["reference", "fast"]

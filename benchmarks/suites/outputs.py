@@ -17,8 +17,7 @@ from benchmarks.plots.style import FORMATS, save_plots
 from benchmarks.results.suite_results import SuiteResults, write_plan
 from benchmarks.tables.render import SUFFIXES, write_tables
 from benchmarks.tables.table import Table
-from runner.failures import describe_failure
-from runner.results import write_json
+from runner.results import describe_failure, write_json
 from runner.run_collection import COLLECTIONS
 from runner.session import Session
 from runner.stop_signals import Interrupted
@@ -57,7 +56,7 @@ def make_outputs(suite: Suite, options: SuiteOptions, session: Session, *, force
             suite.finish(done, session, force)
 
     def tabulate() -> None:
-        tables.extend(suite.tables(done))
+        tables.extend(done.make_tables())
         write_tables(tables, folder)
 
     def plot() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import describe_settings, title_method
 from benchmarks.results.suite_results import SuiteResults
-from procap.methods import data_use, loading_error, method_source
+from procap.methods import METHODS, data_use, loading_error, method_source
 from procap.methods.data_use import FURTHER_IMAGES
 from procap.recipe import format_value
 from runner.config import RunConfig
@@ -50,11 +49,28 @@ def suite_notes(results: SuiteResults, *rules: str) -> Notes:
         names = join_first([f"{path} on {target}" for path, target in results.missing])
         missing.append(f"MISSING: {len(results.missing)} of {plural(len(results.planned), 'evaluation')} ({names}).")
     missing += [f"LEFT OUT: {path}: {reason}." for path, reason in results.unreadable.items()]
+    if own := _list_own_recipes(results):
+        limited.append(f"OWN RECIPE, others in ProCAP's: {join_first(own)}.")
     if options.quick:
         limited.append("Quick schedules: methods are not trained to the end.")
     if results.why_incomparable:
         limited.append(f"Not comparable with published numbers: {results.why_incomparable}.")
     return run_notes(results.frame, runs.values(), options.seeds, rules, missing, limited)
+
+
+def _list_own_recipes(results: SuiteResults) -> list[str]:
+    """List the variants in their own recipes if built-in ones train in ProCAP's; plug-ins, with their recipe, first."""
+    own, is_mixed, options = dict[str, None](), False, results.options
+    for run in sorted(results.runs, key=lambda run: run.variant.method in METHODS):
+        variant, config = run.variant, run.spec.config
+        if not config.recipe.epochs:
+            continue
+        if options.choose_recipe_name(variant) == "procap":
+            is_mixed = True
+        elif variant.method != "procap":
+            words = "" if variant.method in METHODS else f" ({_describe_recipe(config)})"
+            own[f"{variant.name}{words}"] = None
+    return list(own) if is_mixed else []
 
 
 def run_notes(
@@ -78,23 +94,9 @@ def run_notes(
         CHOSEN_ON_TEST: frame.chosen_on_test.any(),
         SEES_UNLABELLED: frame.unlabelled.isin(FURTHER_IMAGES).any(),
     }
-    limited = [*limited, *(note for note, is_used in marks.items() if is_used), *_note_twins(frame)]
+    limited = [*limited, *(note for note, is_used in marks.items() if is_used)]
     lines = [" ".join(filter(None, part)) for part in (setting, missing, limited, note_code(frame))]
     return Notes([line for line in lines if line], describe_recipes(runs))
-
-
-def _note_twins(frame: pd.DataFrame) -> list[str]:
-    """Name classes whose names read alike, whose prompts can be equal: they differ in case, blanks or coding alone."""
-    sentences = []
-    for target, counts in dict(zip(frame.target, frame.per_class, strict=True)).items():
-        alike: dict[str, dict[str, None]] = {}
-        for name in counts.names or ():
-            composed = unicodedata.normalize("NFKC", name).replace("_", " ").casefold()
-            visible = "".join(char for char in composed if unicodedata.category(char) != "Cf")
-            alike.setdefault(" ".join(visible.split()), {})[name] = None
-        twins = [" and ".join(map(ascii, names)) for names in alike.values() if len(names) > 1]
-        sentences += [f"READ ALIKE: {join_first(twins)} of {target}."] if twins else []
-    return sentences
 
 
 def describe_shared(runs: Iterable[tuple[str, RunConfig]]) -> str:
@@ -125,14 +127,16 @@ def describe_recipes(runs: Iterable[tuple[str, RunConfig]]) -> list[str]:
     """Describe recipe and options of each row."""
     titles: dict[str, dict[str, None]] = {}
     for title, config in runs:
-        fields: dict[str, Any] = {}
-        if (recipe := config.recipe).epochs:
-            length = "iterations" if recipe.iterations else "epochs"
-            fields = {name: getattr(recipe, name) for name in ("optimizer", "lr", length, "batch_size")}
-        words = ", ".join(f"{name} {format_value(value)}" for name, value in (fields | {**config.options}).items())
-        if words:
+        options = (f"{name} {format_value(value)}" for name, value in config.options.items())
+        if words := ", ".join(filter(None, (_describe_recipe(config), *options))):
             titles.setdefault(words, {})[title] = None
     return [f"{'; '.join(names)}: {words}." for words, names in titles.items()]
+
+
+def _describe_recipe(config: RunConfig) -> str:
+    names = ("optimizer", "lr", "iterations" if config.recipe.iterations else "epochs", "batch_size")
+    fields = (f"{name} {format_value(getattr(config.recipe, name))}" for name in names)
+    return ", ".join(fields) if config.recipe.epochs else ""
 
 
 def note_code(frame: pd.DataFrame) -> list[str]:

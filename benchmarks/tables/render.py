@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import csv_text, to_json
-from benchmarks.results.metrics import Metric
+from benchmarks.results.metrics import Metric, describe_seeds
 from benchmarks.tables.table import Mark, Table, describe_marks, format_rows, list_headers, list_notes
 from runner.results import write_bytes
 
@@ -102,14 +102,14 @@ def to_latex(table: Table) -> str:
         cells[0] = "{}" + cells[0] if cells[0].startswith("[") else cells[0]
         if table.starts_block(number):
             cells[0] = "\\midrule\n" + cells[0]
-    is_long = len(table.rows) > PAGE
+    is_long, seeds = len(table.rows) > PAGE, describe_seeds(table.metrics)
     text = _style(table, body, [*map(escape_latex, list_headers(table))]).to_latex(
         hrules=True,
         environment="longtable" if is_long else "table*" if table.is_wide else "table",
         column_format="@{}" + "".join("l" if is_text else "r" for is_text in table.text_columns) + "@{}",
         # pandas raises ValueError for a position in a longtable, which is always centred.
         position_float=None if is_long else "centering",
-        caption=escape_latex(f"{table.title.rstrip('.')}. {describe_marks(table)}".strip()),
+        caption=escape_latex(f"{table.title.rstrip('.')}{seeds and ', '}{seeds}. {describe_marks(table)}".strip()),
         label=f"tab:{table.name}",
     )
     return f"{NEEDS_LONG if is_long else NEEDS}\n{text.strip()}"

@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of rows.
+    """A table of rows. labels: the headings of the rows' labels.
 
     notes: at most four lines, printed below it. details: further ones, in JSON. matrix: it counts true classes by
     predicted ones; cells of a page are shaded by their share of the row. reference: label of the rows to compare with.

@@ -1,4 +1,4 @@
-"""The prompt methods by name, one file each.
+"""The methods by name, and the groups that they are in.
 
 Other packages add methods through the entry-point group "procap.methods": a name and a `Method` subclass.
 """

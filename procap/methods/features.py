@@ -50,7 +50,7 @@ class FeatureBank:
 
 
 class FeatureMethod(Method):
-    """A method that leaves both towers unchanged and learns a head on their features.
+    """A method that leaves the blocks of both towers unchanged and learns a head on their features.
 
     A training encodes the views of its images, calls `fit`, takes the recipe's steps on batches of features if a
     parameter requires a gradient, and calls `finish`. `head` defines training and inference alike.

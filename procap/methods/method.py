@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from types import FunctionType
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 
 from procap.classifier import AveragedClassifier, Classifier, cosine_logits, unit
 from procap.clip import CLIP
+from procap.errors import UserError
 from procap.methods.data_use import DataUse
 from procap.methods.hooks import TrainingHooks
 from procap.methods.options import MethodOptions, TemplateOptions
@@ -117,7 +120,7 @@ class MethodFacts(abc.ABC):
 
 
 class Method(MethodFacts, TrainingHooks):
-    """A prompt method over a frozen CLIP; `parameters()` and `state_dict()` hold what it learns and nothing else.
+    """A method over a frozen CLIP; `parameters()` and `state_dict()` hold what it learns and nothing else.
 
     An author knows the members of this class. `MethodFacts` has what describes the method, `TrainingHooks` what takes
     part in a training beyond its steps; the protocols of `procap.methods.hooks` are for methods that define them.
@@ -132,6 +135,17 @@ class Method(MethodFacts, TrainingHooks):
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     views: ClassVar[int] = 1
     options: BaseModel
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Let each method of a plug-in name itself if it returns None where this class or a base returns something."""
+        super().__init_subclass__(**arguments)
+        for name, hook in [] if cls.__module__.startswith("procap.") else [*vars(cls).items()]:
+            first = next((vars(base)[name] for base in cls.__mro__[:0:-1] if name in vars(base)), None)
+            expected = str(getattr(first, "__annotations__", {}).get("return"))
+            is_hook = isinstance(hook, FunctionType | classmethod) and not hasattr(nn.Module, name)
+            if is_hook and "None" not in expected:
+                checked = _require_result(hook.__func__ if isinstance(hook, classmethod) else hook, expected)
+                setattr(cls, name, classmethod(checked) if isinstance(hook, classmethod) else checked)
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
         """Initialise the parameters from `generator` (on the CPU) alone.
@@ -281,6 +295,18 @@ class Method(MethodFacts, TrainingHooks):
     def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
         """Make a classifier from the image plan and the class features [C, E] of `space`, under `torch.no_grad`."""
         return Classifier(self.clip, image_plan, text, self.scale(), self.image_adapter)
+
+
+def _require_result(hook: Callable[..., object], expected: str) -> Callable[..., object]:
+    """Return `hook`, which raises UserError instead of returning None. expected: the type of what it must return."""
+
+    @functools.wraps(hook)
+    def checked(*positional: object, **named: object) -> object:
+        if (result := hook(*positional, **named)) is None:
+            raise UserError(f"{hook.__module__}.{hook.__qualname__}() returns None: it must return {expected}")
+        return result
+
+    return checked
 
 
 def name_options(names: Sequence[str], table: Mapping[str, Sequence[object]]) -> PublishedOptions:

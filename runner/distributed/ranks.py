@@ -29,11 +29,6 @@ class Ranks:
         return {"MASTER_ADDR": address, **{name: str(number) for name, number in numbers.items()}}
 
 
-def is_launched() -> bool:
-    """Whether a launcher such as torchrun started this process; container platforms may set RANK as well."""
-    return "LOCAL_RANK" in os.environ
-
-
 def ranks_from_environment() -> Ranks:
     """Read what torchrun or the deepspeed launcher has set; one process if nothing is set."""
     environ = os.environ

@@ -132,8 +132,7 @@ def result_metrics(config: RunConfig, evaluations: Iterable[EvalResult]) -> dict
     """Return accuracies in percent and FPS of a finished run, few enough for MLflow's pages.
 
     `accuracy` is the harmonic mean over base and novel classes of the run's data set, else the accuracy on its classes;
-    `accuracy/transfer` the mean over different data sets. Results of a part of the images or under settings that are
-    not the default are left out.
+    `accuracy/transfer` the mean over other sets. Limited results, and those under other settings, are left out.
     """
     whole = [result for result in evaluations if not result.limited and not result.settings.name]
     metrics: dict[str, float] = {}

@@ -21,6 +21,7 @@ from procap.errors import UserError
 from runner.config import FrozenModel
 from runner.environment_defaults import set_environment_defaults
 from runner.results import read_document, write_json
+from runner.run_collection import LOCK_SECONDS
 from runner.run_folders import TRACKING_FILE, OnError
 from runner.tracking.content import DESCRIPTION, TABLE_START, Content, read_contents
 from shards.credentials import mask, mask_urls
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = "mlflow.db"
 DEFAULT_ARTIFACTS = "mlartifacts"
-LOCK_SECONDS = 30.0
 RUNS_PER_REQUEST = 500
 PARENT_TAG = "mlflow.parentRunId"
 KIND = {"mlflow.experimentKind": "custom_model_development"}
@@ -50,10 +50,7 @@ def sqlite_uri(file: Path) -> str:
 
 @dataclass(frozen=True)
 class TrackingStore:
-    """An MLflow store for the runs of `results`; the first access to `client` or `experiment_id` connects.
-
-    known_experiment: the ID of an experiment that exists, in place of a name.
-    """
+    """An MLflow store for the runs of `results`. known_experiment: the ID of an experiment, in place of a name."""
 
     uri: str
     experiment: str
@@ -130,12 +127,10 @@ class TrackingRecord(FrozenModel):
 
 
 def sync(store: TrackingStore, on_error: OnError, *, only: Iterable[str] | None = None) -> dict[str, str]:
-    """Log what is missing of the runs and collections of the store's results; runs are nested below collections.
+    """Log what is missing of runs and collections; returns the IDs of MLflow runs that got something, by path.
 
-    Returns the IDs of the MLflow runs that something was sent to, by paths below the results.
-    on_error: gets the path and the error of a broken file, which fails its run alone.
-    only: paths below the results; default all. The collections of these runs are exported as well.
-    Raises UserError when the store cannot be reached or refuses a request.
+    on_error: gets the path and the error of a broken file, which fails its run alone. only: paths below the results, by
+    default all, and the collections of these runs. Raises UserError when the store refuses or cannot be reached.
     """
     sent: dict[str, str] = {}
     # Two processes would make two MLflow runs of one run.

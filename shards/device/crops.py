@@ -10,10 +10,8 @@ every product and every partial sum is a number that float32 holds exactly, and 
 and sums in float32, changes nothing: no global setting of precision is read or written.
 
 Cost, counted for B = 32 photographs of 500 x 375 to S = 224: 30 GFLOP. The forward pass of ViT-B/16 on such a batch
-alone is 1,100 GFLOP.
-
-Shapes: B images, G of them at a time, S image size, H and W pixels of an image, K taps (source pixels that make up one
-new pixel), L pixels a row is padded to.
+alone is 1,100 GFLOP. Shapes: B images, G of them at a time, S image size, H and W pixels of an image, K taps (source
+pixels that make up one new pixel), L pixels a row is padded to.
 """
 
 from __future__ import annotations
@@ -163,10 +161,9 @@ class DeviceResize:
         return pixels.float().div_(self._largest).sub_(self._mean).div_(self._std)
 
     def _make_matrices(self, lengths: Sequence[tuple[int, int]]) -> Tensor:
-        """Make the matrices [G, 2 S, L] of rows that are resized to (now, then) pixels, high digits before low ones.
+        """Make the matrices [G, 2 S, L] of rows resized to (now, then) pixels, of which the central S are made.
 
-        Of the new pixels these are the central S. The length L has room for surplus taps, whose digits are 0, and is a
-        multiple of 16.
+        High digits come before low ones. L has room for surplus taps, whose digits are 0, and is a multiple of 16.
         """
         rows = [taps(*length) for length in lengths]
         count = max(digits.shape[2] for _, digits in rows)

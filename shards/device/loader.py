@@ -1,8 +1,7 @@
-"""Training batches that are decoded once, kept on the device as uint8 pixels and augmented there.
+"""Batches that are resized on the device, those of `shards.loader` bit for bit; training images stay there as uint8.
 
-The batches are those of `TrainLoader`, bit for bit. Threads decode and draw random views; only the thread that iterates
-over the batches uses the device, because CUDA forbids many calls in other threads while a graph is captured.
-Shapes: B images, S image size, H and W pixels of an image.
+Threads decode and draw random views; only the thread that iterates over the batches uses the device, because CUDA
+forbids many calls in other threads while a graph is captured. Shapes: B images, S image size, H and W pixels.
 """
 
 from __future__ import annotations
@@ -11,27 +10,27 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from typing import TypeGuard
 
 import numpy as np
 import torch
-from PIL.Image import Image
+from numpy.typing import NDArray
+from PIL.Image import Image, fromarray
 from torch import Tensor
 
-from shards.device.crops import DeviceResize, augments_on_device, fits
-from shards.loader import BATCHES_AHEAD, CACHE_BYTES, LoaderOptions, TrainLoader
+from shards.device.crops import DeviceResize, fits
+from shards.eval_views import AnyEvalTransform
+from shards.loader import BATCHES_AHEAD, CACHE_BYTES, LoaderOptions, TrainLoader, read_batches
 from shards.reader import ImageList, LazyImage
 from shards.tasks import prefetch, thread_pool
-from shards.transfer import SideStream, upload
-from shards.transforms import TrainAugment, View
+from shards.transfer import SideStream, upload, upload_all
+from shards.transforms import EvalTransform, TrainAugment, View
 
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """One image of a batch: its view and, unless they are on the device, pixels [H, W, 3] uint8 that it is a view of.
-
-    whole: these pixels are those of the image, which stay on the device if there is room.
-    """
+    """An image of a batch: its view, of pixels [H, W, 3] uint8 or those on the device. whole: they may stay there."""
 
     i: int
     view: View
@@ -59,8 +58,6 @@ class DeviceTrainLoader(TrainLoader):
         options: LoaderOptions,
         device: torch.device,
     ) -> None:
-        if not augments_on_device(augment):
-            raise ValueError("jitter and rotation are done by TrainLoader alone")
         super().__init__(images, batch_size, augment, seed, options)
         self._side = SideStream(device)
         self.device = self._side.device
@@ -140,3 +137,61 @@ class DeviceTrainLoader(TrainLoader):
 def _pixels(image: Image) -> Tensor:
     """Convert an image to [H, W, 3] uint8."""
     return torch.from_numpy(np.array(image))
+
+
+def resizes_on_device(transform: AnyEvalTransform) -> TypeGuard[EvalTransform]:
+    """Whether `DeviceResize` computes `transform`: a bicubic resize and a crop."""
+    return isinstance(transform, EvalTransform) and transform.interpolation == "bicubic" and not transform.squash
+
+
+def device_evaluation_batches(
+    images: ImageList,
+    transform: EvalTransform,
+    batch_size: int,
+    workers: int,
+    *,
+    device: torch.device,
+    **part: int,
+) -> Generator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield the batches of `evaluation_batches` with the images on `device`; what images of padding hold is undefined.
+
+    part: `rank` and `world_size`, as for `evaluation_batches`.
+    On CUDA the work on a batch is issued on a side stream up to `BATCHES_AHEAD` batches before its turn.
+    """
+    side, size = SideStream(device), transform.image_size
+    labels = torch.from_numpy(images.labels)
+    blank = np.zeros((size, size, 3), np.uint8)
+
+    def read(i: int, data: bytes) -> NDArray[np.uint8]:
+        if i < 0:
+            return blank
+        pixels = images.decode_pixels(i, data)
+        height, width, _ = pixels.shape
+        if fits(width, height, size):
+            return pixels
+        # S x S pixels already, which the device's resize to S x S leaves as they are.
+        return np.array(transform.crop(fromarray(pixels)))
+
+    @cache
+    def resizer() -> DeviceResize:
+        # Created at the first use, on the side stream: tensors that it reads must be allocated on it.
+        return DeviceResize(transform, side.device)
+
+    def start(batch: list[tuple[int, bytes]]) -> tuple[list[int], list[Callable[[], NDArray[np.uint8]]]]:
+        tasks = [partial(read, *image) for image in batch]
+        return [i for i, _ in batch], [task if pool is None else pool.submit(task).result for task in tasks]
+
+    def issue(started: tuple[list[int], list[Callable[[], NDArray[np.uint8]]]]) -> Callable[[], tuple[Tensor, ...]]:
+        indices, tasks = torch.tensor(started[0]), [torch.from_numpy(task()) for task in started[1]]
+        take = side.run(lambda: (resizer().make_centres(upload_all(tasks, side.device)),))
+        return lambda: (*take(), torch.where(indices < 0, -1, labels[indices]), indices)
+
+    with (
+        thread_pool(workers, "images") as pool,
+        closing(read_batches(images, batch_size, **part)) as batches,
+        # The inner one starts decoding in threads, the outer one issues device work on images that are decoded.
+        closing(prefetch(prefetch(batches, start, BATCHES_AHEAD), issue, BATCHES_AHEAD)) as issued,
+    ):
+        for take in issued:
+            pixels, targets, indices = take()
+            yield pixels, targets, indices

@@ -6,16 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, StrictInt, StrictStr, ValidationError, field_validator, model_validator
 
 from procap.errors import UserError, describe_invalid
 from shards.catalogue import GROUPS, find_or_none
@@ -29,7 +20,7 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 class SplitRule(BaseModel):
     """Which fraction of each class goes where, drawn with `seed`; a set can do without val."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = {"frozen": True, "extra": "forbid"}
 
     train: Fraction
     val: Fraction | None = None
@@ -47,7 +38,7 @@ class SplitRule(BaseModel):
 class Description(BaseModel):
     """A user's data set as its YAML file describes it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = {"frozen": True, "extra": "forbid"}
 
     # Strict texts: YAML reads an unquoted `no` as a boolean and `007` as a number, which would become other names.
     name: StrictStr = Field(description="name of the data set: small letters, digits, `-` and `.`")
@@ -114,10 +105,7 @@ class Description(BaseModel):
 
 
 def read_description(file: Path, text: str = "") -> Description:
-    """Read the YAML file of a user's data set. Raises UserError, on one line, with the key or line that is wrong.
-
-    text: the content of a file that is not written yet.
-    """
+    """Read a data set's YAML file, or its `text`. Raises UserError, on one line, with the key or line that is wrong."""
     try:
         # Editors on Windows put a byte order mark at the start.
         return Description.model_validate(parse_yaml(text or read_regular(file).decode("utf-8-sig")))

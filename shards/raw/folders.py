@@ -37,10 +37,9 @@ LEAVINGS = frozenset((
 
 @dataclass(frozen=True)
 class Listing:
-    """The labelled images below one folder, by split: from lists, from class folders, or drawn at random.
+    """The labelled images below `root`, by split: from lists, from class folders, or drawn at random.
 
-    root: the folder that paths are relative to. origin: what the lists are. scanned: they come from reading folders.
-    max_side: as in `read_images`.
+    origin: what the lists are. scanned: they come from reading folders. max_side: as in `read_images`.
     """
 
     root: Path
@@ -90,10 +89,7 @@ class Listing:
 
 
 def read_images(root: Path, images: LabelledPaths, max_side: int | None = None) -> Iterator[ImageRecord]:
-    """Yield files below `root` as they are, or with at most `max_side` pixels on the short side.
-
-    The record of a file that cannot be read has the reason.
-    """
+    """Yield files below `root`, whole or with `max_side` pixels on the short side; a broken one has the reason."""
     # Imported here, because lists of images are read without Pillow.
     from shards.images import shrink
 

@@ -15,14 +15,7 @@ import yaml
 from procap.errors import UsageError, UserError
 from shards.catalogue import find, find_or_none
 from shards.names import first_few, require_text
-from shards.raw.class_folders import (
-    SPLIT_WORDS,
-    ListedImage,
-    find_class_root,
-    find_split_folders,
-    list_class_folders,
-    scan_folders,
-)
+from shards.raw.class_folders import SPLIT_WORDS, find_class_root, find_split_folders, list_class_folders, scan_folders
 from shards.raw.description import read_description
 from shards.raw.folders import describe_unread, list_folder, split_sizes, walk_files
 from shards.raw.published import imagenet_wnids, published_classnames
@@ -57,9 +50,6 @@ def find_description(folder: Path, max_side: int | None = None) -> tuple[Path, s
     file = folder.with_name(f"{folder.name}.yaml")
     if not file.exists() and not os.access(folder.parent, os.W_OK):
         file = Path.cwd() / file.name
-        if not file.exists() and not os.access(Path.cwd(), os.W_OK):
-            reason = f"neither {folder.parent} nor the working directory can be written"
-            raise UserError(f"{file.name}, which describes the images, has no place: {reason}; work in one that can be")
     if file.exists():
         written = read_description(file)
         images = (file.parent / text for text in (written.folder, written.images, written.table) if text)
@@ -100,7 +90,7 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
         [(table, base)] = tables.items()
         images = read_table(folder / table, folder / base)
         keys = {"table": f"{folder.name}/{table}", "images": posixpath.join(folder.name, base).rstrip("/")}
-        keys |= {} if images[0].split else _guess_split(images)
+        keys |= {} if images[0].split else _guess_split(image.label for image in images)
         how = "with its splits" if images[0].split else "split at random"
         listed = {image.path for image in images}
         files = [path for path, entry in walk_files(folder / base) if entry == "image" and path not in listed]
@@ -119,7 +109,8 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
         return keys, f"folders of class folders, {words}", labels
     # An empty folder is reported later.
     labels = labels if len(labels) > 1 else {*names}
-    return keys | _guess_split(images), f"{len(names)} class folders, split at random", labels
+    split = _guess_split(image.label for image in images)
+    return keys | split, f"{len(names)} class folders, split at random", labels
 
 
 def _describe_files(folder: Path) -> str:
@@ -158,10 +149,10 @@ def _guess_names(labels: Collection[str | int]) -> dict[str, str]:
     return names if is_running and len({*names.values()}) == len(texts) else {}
 
 
-def _guess_split(images: Iterable[ListedImage]) -> dict[str, Any]:
+def _guess_split(labels: Iterable[str | int]) -> dict[str, Any]:
     """Return the key of the random split that the smallest class allows."""
     # A class of one image, which is reported later, does not change the split of the others.
-    sizes = [count for count in Counter(image.label for image in images).values() if count > 1] or [0]
+    sizes = [count for count in Counter(labels).values() if count > 1] or [0]
     rule = next(
         (rule for rule in RULES if all(min(split_sizes(count, rule).values()) > 0 for count in sizes)), RULES[0]
     )

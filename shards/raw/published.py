@@ -1,9 +1,8 @@
 """Read published data sets from raw folders of the user, for packing or for a check: exactly CoOp's lists, or an error.
 
-The order of the lists is kept, because few-shot samples depend on it. The files are untrusted: they are read strictly
-and without building objects. Class folders have no order: CoOp takes that of the file system, here files are sorted by
-name, so that few-shot draws are reproducible. Class names are spelled as in CoOp's lists (with underscores); those of
-ImageNet, which its four shifts share, are OpenAI's list, as in open_clip.
+The order of the lists is kept, because few-shot samples depend on it; files of class folders are sorted by name, where
+CoOp takes the order of the file system. The files are untrusted: they are read strictly. Class names are spelled as in
+CoOp's lists; those of ImageNet, which its four shifts share, are OpenAI's, as in open_clip.
 """
 
 from __future__ import annotations
@@ -131,10 +130,7 @@ def read_published(location: RawLocation) -> Listing:
 
 
 def _scan_class_folders(location: RawLocation, prefix: str) -> LabelledPaths:
-    """List the images of the class folders below `location.images / prefix`; files of other names are left out.
-
-    What is missing or too much shows in the counts, which are published.
-    """
+    """List the images of class folders; what is missing or too much shows in the counts, which are published."""
     root = location.images / prefix
     return [
         (f"{prefix}{name}/{file}", label)
@@ -186,10 +182,7 @@ def _read_lines(location: RawLocation, name: str) -> list[str]:
 
 
 def raw_source(dataset: Dataset, raw_root: Path) -> Source:
-    """Make a source of a published data set as CoOp lists it: paths, labels, names, order.
-
-    Raises UserError for the first difference from the published set, and for images that are missing.
-    """
+    """Make a source of a published set as CoOp lists it. Raises UserError for differences and missing images."""
     try:
         listing = read_published(find_location(dataset, raw_root))
         check_published(dataset, listing)

@@ -1,7 +1,6 @@
 """Read tables of images: CSV, TSV, a JSON list, or JSON lines, with columns for files, labels and perhaps splits.
 
-Columns are recognised by their names, or by what lies in the folder of the images: tables of the Hub and of Kaggle
-differ.
+Columns are recognised by their names, or by what lies in the folder: tables of the Hub and of Kaggle differ.
 """
 
 from __future__ import annotations
@@ -123,10 +122,7 @@ def read_lines(file: Path) -> list[Any]:
 
 
 def find_image(root: Path, cell: object) -> str:
-    """Find the image that a cell names: its path in `root`, "" if there is none.
-
-    The ending may be missing, and folders that lead to `root` may stand in front, or any in an absolute path.
-    """
+    """Find the image of a cell: its path in `root`, or "". Its ending, or folders before `root`, may differ."""
     parts = PurePosixPath(str(cell).strip().replace("\\", "/")).parts if isinstance(cell, str | int) else ()
     is_absolute = bool(parts and re.fullmatch("/|[A-Za-z]:", parts[0]))
     ends = root.resolve().parts

@@ -1,8 +1,9 @@
 """Read data sets of a user: class folders or a table, described by a short YAML file.
 
 Labels: numbers are used as they are, 0..C-1; text is sorted by code point, unless `classes` lists another order. Paths
-in the YAML file are relative to it. Images are packed in the order of the table, or of folders by label and name. Names
-on the disk and in tables are untrusted; paths must stay inside the folder of the images, and links are followed.
+in the YAML file are relative to it. Images are packed in the order of the table, or of folders by label and name; a
+random split shuffles each class. Names on the disk and in tables are untrusted; paths must stay inside the folder of
+the images, and links are followed.
 """
 
 from __future__ import annotations

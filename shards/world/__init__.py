@@ -1,1 +1,1 @@
-"""Generate images: the small labelled data sets of the group "world", which need no download."""
+"""Generate images: the small labelled data sets which need no download."""

@@ -1,8 +1,6 @@
 """Counter-based random draws: every number is a hash of (image key, name of the draw, position).
 
-So an image does not depend on its batch, and adding a draw does not change the other draws.
-
-Shapes: B images, H = W = SIZE pixels.
+So an image does not depend on its batch, nor on further draws. Shapes: B images, H = W = SIZE pixels.
 """
 
 from __future__ import annotations

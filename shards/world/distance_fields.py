@@ -1,9 +1,7 @@
 """Signed distance fields of plane shapes, and the image operations that all painters share.
 
 A shape is a function of coordinates that gives the distance to its outline, negative inside; `cover` turns it into an
-anti-aliased mask.
-
-Shapes: B images, H = W = SIZE pixels. The canvas is [-1, 1] x [-1, 1], y downwards.
+anti-aliased mask. Shapes: B images, H = W = SIZE pixels. The canvas is [-1, 1] x [-1, 1], y downwards.
 """
 
 from __future__ import annotations
@@ -70,10 +68,7 @@ def nearby(draw: Draws, name: str, colour: Floats | Sequence[float], jitter: flo
 
 
 def polygons(x: Floats, y: Floats, *loops: Sequence[tuple[float, float]]) -> Floats:
-    """Compute the exact signed distance to closed loops of corners (Quilez, 2D distance functions).
-
-    Inside is by the even-odd rule, so a loop may be a hole.
-    """
+    """Compute the signed distance to closed loops of corners (Quilez); inside is by the even-odd rule."""
     nearest = np.full(x.shape, 1e9, np.float32)
     inside = np.zeros(x.shape, bool)
     for corners in loops:

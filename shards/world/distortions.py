@@ -1,8 +1,7 @@
 """Distort generated pictures: pose and background before painting, colour, light, blur and noise after it.
 
-There is one `Look` per family (`looks.toml`), so the domain shift between two sets is a difference of numbers.
-
-Shapes: B images, H = W = SIZE pixels.
+There is one `Look` per family (`looks.toml`), so the domain shift between two sets is a difference of numbers. Shapes:
+B images, H = W = SIZE pixels.
 """
 
 from __future__ import annotations

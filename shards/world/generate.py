@@ -1,10 +1,8 @@
 """Generate small labelled image data sets, so that every command of the benchmark also works offline.
 
-A data set is called a family. A picture is a function of (family, label, seed, style): a painter draws what the class
-name describes, then the picture is distorted. Style "own" has the distortions of its family, which a method can learn
-from few images; style "plain" has none, and the embedded CLIP was trained on it.
-
-Shapes: B images; pictures are uint8 [B, 64, 64, 3].
+A picture is a function of (family, label, seed, style), a family being a data set: a painter draws what the class name
+describes, then the picture is distorted as its family is (style "own"), or not ("plain": the embedded CLIP was trained
+on that). Shapes: B images; pictures are uint8 [B, 64, 64, 3].
 """
 
 from __future__ import annotations
@@ -55,9 +53,9 @@ CLASSNAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """The class names of each family in label order; its other facts are in the catalogue (`datasets.toml`)."""
 
 
-def sample_seed(family: str, split: str, index: int) -> int:
-    """Return the seed of one image: a non-negative 63-bit number, distinct for every family, split and index."""
-    return salt("world", family, split, index, 0) >> 1
+def sample_seed(family: str, split: str, index: int, seed: int = 0) -> int:
+    """Return the seed of one image: a non-negative 63-bit number. seed: of other images than those of the data sets."""
+    return salt("world", family, split, index, seed) >> 1
 
 
 def image_draws(family: str, label: int, seeds: NDArray[np.int64], style: Style) -> Draws:

@@ -1,8 +1,7 @@
 """Paint shapes, coloured shapes, textures, flowers and characters, with one painter per family.
 
-A painter takes a class name, random draws for B images and a `Look`, and returns a `Picture`.
-
-Shapes: B images, H = W = SIZE pixels.
+A painter takes a class name, random draws for B images and a `Look`, and returns a `Picture`. Shapes: B images, H = W =
+SIZE pixels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Paint textures: a texture is a function of coordinates (u, v) that is positive at painted points.
 
-One unit of u or v is one period of the pattern.
-
-Shapes: B images, H = W = SIZE pixels.
+One unit of u or v is one period of the pattern. Shapes: B images, H = W = SIZE pixels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Paint land seen from above, with one painter per class.
-
-Every painter draws its own pose, because roads and rivers cross the whole picture.
+"""Paint land seen from above, one painter per class with a pose of its own: roads and rivers cross the picture.
 
 Shapes: B images, H = W = SIZE pixels; the canvas is [-1, 1]^2.
 """
