@@ -34,10 +34,7 @@ Commands = Mapping[str, tuple[Any, str]]
 
 
 def lazy_group(headings: Mapping[str, Commands]) -> type[TyperGroup]:
-    """Make a group of commands, each of which is imported when it is used; its help needs no import.
-
-    headings: the commands under each heading of the help.
-    """
+    """Make a group of commands, each of which is imported when it is used; its help needs no import."""
     commands = {name: command for section in headings.values() for name, command in section.items()}
 
     class LazyGroup(TyperGroup):

@@ -130,10 +130,7 @@ def _show_evaluations(done: Sequence[Evaluated], detected: Sequence[Mapping[str,
 def _evaluate_all(
     runs: Iterable[RunSpec], unknown: Sequence[Target], session: Session, failures: Failures, *, force: bool
 ) -> tuple[list[Evaluated], list[dict[str, Any]]]:
-    """Evaluate finished runs on all targets, and tell images of their classes from those of the sets `unknown`.
-
-    Each run is loaded once, if it is needed.
-    """
+    """Evaluate finished runs on all targets, and tell images of their classes from those of the sets `unknown`."""
     from runner.evaluate import evaluate_run, score_images
 
     done: list[Evaluated] = []

@@ -64,10 +64,7 @@ def recipe_overrides(recipe_flags: RecipeFlags) -> dict[str, Any]:
 def selected_runs(
     selection: SelectionFlags, recipe_flags: RecipeFlags, data: Path | None = None, task: str | None = None
 ) -> list[RunConfig]:
-    """Make every run that the flags describe, method by method within a data set, seeds innermost.
-
-    task: see `plan_run`.
-    """
+    """Make the runs that the flags describe: by data set, then method, then seed. task: see `plan_run`."""
     datasets = parse_datasets(selection.datasets, data)
     is_users = all(resolve_dataset(name, data).images_from == "packed" for name in datasets)
     # `mini` knows few words: the default for a user's data needs none.

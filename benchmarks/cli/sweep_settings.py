@@ -30,10 +30,7 @@ OPTIONAL = ("metric", "search_seed", "scheduler", "grace_period", "reduction_fac
 
 
 def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe_flags: RecipeFlags, data: Path) -> SweepSettings:
-    """Make the settings; varied values replace a single one of the same field.
-
-    Raises UsageError for what cannot be searched.
-    """
+    """Make the settings; varied values replace a single one. Raises UsageError for what cannot be searched."""
     datasets = parse_datasets(selection.datasets, data)
     for name in datasets:
         if "val" not in resolve_dataset(name, data).counts:

@@ -133,10 +133,7 @@ def parse_datasets(text: str, data: Path | None = None) -> list[str]:
 
 
 def parse_assignments(texts: Iterable[str], flag: str) -> dict[str, Any]:
-    """Parse `key=value` texts; a value is JSON if possible, else the text.
-
-    Raises UsageError for other texts, and for a key given twice.
-    """
+    """Parse `key=value` texts; a value is JSON or text. Raises UsageError for others and for a key given twice."""
     assignments: dict[str, Any] = {}
     for item in texts:
         key, equals, text = item.partition("=")

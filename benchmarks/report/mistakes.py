@@ -196,10 +196,7 @@ def _list_images(
 def _read_images(
     data: Path | None, target: Target, manifest: str, positions: Iterable[int]
 ) -> dict[int, tuple[str, bytes]]:
-    """Read path and thumbnail of images by position in the target.
-
-    Raises UserError if the packed data set is not at hand, or another one.
-    """
+    """Read path and thumbnail of images by position in the target. UserError if its data is not here or differs."""
     from PIL import Image
 
     from shards.image_selection import select_class_labels, select_images

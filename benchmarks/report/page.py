@@ -132,10 +132,7 @@ class PageFiles:
 
 
 def write_page(contents: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write index.html and the folders `tables` and `figures` into `folder`; returns the files.
-
-    contents: see `build_report`.
-    """
+    """Write what `build_report` returns to index.html, `tables` and `figures` in `folder`; returns the files."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 

@@ -73,10 +73,7 @@ def write_report(results: Path, out: Path | None = None, choices: ReportChoices 
 
 
 def build_report(results: Path, choices: ReportChoices) -> dict[str, Any]:
-    """Collect what the template of the page shows.
-
-    sections: one for each suite, sweep, and the other runs. problems: what could not be read or made.
-    """
+    """Collect what the page shows: sections of suites, sweeps and other runs, and problems of making them."""
     shown = choices.shown
     sections, problems = _read_sections(results, choices)
     if not sections and not problems:

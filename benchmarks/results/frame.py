@@ -132,10 +132,9 @@ def read_frame(
     on_error: OnError = warn_left_out,
     evaluation: str | None = None,
 ) -> pd.DataFrame:
-    """Load a local folder for `load` and the tables of `procap table`, all settings by default.
+    """Load a local folder as `load` does, all settings by default; `on_error` gets the runs that cannot be read.
 
-    Warns of runs that are not finished, and of those at another depth of the folder, which have no rows. `on_error`
-    gets the paths and errors of those that cannot be read.
+    Warns of runs that are not finished, and of those at another depth of the folder, which have no rows.
     """
     records: list[dict[str, Any]] = []
     left_out = {"is not finished": [], "is deeper in the folder": sorted(results.glob(f"*/{RUNS}/config.json"))}
@@ -156,10 +155,7 @@ def read_frame(
 def run_folders(
     results: Path, on_error: OnError = warn_left_out, paths: Iterable[str] | None = None
 ) -> list[tuple[RunFolder, RunConfig]]:
-    """List the runs below `results`, or those at `paths`, with their configurations.
-
-    `on_error` gets those that were moved or changed, or have a broken configuration.
-    """
+    """List the runs below `results`, or at `paths`; `on_error` gets those that were moved or are broken."""
     runs = []
     for folder in find_runs(results) if paths is None else [RunFolder(results / path) for path in paths]:
         try:

@@ -72,10 +72,7 @@ def _combine(metrics: Sequence[Metric | None], combine: Callable[[Sequence[float
 
 
 def metric_over_seeds(rows: pd.DataFrame, column: str = "accuracy") -> Metric | None:
-    """Average a column of one target, one row per seed; None if it has a NaN.
-
-    Limited results count only if all are limited.
-    """
+    """Average a column of a target over seeds; None if it has a NaN. Limited results count if all are limited."""
     limited = bool(rows.limited.all())
     # By seed, as metrics are paired seed by seed in harmonic means and averages.
     rows = (rows if limited else rows[~rows.limited]).sort_values("seed")
