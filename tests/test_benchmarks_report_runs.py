@@ -131,8 +131,9 @@ def test_a_broken_configuration_leaves_out_its_run_alone(made, few_digits, tmp_p
         left_out = [line for line in said if "is left out: " in line and "config.json" in line]
         assert len(left_out) == 2 and all("\n" not in line for line in said)
         assert "maple" in out.lower() and "clipadapter" not in out
-    assert main(["predict", "--methods", "clipadapter", str(tmp_path), "--results", str(root)]) == 2
-    assert f"{alone} is left out: " in str(recwarn.pop().message) and "no run fits" in capsys.readouterr().err
+    # It may be the run that is meant.
+    assert main(["predict", "--methods", "clipadapter", str(tmp_path), "--results", str(root)]) == 1
+    assert f"{alone}/config.json" in capsys.readouterr().err
     with pytest.warns(UserWarning, match="is left out: .*config.json"):
         assert {*load(root).method} == {"zeroshot", "coop", "maple"}
     tree = write(root, few_digits, tmp_path / "page")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
@@ -25,6 +26,9 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> tuple[str, int]:
         message: Any = error
         if listed := find_blank_list(arguments) if "unexpected extra argument" in str(error) else "":
             return f"error: lists have commas: {listed}", 2
+        if near := getattr(message, "possibilities", None):
+            # Click's limit of similarity, 0.6, admits names that only share a few letters.
+            message.possibilities = difflib.get_close_matches(message.option_name, near, cutoff=0.75)
         path = message.ctx.command_path if message.ctx else "procap"
         reason, cause = message.format_message(), message.__cause__
         # Of pydantic, by which typer reads flags.
