@@ -110,7 +110,7 @@ def execute_in_group(drawn: Mapping[str, Any], work: TrialWork, report_to: Repor
 
 
 def rank_environments(locations: Sequence[tuple[str, str, int]]) -> list[dict[str, str]]:
-    """Make the variables of processes at (node, address, free port); ranks of a node follow each other."""
+    """Make the environment variables of processes at (node, address, free port); ranks of a node are consecutive."""
     hosts = [node for node, _, _ in locations]
     order = sorted(range(len(locations)), key=lambda index: hosts.index(hosts[index]))
     _, master, port = locations[order[0]]

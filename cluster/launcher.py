@@ -28,7 +28,10 @@ RUN_BYTES = 3 * 2**30
 
 @dataclass(frozen=True)
 class Launcher:
-    """The flags of a launch; None chooses by the hardware. processes: of one run, each with `cpus` and `gpus`."""
+    """The flags of a launch; None chooses by the available hardware.
+
+    processes: train one run together, each with `cpus` and `gpus`. autoscale: nodes are started on demand.
+    """
 
     kind: str = "local"
     address: str = ""
@@ -50,7 +53,10 @@ class Launcher:
 
 @contextmanager
 def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False) -> Iterator[Capacity]:
-    """Connect to the launcher's machines for the block. always_ray: also where one run at a time fits."""
+    """Connect to the launcher's machines for the duration of the block.
+
+    always_ray: start Ray on this machine even if only one run at a time fits, as Ray Tune's searchers need it.
+    """
     device, limit = paths.runtime.device, launcher.max_concurrent
     if launcher.kind == "ray":
         if device.startswith("cuda:"):

@@ -26,7 +26,10 @@ VISIBLE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Requirements:
-    """What runs need on a node. datasets: splits by name; digests: of the sets; mark: a file of the driver."""
+    """What runs need on a node, as it is on the driver.
+
+    datasets: splits by name. digests: of the data sets. mark: a file that the driver writes into `results`.
+    """
 
     data: str
     results: str

@@ -1,6 +1,6 @@
 """Choose accelerations, none of which changes a number beyond rounding, and switch them on.
 
-The plain path is the default; on a GPU `auto` adds what `procap check device` has found equal and faster there.
+The plain path is the default; on a GPU `auto` adds what `procap check device` has measured as equal and faster.
 """
 
 from __future__ import annotations

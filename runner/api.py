@@ -165,7 +165,10 @@ class Session(session.Session):
         super().__init__(RuntimeConfig(**places, **settings))
 
     def get_run(self, config: RunConfig | None = None, **choices: Any) -> Run:
-        """Describe a run, which exists or not. choices: of `runner.planning.RunChoices`; or config."""
+        """Describe a run, which exists already or not.
+
+        choices: of `runner.planning.RunChoices`, such as method="coop", dataset="digits", shots=4; or config.
+        """
         _check_settings(choices, RunChoices)
         planned = config or plan_run(data=self.runtime.data, **choices)
         check_read([planned], choices.get("overrides", {}))

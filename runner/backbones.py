@@ -46,7 +46,7 @@ class Backbones:
         return self._digests[key]
 
     def check(self, config: RunConfig, training: TrainResult) -> None:
-        """Raise UserError if weights are here and are not those of the backbone that trained a finished run."""
+        """Raise UserError if the backbone's weights on this machine are not those that trained a finished run."""
         digest = training.backbone_digest
         with suppress(UserError):
             digest = self.digest(config)

@@ -84,7 +84,10 @@ def load_into(method: Method, tensors: Mapping[str, Tensor], file: Path) -> None
 
 @dataclass(frozen=True)
 class InitialRun:
-    """The learned tensors of a finished run, and its checkpoint; is_stage: of a first stage, which has some of them."""
+    """The learned tensors of a finished run, and the folder and SHA-256 of its checkpoint.
+
+    is_stage: it is a run of the first stage, which has some of the tensors.
+    """
 
     folder: Path
     tensors: Mapping[str, Tensor]
@@ -92,7 +95,10 @@ class InitialRun:
     is_stage: bool = False
 
     def load_into(self, method: Method) -> None:
-        """Set the parameters of `method`, all or those of a first stage. UserError names tensors that do not fit."""
+        """Set the parameters of `method`, which keeps its buffers. Raises UserError for tensors that do not fit.
+
+        After a first stage it keeps what that does not have.
+        """
         if self.is_stage:
             load_into(method, {**method.state_dict(), **self.tensors}, self.folder)
             return
@@ -155,7 +161,10 @@ TRAIN_STATE = TypeAdapter(TrainState)
 
 
 class StateFiles:
-    """The last two saved states of a run, read without unpickling code. identity: equal when the run resumes."""
+    """The last two saved states of a run: files of `torch.save`, which are loaded without unpickling code.
+
+    identity: must be the same when the run resumes (config hash, digests, engine).
+    """
 
     def __init__(self, folder: Path, identity: Mapping[str, str]) -> None:
         self.folder = folder

@@ -44,7 +44,10 @@ def check_same_images(earlier: RunConfig, config: RunConfig) -> None:
 
 
 def preliminary_run(config: RunConfig) -> RunConfig | None:
-    """Return the run that is trained before `config`: its method's `first_stage`, None without one or with `init`."""
+    """Return the configuration of the run that is trained before `config`: its method's `first_stage`.
+
+    None if the method has none, or if the configuration names a run to start from.
+    """
     cls = method_class(config.method)
     if config.init or not cls.first_stage or not config.recipe.epochs:
         return None

@@ -62,7 +62,10 @@ def learned_parameters(method: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def group_parameters(method: Method, recipe: Recipe) -> list[dict[str, Any]]:
-    """Group what the stage learns by rate, at `rate_index` in `TrainingSteps.rates`; relative_rate: to the recipe's."""
+    """Group what the current stage of a training learns by learning rate, as an optimizer takes it.
+
+    rate_index: the index of the group's rate in `TrainingSteps.rates`. relative_rate: its peak divided by the recipe's.
+    """
     peaks, peak_of = distinct_peak_rates(method, recipe), peak_rates(method, recipe)
     groups: dict[int, list[nn.Parameter]] = {}
     for name, parameter in learned_parameters(method).items():
@@ -232,7 +235,10 @@ class Engine:
             learned[name].grad = gradient
 
     def update(self) -> None:
-        """Clip the gradients if the recipe does so, and take a step; the host does not wait for an overflow at fp16."""
+        """Clip the gradients if the recipe does so, and take an optimizer step.
+
+        fp16 gradients are checked for overflow on the device: the host does not wait.
+        """
         recipe = self.objective.config.recipe
         if recipe.grad_clip is not None:
             # The limit is one of true gradients; the scaler's step knows that they are unscaled already.

@@ -27,7 +27,10 @@ ENVIRONMENT_DEFAULTS = {
 
 
 def set_environment_defaults(*, online: bool = False) -> None:
-    """Set variables that the user has not set; call it before the libraries are imported. online: allow downloads."""
+    """Set environment variables, unless the user has set them, before the libraries that read them are imported.
+
+    online: allow downloads from the Hub.
+    """
     # Otherwise weights that are not there cost most of a minute of retries; users decide about downloads.
     os.environ.setdefault("HF_HUB_OFFLINE", str(int(not online)))
     for name, value in ENVIRONMENT_DEFAULTS.items():

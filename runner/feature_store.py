@@ -46,7 +46,10 @@ class EncodedImages:
 
 
 class FeatureStore:
-    """A folder of features with at most `most_bytes`, 0 for none; those used least recently go. Files appear whole."""
+    """A folder of features with at most `most_bytes`, 0 for none; those that were used least recently go first.
+
+    Several processes may use it: files appear whole, and a reader does not depend on a file's name after opening it.
+    """
 
     def __init__(self, folder: Path, most_bytes: float) -> None:
         self.folder, self.most_bytes = folder, most_bytes

@@ -33,7 +33,10 @@ Prepare = Callable[[LazyImage, Tensor], object]
 
 
 class FeatureLoader(TrainLoader):
-    """The batches of `TrainLoader` from all features, on every process; pooled: see `FeatureMethod.pools_views`."""
+    """The batches of `TrainLoader`, of which each process gets all features instead of its share of the images.
+
+    pooled: batches are drawn from all views of all images, see `FeatureMethod.pools_views`.
+    """
 
     def __init__(
         self, bank: FeatureBank, images: ImageList, config: RunConfig, augment: TrainAugment, *, pooled: bool = False

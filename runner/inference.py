@@ -238,7 +238,10 @@ def count_by_class(labels: NDArray[np.int64], is_correct: NDArray[np.bool_], nam
 
 
 def _predict_rows(logits: torch.Tensor, labels: torch.Tensor, logit_settings: LogitSettings) -> torch.Tensor:
-    """Compute rows [B, 5] of logits [B, C]: finite, class, confidence, NLL, Brier; [B, 6] with the base confidence."""
+    """Compute rows [B, 5] of logits [B, C] and labels [B]: if finite, predicted class, confidence, NLL, Brier score.
+
+    With base classes, rows [B, 6]: the last column is their highest probability.
+    """
     true = labels[:, None]
     # In float32: a softmax in bf16 would keep three digits.
     log_probabilities = (logits.float() / logit_settings.temperature).log_softmax(dim=1)

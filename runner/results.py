@@ -351,7 +351,10 @@ def write_json(path: Path, document: BaseModel | Mapping[str, Any]) -> str:
 
 
 def read_document(path: Path, model: type[Document], repair: str = "") -> Document | None:
-    """Read a document, None without one, by strict types. Raises UserError, which ends in `repair`, if it is broken."""
+    """Read the document at `path`; None if there is none.
+
+    Raises UserError, which ends in `repair`, if it is broken. Types are strict: `true` is not accepted as a number.
+    """
     try:
         return model.model_validate_json(read_regular(path), strict=True)
     except (FileNotFoundError, NotADirectoryError):

@@ -93,7 +93,10 @@ def read_stored_state(folder: RunFolder, targets: tuple[str, ...] = ()) -> RunSt
 
 
 def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False, any_code: bool = False) -> RunState:
-    """Read what exists of a run; any_code: also of other code. Raises UserError for broken files, OtherContent."""
+    """Read what exists of a run, with `force` to be repeated. any_code: also if different code made it.
+
+    Raises UserError for a file that cannot be read, and OtherContent.
+    """
     config, session = run.config, run.session
     training = run.read_training()
     if force or training is None:

@@ -169,7 +169,11 @@ class TrainedRun:
 
 
 class Run:
-    """A run in a session. folder: its files. trained, temperature: kept by `load_trained` and `fit_temperature`."""
+    """A run in a session.
+
+    folder: its files, below the session's results. trained, temperature: what `runner.trained_runs.load_trained` and
+    `runner.temperature.fit_temperature` keep for many targets.
+    """
 
     def __init__(self, session: Session, config: RunConfig) -> None:
         self.session, self.config = session, config

@@ -25,7 +25,7 @@ class Interrupted(UserError):
 
 @contextmanager
 def handling(numbers: Sequence[int], handler: Any) -> Iterator[None]:
-    """Handle signals by `handler` in the block, if it is in the main thread, where alone Python allows that."""
+    """Handle signals by `handler` in the block, in the main thread alone: Python allows it nowhere else."""
     before = dict[int, Any]()
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.signal(number, handler) for number in numbers}

@@ -50,7 +50,7 @@ MAX_REPEATS = 40
 
 
 def train(config: RunConfig, runtime: RuntimeConfig, **more: Any) -> TrainResult | Progress:
-    """Train one configuration in a new session, for scripts, which import this. more: arguments of `train_run`."""
+    """Train one configuration in a new session, for scripts. more: arguments of `train_run`."""
     return train_run(Session(runtime).get_run(config), **more)
 
 
@@ -202,7 +202,10 @@ def train_epochs(training: ResumableTraining, validator: Validator, epochs: int)
 
 
 class TrainLoop:
-    """The steps of a training, from any on. `state` counts those whose losses have arrived; `losses` has later ones."""
+    """The steps of a training. It can start anywhere, because draws are seeded by epoch, step or image.
+
+    The host runs ahead of a GPU: `state` counts steps whose losses have arrived, `losses` holds those of later ones.
+    """
 
     def __init__(self, training: ResumableTraining, stop: StopRequest, display: ProgressDisplay) -> None:
         assert training.setup.training_steps is not None

@@ -59,7 +59,11 @@ class TrainStep:
             buffer.copy_(before)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Take a step; returns [T + 2]: the weighted terms, their sum, and 1 if it was skipped at fp16, else 0."""
+        """Take a step on `batch`.
+
+        Returns [T + 2]: the weighted terms, their sum, and 1 if the step was skipped because of an overflow at fp16,
+        else 0.
+        """
         with self.meter.phase("forward"):
             # A last batch of a different size runs eagerly.
             if self._graphed is not None and self._example is not None and self._example.takes(batch):

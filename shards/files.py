@@ -30,7 +30,7 @@ def explain_writing(path: Path, advice: str = "name another folder") -> Iterator
 
 
 def check_writable(path: Path) -> None:
-    """Raise UserError if no file can be made at or below `path`, before work that would be lost; leaves nothing."""
+    """Raise UserError if no file can be written at or below `path`, before work that would be lost."""
     folder = next(each for each in (path, *path.parents) if each.is_dir())
     with explain_writing(path):
         if path != folder:

@@ -32,7 +32,10 @@ VAL_SHOTS = 4
 
 @dataclass(frozen=True)
 class UnlabelledImages:
-    """Images to train on without labels (all -1). class_labels: the set's own of them. digest: of their paths."""
+    """Images to train on without their labels: all are -1.
+
+    class_labels: the data set's own labels of the classes among them. digest: that of their paths, in order.
+    """
 
     pool: Pool
     images: ImageList

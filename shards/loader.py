@@ -190,7 +190,10 @@ def shard_order(images: ImageList, window_bytes: int | None, draws: torch.Genera
 
 
 def one_class_order(labels: Sequence[int], batch_size: int, draw: random.Random) -> list[int]:
-    """Order images in batches of one label each, drawn as in SkipTuning's public code; others are left out."""
+    """Order images so that each `batch_size` consecutive ones have the same label; what remains of a class is left out.
+
+    As in SkipTuning's public code: a class is drawn among those with enough images left, and then the images of it.
+    """
     images: dict[int, list[int]] = {}
     for i, label in enumerate(labels):
         images.setdefault(label, []).append(i)

@@ -158,7 +158,10 @@ class TrainAugment(ImageTransform):
 def crop_box(
     width: int, height: int, scale: tuple[float, float], generator: torch.Generator
 ) -> tuple[int, int, int, int]:
-    """Draw (top, left, height, width) of a crop as torchvision's `RandomResizedCrop.get_params` does, in its order."""
+    """Draw (top, left, height, width) of a crop as torchvision's `RandomResizedCrop.get_params` does, in its order.
+
+    Ten tries at an area and a log-uniform ratio, else the largest centred box of an allowed ratio.
+    """
     low, high = (math.log(ratio) for ratio in CROP_RATIO)
     for _ in range(10):
         area = width * height * _uniform(*scale, generator)

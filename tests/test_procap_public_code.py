@@ -19,8 +19,8 @@ from procap.methods import build_method
 from procap.methods.public import public_names
 from procap.methods.skipt import SkipT, SkipTOptions, keep_odds
 from runner.engine import Batch, Engine
+from runner.epoch_average import EpochAverage
 from runner.planning import plan_run
-from runner.resumable_training import EpochAverage
 from shards.catalogue import CATALOGUE
 from shards.loader import one_class_order
 

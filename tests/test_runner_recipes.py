@@ -19,9 +19,9 @@ from procap import errors, methods, recipe, text
 from procap.methods.coprompt import read_sentences
 from runner.checkpoint import read_checkpoint
 from runner.config import RunConfig, RuntimeConfig, Target
+from runner.epoch_average import gaussian_weights
 from runner.planning import plan_run
 from runner.results import Progress, TrainResult
-from runner.resumable_training import gaussian_weights
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec
 from runner.setup import select_training

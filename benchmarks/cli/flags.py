@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -196,7 +195,7 @@ class EvalFlags:
 
 @dataclass(frozen=True)
 class SuiteFlags(EvalFlags, ChoiceFlags):
-    """Flags that choose a part of a suite, which has no `--lr`: the rest, also rates, it sets with its profile."""
+    """Flags that choose a part of a suite; suite and profile set the rest, also learning rates: there is no `--lr`."""
 
     heading: ClassVar[str] = "Recipe"
     profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper if packed]")] = ""
@@ -273,15 +272,12 @@ class HeadedCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
-        parameters = self.get_params(ctx)
-        is_suite = any(parameter.name == "profile" for parameter in parameters)
-        for parameter in parameters:
+        for parameter in self.get_params(ctx):
             is_argument = parameter.param_type_name == "argument"
             heading = "Arguments" if is_argument else self.headings.get(str(parameter.name), "Options")
             if record := parameter.get_help_record(ctx):
-                # Defaults of a training and of a suite; filters have none.
-                text = re.sub(r"(\[default: )(.*); in suites: (.*\])", r"\1\3" if is_suite else r"\1\2]", record[1])
-                text = text.partition(" [default")[0] if heading == FilterFlags.heading else text
+                # The defaults are those of a training.
+                text = record[1].partition(" [default")[0] if heading == FilterFlags.heading else record[1]
                 # typer adds the Python type to the name of an argument.
                 sections.setdefault(heading, []).append((str(parameter.metavar) if is_argument else record[0], text))
         for heading, records in sections.items():

@@ -17,7 +17,7 @@ from benchmarks.experiment.published import COMPONENTS
 from benchmarks.experiment.titles import title_method
 from cluster.run import validation_targets
 from procap.errors import UsageError, UserError, describe_invalid
-from procap.methods import METHODS, data_use
+from procap.methods import METHODS, data_use, learns_from_features
 from procap.recipe import Recipe
 from runner.config import EvalSettings, RunConfig, Target
 from runner.planning import can_classify, check_read, control_options, plan_run
@@ -40,14 +40,6 @@ def is_trained(method: str) -> bool:
     from procap.methods import method_class
 
     return method_class(method).recipe().epochs > 0
-
-
-def learns_from_features(method: str) -> bool:
-    """Whether the method trains on features that the frozen image tower computes once, which takes seconds."""
-    from procap.methods import method_class
-    from procap.methods.features import FeatureMethod
-
-    return issubclass(method_class(method), FeatureMethod)
 
 
 def _layers(options: SuiteOptions, variant: Variant, recipe_name: str) -> dict[str, dict[str, Any]]:

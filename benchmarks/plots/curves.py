@@ -95,8 +95,8 @@ def average_and_datasets(
     looks = (("base", style.BASE), ("novel", style.NOVEL), ("harmonic mean", Look(style.INK, "o")))
     for half, (title, look) in enumerate(looks):
         style.draw_curve(left, {value: halves[half] for value, halves in averages.items()}, look, title)
-    for other in (other for other in suite.variants if not other.key):
-        if level := suite.halves(other, AVERAGE)[2]:
+    for other in suite.variants:
+        if not other.key and (level := suite.halves(other, AVERAGE)[2]):
             look, title = style.assign_looks({other.name: other.method})[other.name], f"{other.name},\nharmonic mean"
             left.axhline(level.mean, **look.line(label=title, marker="", linewidth=1.2))
     for number, (name, curve) in enumerate(hms.items()):

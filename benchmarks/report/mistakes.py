@@ -196,7 +196,10 @@ def _list_images(
 def _read_images(
     data: Path | None, target: Target, manifest: str, positions: Iterable[int]
 ) -> dict[int, tuple[str, bytes]]:
-    """Read path and thumbnail of images by position in the target. UserError if its data is not here or differs."""
+    """Read path and thumbnail of images by position in the target.
+
+    Raises UserError if the packed data set is missing or has different content.
+    """
     from PIL import Image
 
     from shards.image_selection import select_class_labels, select_images

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import note
-from benchmarks.experiment.suite import learns_from_features
 from benchmarks.runtime.settings import EPOCHS, QUICK_EPOCHS, QUICK_REPEATS, Settings, make_settings
 from benchmarks.tables.speed import SCHEMA, load_runtime_reports
 from procap.errors import UsageError
+from procap.methods import learns_from_features
 from runner.provenance import describe_environment
 from runner.results import write_json
 from runner.session import Session

@@ -86,7 +86,7 @@ METHODS: dict[str, str] = {
 COLOUR = re.compile("#[0-9a-fA-F]{6}")
 """Matches the colour of a method."""
 
-FACTS = ("title", "selection", "groups", "uses")
+FACTS = ("title", "selection", "groups", "uses", "learns_from_features")
 """The attributes of a built-in method's class that are read without importing it: literals, and a `DataUse` of some."""
 
 
@@ -177,6 +177,12 @@ def data_use(name: str, options: Mapping[str, Any] | None = None) -> DataUse:
     if (pool := chosen.get("unlabelled", "few-shot")) in ("base", "all"):
         uses = replace(uses, unlabelled="base" if pool == "base" else "train")
     return replace(uses, names="all") if chosen.get("new_names") or pool == "all" else uses
+
+
+def learns_from_features(name: str) -> bool:
+    """Whether a method trains on features that the frozen image tower computes once, which takes seconds."""
+    facts = _read_facts(METHODS[name]) if name in METHODS else method_class(name)
+    return bool(facts.learns_from_features)
 
 
 def describe_method(name: str) -> dict[str, str]:

@@ -65,6 +65,7 @@ class FeatureMethod(Method):
 
     changes: ClassVar[tuple[str, ...]] = ()
     groups: ClassVar[tuple[str, ...]] = ("adapters",)
+    learns_from_features: ClassVar[bool] = True
     takes_steps: ClassVar[bool] = True
     augments: ClassVar[bool] = True
     mirrors: ClassVar[bool] = False

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import abc
 import copy
-import functools
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +23,6 @@ from torch import Tensor, nn
 
 from procap.classifier import AveragedClassifier, Classifier, cosine_logits, unit
 from procap.clip import CLIP
-from procap.errors import UserError
 from procap.methods.data_use import DataUse
 from procap.methods.hooks import TrainingHooks
 from procap.methods.options import MethodOptions, TemplateOptions
@@ -83,6 +80,7 @@ class MethodFacts(abc.ABC):
         base validation images; docs/methods.md has the command. mini_options: its options on generated data.
     first_stage: a method with a subset of its options, whose trained tensors are among its initial ones.
     changes: the towers ("image", "text") that its plans change, or whose weights it reads.
+    learns_from_features: it trains, in seconds, on features that the frozen image tower computes once.
     knows_new_classes: it can classify images of classes that it was not trained on.
     needs_every_class: a training needs an image of each class, which `--sampling natural-any` may not give.
     """
@@ -98,6 +96,7 @@ class MethodFacts(abc.ABC):
     mini_options: ClassVar[Mapping[str, object]] = {}
     first_stage: ClassVar[str] = ""
     changes: ClassVar[tuple[str, ...]] = ("image", "text")
+    learns_from_features: ClassVar[bool] = False
     knows_new_classes: ClassVar[bool] = True
     needs_every_class: ClassVar[bool] = False
 
@@ -135,17 +134,6 @@ class Method(MethodFacts, TrainingHooks):
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     views: ClassVar[int] = 1
     options: BaseModel
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        """Let each method of a plug-in name itself if it returns None where this class or a base returns something."""
-        super().__init_subclass__(**arguments)
-        for name, hook in [] if cls.__module__.startswith("procap.") else [*vars(cls).items()]:
-            first = next((vars(base)[name] for base in cls.__mro__[:0:-1] if name in vars(base)), None)
-            expected = str(getattr(first, "__annotations__", {}).get("return"))
-            is_hook = isinstance(hook, FunctionType | classmethod) and not hasattr(nn.Module, name)
-            if is_hook and "None" not in expected:
-                checked = _require_result(hook.__func__ if isinstance(hook, classmethod) else hook, expected)
-                setattr(cls, name, classmethod(checked) if isinstance(hook, classmethod) else checked)
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
         """Initialise the parameters from `generator` (on the CPU) alone.
@@ -295,18 +283,6 @@ class Method(MethodFacts, TrainingHooks):
     def make_classifier(self, image_plan: Plan, text: Tensor, space: LabelSpace) -> Classifier:
         """Make a classifier from the image plan and the class features [C, E] of `space`, under `torch.no_grad`."""
         return Classifier(self.clip, image_plan, text, self.scale(), self.image_adapter)
-
-
-def _require_result(hook: Callable[..., object], expected: str) -> Callable[..., object]:
-    """Return `hook`, which raises UserError instead of returning None. expected: the type of what it must return."""
-
-    @functools.wraps(hook)
-    def checked(*positional: object, **named: object) -> object:
-        if (result := hook(*positional, **named)) is None:
-            raise UserError(f"{hook.__module__}.{hook.__qualname__}() returns None: it must return {expected}")
-        return result
-
-    return checked
 
 
 def name_options(names: Sequence[str], table: Mapping[str, Sequence[object]]) -> PublishedOptions:

@@ -30,7 +30,10 @@ from shards.transforms import EvalTransform, TrainAugment, View
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """An image of a batch: its view, of pixels [H, W, 3] uint8 or those on the device. whole: they may stay there."""
+    """One image of a batch: its view and, unless they are on the device, pixels [H, W, 3] uint8 that it is a view of.
+
+    whole: these pixels are those of the image, which stay on the device if there is room.
+    """
 
     i: int
     view: View

@@ -62,7 +62,10 @@ def list_class_folders(folder: Path) -> list[str]:
 
 
 def find_class_root(folder: Path) -> str:
-    """Return the relative path of the class folders or splits: "", or what an archive has put around them."""
+    """Return the relative path of the folder that holds the class folders or the folders of splits.
+
+    It is `folder`, or what an archive has put around it: a folder that is alone, and holds folders itself.
+    """
     path = ""
     while len(names := list_class_folders(folder / path)) == 1 and list_class_folders(folder / path / names[0]):
         # A single folder of images, without folders in it, is a class and ends the loop.

@@ -122,7 +122,10 @@ def read_lines(file: Path) -> list[Any]:
 
 
 def find_image(root: Path, cell: object) -> str:
-    """Find the image of a cell: its path in `root`, or "". Its ending, or folders before `root`, may differ."""
+    """Find the image that a cell names: its path in `root`, "" if there is none.
+
+    The ending may be missing, and folders that lead to `root` may stand in front, or any in an absolute path.
+    """
     parts = PurePosixPath(str(cell).strip().replace("\\", "/")).parts if isinstance(cell, str | int) else ()
     is_absolute = bool(parts and re.fullmatch("/|[A-Za-z]:", parts[0]))
     ends = root.resolve().parts

@@ -1,4 +1,4 @@
-"""Paint land seen from above, one painter per class with a pose of its own: roads and rivers cross the picture.
+"""Paint land seen from above, one painter per class, which draws the pose: roads and rivers cross the picture.
 
 Shapes: B images, H = W = SIZE pixels; the canvas is [-1, 1]^2.
 """
