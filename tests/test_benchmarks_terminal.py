@@ -151,7 +151,7 @@ def test_quick_demo_is_a_suite_and_repeats_nothing(tmp_path, monkeypatch, capsys
     assert document["suite"] == "base-to-novel" and not document["failed"]
     titles = [row["labels"][-1] for row in document["tables"][0]["rows"]]
     assert titles == ["CLIP (zero-shot)", "CoOp", "MaPLe", "ProCAP"]
-    assert "†" in captured.err and "Quick schedules" in captured.err
+    assert "†" in captured.err and "(quick run)" in captured.err
     results = out / "results"
     assert f"procap table base-to-novel --data {out / 'data'} --results {results}" in captured.err
     made = results / "collections/suite/base-to-novel"

