@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
@@ -13,8 +13,12 @@ from runner.results import harmonic_mean
 if TYPE_CHECKING:
     import pandas as pd
 
-MARKS = ("limited", "chosen_on_test", "sees_unlabelled")
-"""Fields of a metric that hold for every metric made from it."""
+MARKS: Mapping[str, str] = {
+    "limited": "† --limit: evaluated on the first images only; never averaged with whole test sets, never bold.",
+    "chosen_on_test": "‡ weights or settings chosen by test accuracy, as the method's public code does; never bold.",
+    "sees_unlabelled": "§ methods that look at further images without labels; ranked apart.",
+}
+"""Fields of a metric that hold for every metric made from it, with the sign at a cell and what it means."""
 
 
 @dataclass(frozen=True)

