@@ -31,11 +31,11 @@ def explain_writing(path: Path, advice: str = "name another folder") -> Iterator
 
 def check_writable(path: Path) -> None:
     """Raise UserError if no file can be written at or below `path`, before work that would be lost."""
-    folder = next(each for each in (path, *path.parents) if each.is_dir())
     with explain_writing(path):
-        if path != folder:
-            require_regular(path)
-        TemporaryFile(dir=folder).close()
+        existing = next(each for each in (path, *path.parents) if each.exists())
+        if existing == path and not path.is_dir():
+            existing = require_regular(path).parent
+        TemporaryFile(dir=existing).close()
 
 
 @contextmanager

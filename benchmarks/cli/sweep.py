@@ -22,6 +22,7 @@ from cluster.sweep_record import METRICS, SWEEPS, Configuration, SweepFolder, Sw
 from runner.planning import check_read
 from runner.run_collection import status_after
 from runner.session import Session
+from shards.files import check_writable
 
 if TYPE_CHECKING:
     from cluster.sweep import Sweep
@@ -66,6 +67,7 @@ def sweep(
     note_warmup(run.config for run in runs)
     if mode.dry_run:
         return _show_plan(settings, tried)
+    check_writable(runtime.results)
     pack_missing_with_progress(settings.datasets, runtime.data)
     with folder.locked():
         if mode.force:

@@ -18,6 +18,7 @@ from runner.config import Target
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, RunState
 from runner.session import Session
+from shards.files import check_writable
 
 FEW_IMAGES = 16_000
 """Runs on fewer images in all are executed one after the other: Ray takes as long to start and to load the program."""
@@ -39,6 +40,7 @@ def execute(
     force: delete the runs first.
     """
     runtime = session.runtime
+    check_writable(runtime.results)
     splits: dict[str, set[str]] = {}
     for run in runs:
         splits.setdefault(run.config.dataset, set()).update(TRAINING_SPLITS)
