@@ -141,14 +141,14 @@ class TrainState:
         """Turn the sums into the epoch's log entry and begin the next; `clock` is the seconds in steps so far."""
         seconds = clock - self.epoch_began
         means = {name: value / self.step_in_epoch for name, value in self.term_sums.items()}
-        rate = self.epoch_images / seconds if seconds > 0 else None
+        images_per_second = self.epoch_images / seconds if seconds > 0 else None
         self.epochs.append(
             EpochLog(
                 epoch=self.epoch,
                 lr=lr,
                 terms=means,
                 seconds=seconds,
-                images_per_second=rate,
+                images_per_second=images_per_second,
                 skipped=self.epoch_skipped,
                 gradient_norms=dict(gradient_norms),
             )

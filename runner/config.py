@@ -39,7 +39,7 @@ Bytes = Annotated[int, Field(ge=0, le=10**15)]
 """A size in memory in a stored document."""
 Amount = Annotated[float, Field(ge=0, le=1e15)]
 """A measured quantity in a stored document, such as seconds."""
-Rate = Annotated[float, Field(gt=0, le=1e12)]
+Throughput = Annotated[float, Field(gt=0, le=1e12)]
 """A measured number per second in a stored document."""
 LOCAL_FOLDER = re.compile("(?:^|(?<=:))[/~](?!/)[^:]*/")
 """The folder of a path that is absolute, or begins with ~, in the value of an option."""

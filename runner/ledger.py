@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from procap.errors import UserError
-from runner.config import Amount, Count, FrozenModel, Precision, Rate, TargetName
+from runner.config import Amount, Count, FrozenModel, Precision, TargetName, Throughput
 from runner.results import WRITTEN, StoredDocument, write_json
 from runner.session import Run
 from shards.manifest import Sha256
@@ -24,7 +24,7 @@ class LedgerCount(FrozenModel):
     correct: Count
     total: Count = Field(gt=0, description="all images of the target")
     manifest_digest: Digest
-    images_per_second: Rate | None = Field(description="with decoding")
+    images_per_second: Throughput | None = Field(description="with decoding")
 
     @model_validator(mode="after")
     def _adds_up(self) -> LedgerCount:

@@ -21,7 +21,7 @@ from procap.methods.options import Pool
 from procap.methods.plugins import MethodSource, describe_unexpected
 from procap.text import LabelSpace
 from runner.calibration import Calibration, Probabilities
-from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, Rate, RunConfig, Target, TargetName
+from runner.config import Amount, Bytes, Count, EvalSettings, FrozenModel, RunConfig, Target, TargetName, Throughput
 from shards.credentials import mask
 from shards.files import explain_writing, read_regular, write_file
 from shards.manifest import lines_digest
@@ -56,7 +56,7 @@ class EpochLog(FrozenModel):
     lr: float = Field(ge=0)
     terms: dict[str, float] = Field(min_length=1)
     seconds: Amount = Field(description="in steps: saving of states excluded")
-    images_per_second: Rate | None
+    images_per_second: Throughput | None
     skipped: Count = Field(default=0, description="steps without an update, because gradients overflowed at fp16")
     gradient_norms: dict[str, float] = Field(
         default_factory=dict, description="of the weighted loss terms after the epoch, see `DiagnosedMethod`"
@@ -116,8 +116,8 @@ class TrainResult(RunDocument):
     seconds: Amount = Field(
         default=0.0, description="of training, saving included; loading, tracking and lost work excluded"
     )
-    images_per_second: Rate | None = Field(default=None, description="of steps, without the first `warmup_steps`")
-    images_per_second_model: Rate | None = Field(default=None, description="the same, without waiting for images")
+    images_per_second: Throughput | None = Field(default=None, description="of steps, without the first `warmup_steps`")
+    images_per_second_model: Throughput | None = Field(default=None, description="the same, without waiting for images")
     warmup_steps: Count = Field(default=0, description="not in `images_per_second`; no warm-up of the learning rate")
     phases: dict[str, Amount] = Field(default_factory=dict, description="seconds by phase")
     peak_memory_bytes: Bytes | None = Field(default=None, description="allocated by tensors on a GPU")
@@ -265,8 +265,8 @@ class EvalResult(TargetResult):
     batch_size: Count = Field(gt=0, description="of the evaluation, on which its throughput depends")
     workers: Count = Field(description="threads that decoded images; 0: the one that evaluates")
     seconds: Amount = Field(description="class features, warm-up, and all images")
-    images_per_second: Rate | None = Field(description="decoding included")
-    images_per_second_model: Rate | None = Field(description="decoding excluded")
+    images_per_second: Throughput | None = Field(description="decoding included")
+    images_per_second_model: Throughput | None = Field(description="decoding excluded")
     phases: dict[str, Amount] = Field(default_factory=dict)
     stored_seconds: Amount = Field(default=0.0, description="of `seconds`: measured when the features were stored")
     peak_memory_bytes: Bytes | None = Field(default=None, description="allocated by tensors on a GPU")

@@ -197,49 +197,49 @@ class PackedDataset:
     def classnames(self) -> tuple[str, ...]:
         return self.manifest.classnames
 
-    def labels(self, name: str) -> NDArray[np.int64]:
+    def labels(self, split: str) -> NDArray[np.int64]:
         """Return the labels [N] of a split, without reading its images."""
-        return self._index(name)["label"].astype(np.int64)
+        return self._index(split)["label"].astype(np.int64)
 
-    def list_images(self, name: str, *, remote: bool = False) -> ImageList:
+    def list_images(self, split: str, *, remote: bool = False) -> ImageList:
         """List the images of a split without looking for its shards; `open_images` makes sure that they can be read."""
-        rows = self._index(name)
-        files = SplitFiles(self.folder, self.manifest, name, remote)
+        rows = self._index(split)
+        files = SplitFiles(self.folder, self.manifest, split, remote)
         return ImageList(files, rows, np.arange(len(rows)), rows["label"].astype(np.int64))
 
-    def open_images(self, name: str, *, sequential: bool = False) -> ImageList:
+    def open_images(self, split: str, *, sequential: bool = False) -> ImageList:
         """List the images of a split whose shards have the manifest's sizes; those of a mirror are downloaded first.
 
         sequential: with `stream`, images come from the URL by `ImageList.stream` or `lazy_images`, and are not stored.
         """
-        images = self.list_images(name, remote=sequential and self.stream)
+        images = self.list_images(split, remote=sequential and self.stream)
         if not (sequential and self.stream):
-            fetch_shards(self.folder, self.manifest.splits[name])
-            self.check_sizes(name)
+            fetch_shards(self.folder, self.manifest.splits[split])
+            self.check_sizes(split)
         return images
 
-    def pipeline(self, name: str) -> webdataset.WebDataset:
+    def pipeline(self, split: str) -> webdataset.WebDataset:
         """Make a webdataset pipeline over the shards of a split, dealt to processes and workers."""
-        return make_pipeline(self.open_images(name, sequential=True)._files.located_shards(), distribute=True)
+        return make_pipeline(self.open_images(split, sequential=True)._files.located_shards(), distribute=True)
 
-    def check_sizes(self, name: str) -> None:
+    def check_sizes(self, split: str) -> None:
         """Raise UserError for a shard that is missing or has another size; those of a mirror are fetched later."""
-        shards = () if is_mirror(self.folder.parent) else self._entry(name).shards
+        shards = () if is_mirror(self.folder.parent) else self._entry(split).shards
         for problem in (shard_problem(self.folder, shard) for shard in shards):
             if problem:
-                raise UserError(f"'{self.name}' {name}: {problem}; {repack_hint(self.folder)}")
+                raise UserError(f"'{self.name}' {split}: {problem}; {repack_hint(self.folder)}")
 
-    def _entry(self, name: str) -> SplitEntry:
-        if name not in self.manifest.splits:
+    def _entry(self, split: str) -> SplitEntry:
+        if split not in self.manifest.splits:
             known = ", ".join(self.manifest.splits)
-            raise UsageError(f"'{self.name}' has no split '{name}'; it has: {known}")
-        return self.manifest.splits[name]
+            raise UsageError(f"'{self.name}' has no split '{split}'; it has: {known}")
+        return self.manifest.splits[split]
 
-    def _index(self, name: str) -> NDArray[np.void]:
-        if name not in self._indices:
-            fetch_lists(self.folder, name, self._entry(name))
-            self._indices[name] = read_index(self.folder, self.manifest, name)
-        return self._indices[name]
+    def _index(self, split: str) -> NDArray[np.void]:
+        if split not in self._indices:
+            fetch_lists(self.folder, split, self._entry(split))
+            self._indices[split] = read_index(self.folder, self.manifest, split)
+        return self._indices[split]
 
 
 def shard_problem(folder: Path, shard: Shard, *, hashed: bool = False) -> str:

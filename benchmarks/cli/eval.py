@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from benchmarks.cli import flags
 from benchmarks.cli.dry_run import show_plan
-from benchmarks.cli.selection import default_targets, find_run, runtime_config, selected_runs
+from benchmarks.cli.selection import default_targets, find_run, plan_selected_runs, runtime_config
 from benchmarks.cli.several_runs import Failures, process_group
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, quote, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress
@@ -59,7 +59,7 @@ def evaluate(
                 raise UsageError("these runs lie in several results folders: evaluate those of each by themselves")
             configs, found_in = [run.config for run in located], located[0].session.runtime
         else:
-            configs, found_in = selected_runs(selection, recipe_flags, runtime.data), runtime
+            configs, found_in = plan_selected_runs(selection, recipe_flags, runtime.data), runtime
             if not mode.dry_run:
                 check_weights_of(configs, runtime)
         specs = []

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli import flags
-from benchmarks.cli.selection import runtime_config, selected_runs
+from benchmarks.cli.selection import plan_selected_runs, runtime_config
 from benchmarks.cli.several_runs import Failures
 from benchmarks.console.output import columns, note, note_failures, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress
@@ -39,7 +39,7 @@ def import_checkpoint(
     as imported.
     """
     runtime = runtime_config(runtime_flags)
-    runs = selected_runs(selection, recipe_flags, runtime.data, task or None)
+    runs = plan_selected_runs(selection, recipe_flags, runtime.data, task or None)
     files = {
         config: Path(file.replace("{dataset}", config.dataset).replace("{seed}", str(config.seed))).expanduser()
         for config in runs

@@ -61,7 +61,7 @@ def recipe_overrides(recipe_flags: RecipeFlags) -> dict[str, Any]:
     return parse_assignments([*texts, *(recipe_flags.recipe_field or ())], "--recipe-field")
 
 
-def selected_runs(
+def plan_selected_runs(
     selection: SelectionFlags, recipe_flags: RecipeFlags, data: Path | None = None, task: str | None = None
 ) -> list[RunConfig]:
     """Make the runs that the flags describe: by data set, then method, then seed. task: see `plan_run`."""

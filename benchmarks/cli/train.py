@@ -10,7 +10,7 @@ from benchmarks.cli import flags
 from benchmarks.cli.completion import complete_runs
 from benchmarks.cli.config_file import ConfigFlags
 from benchmarks.cli.dry_run import show_plan
-from benchmarks.cli.selection import runtime_config, selected_runs, start_runs
+from benchmarks.cli.selection import plan_selected_runs, runtime_config, start_runs
 from benchmarks.cli.several_runs import Failures, process_group
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress, require_packable
@@ -50,7 +50,7 @@ def train(
             return 0
         session = Session(runtime)
         session.remote.pull()
-        configs = selected_runs(selection, recipe_flags, runtime.data)
+        configs = plan_selected_runs(selection, recipe_flags, runtime.data)
         specs = [RunSpec(config=config) for config in (start_runs(configs, init, session) if init else configs)]
         states = read_states(session, specs, force=mode.force)
         return show_plan(specs, states, runtime.data)
@@ -81,7 +81,7 @@ def _plan_runs(
     selection: flags.SelectionFlags, recipe_flags: flags.RecipeFlags, session: Session, *, force: bool, init: str
 ) -> list[RunConfig]:
     runtime = session.runtime
-    runs = selected_runs(selection, recipe_flags, runtime.data)
+    runs = plan_selected_runs(selection, recipe_flags, runtime.data)
     runs = start_runs(runs, init, session) if init else runs
     check_weights_of(runs, runtime)
     folders = [(config.dataset, RunFolder(runtime.results / config.path)) for config in runs]

@@ -170,17 +170,17 @@ def run_folders(
 
 
 def make_records(
-    folder: RunFolder, config: RunConfig, training: TrainResult, results: Iterable[EvalResult]
+    folder: RunFolder, config: RunConfig, training: TrainResult, evaluations: Iterable[EvalResult]
 ) -> Iterator[dict[str, Any]]:
     """Make a row of the frame from each evaluation of a run, without `variant`, which depends on the other rows.
 
     Raises UserError if an evaluation used other weights than the run has now.
     """
     run = _columns_of_run(config, training)
-    settings = describe_settings(config) | _describe_training(folder, config, training)
+    run_settings = describe_settings(config) | _describe_training(folder, config, training)
     known = known_target(config)
     scores = [each for each in folder.read_results(ScoreResult) if each.is_current(training, each.limit)]
-    for result in results:
+    for result in evaluations:
         if not result.is_current(training, result.limit):
             under = f" under {result.settings.name}" if result.settings.name else ""
             raise UserError(
@@ -196,8 +196,8 @@ def make_records(
             **run,
             **{name: getattr(result, name) for name in (*result_fields, "backbone_digest", "written")},
             # In `settings`, so that titles name evaluations under different settings as they do varied options.
-            "settings": (of_result := settings | {"evaluation": result.settings.name or "default", **limit}),
-            "group": digest_of([config.method, of_result]),
+            "settings": (settings := run_settings | {"evaluation": result.settings.name or "default", **limit}),
+            "group": digest_of([config.method, settings]),
             "target": str(target),
             "target_dataset": target.dataset,
             "target_classes": target.classes,

@@ -74,8 +74,8 @@ class SuiteResults:
             seeds = [config.seed] if config.depends_on_seed else options.seeds
             columns = {"dataset": run.dataset, "number": variants.index(run.variant)}
             try:
-                training, settings = folder.read_training(), options.eval_settings.for_run(config)
-                evaluations = [folder.read_evaluation(target, settings) for target in run.spec.parse_targets()]
+                training, eval_settings = folder.read_training(), options.eval_settings.for_run(config)
+                evaluations = [folder.read_evaluation(target, eval_settings) for target in run.spec.parse_targets()]
                 made = make_records(folder, config, training, filter(None, evaluations)) if training else ()
                 records += [record | columns | {"seed": seed} for record, seed in product(made, seeds)]
             except UserError as error:

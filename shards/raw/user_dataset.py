@@ -87,6 +87,7 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
     details = f", sizes {hashlib.sha256(' '.join(map(str, listing.sizes)).encode()).hexdigest()[:16]}, "
     if description.max_side:
         details += f"at most {description.max_side} pixels on the short side, "
+    # `Manifest.upright` looks for UPRIGHT: whether images are turned as their EXIF orientation says.
     source = listing.make_source(description.name, description.template, description.prompts, details + UPRIGHT)
     return replace(source, problems=tuple(problems), notes=tuple(notes))
 
