@@ -72,7 +72,9 @@ def hm_bars(suite: SuiteResults, *, among_all: bool = False) -> Figure | None:
     # Bars that would be thinner are drawn in several rows.
     across = min(len(hms), max(1, int(style.PAGE / (THINNEST * count))))
     rows = math.ceil(len(hms) / across)
-    figure, panels = style.panels(rows, 2.1 if rows == 1 else 1.3, y="harmonic mean, %", across=1)
+    # The label of a row is shorter than the row is high.
+    height, label = (2.1, "harmonic mean, %") if rows == 1 else (1.3, "HM, %")
+    figure, panels = style.panels(rows, height, y=label, across=1)
     # Wide enough for the bars and for the names below them.
     width = max(0.34 * count, 0.062 * max(map(len, hms.index)))
     figure.set_figwidth(max(style.COLUMN, min(style.PAGE, 0.9 + width * len(hms))))
