@@ -138,7 +138,7 @@ def _warmup_rate(recipe: Recipe, done: int, warm: int) -> float:
 
 def warmup_warning(recipe: Recipe) -> str:
     """Explain that most epochs are warm-up epochs, so that a training may hardly learn; "" if they are not."""
-    # Per step, a linear warm-up ends with the training at the latest, and reaches the full rate.
+    # Per step, a linear warm-up ends with the training at the latest, whose last steps have almost the full rate.
     is_full = recipe.schedule == "step" and recipe.warmup == "linear"
     if recipe.warmup == "none" or is_full or not 0 < recipe.epochs < 2 * recipe.warmup_epochs:
         return ""

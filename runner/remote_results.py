@@ -34,7 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 def results_root(location: str, cache: Path) -> tuple[Path, str | None]:
-    """Return the local folder for `--results`, and its URL if any. Raises UsageError if it cannot be written to."""
+    """Return the local folder for `--results`, and its URL if any.
+
+    Raises UsageError for a file and for a kind of URL that is only read, UserError if a package for it is missing.
+    """
     if not location:
         raise UsageError("the name of the results folder is empty")
     if (folder := local_path(location)) is not None:

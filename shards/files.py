@@ -29,13 +29,10 @@ def explain_writing(path: Path, advice: str = "name another folder") -> Iterator
         raise UserError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
-def check_writable(path: Path) -> None:
-    """Raise UserError if no file can be written at or below `path`, before work that would be lost."""
-    with explain_writing(path):
-        existing = next(each for each in (path, *path.parents) if each.exists())
-        if existing == path and not path.is_dir():
-            existing = require_regular(path).parent
-        TemporaryFile(dir=existing).close()
+def check_writable(folder: Path) -> None:
+    """Raise UserError if no file can be written below `folder`, which may not exist yet, before work would be lost."""
+    with explain_writing(folder):
+        TemporaryFile(dir=next(path for path in (folder, *folder.parents) if path.exists())).close()
 
 
 @contextmanager

@@ -133,7 +133,7 @@ WRONG: list[tuple[str, int, str]] = [
         1,
         "cannot write /proc/x: No such file or",
     ),
-    ("export 1a2b --out a-file", 1, "cannot write a-file/run: "),
+    ("export 1a2b --out a-file", 1, "cannot write a-file: Not a directory;"),
     ("sweep --methods coop --datasets digits --param lr=0.1,0.2 --gpus 99", 2, "--gpus 99: on this machine"),
     ("bench base-to-novel --datasets digits --launcher ray --address 127.0.0.1:9", 1, "no Ray cluster at 127.0.0.1:9"),
 ]

@@ -216,6 +216,7 @@ def test_limited_results_are_marked_and_neither_averaged_with_whole_ones_nor_ran
     assert found["tiles", "ProCAP"]["Base limited"] == "true" and not found["Average", "ProCAP"]["Base"]
     text = render(table, "md")
     assert "99.00 †" in text and "**99.00**" not in text and "† --limit" in text
+    assert any(line.startswith("† --limit") for line in to_dict(table)["notes"])
     # LaTeX has no notes, and a sign that its caption does not explain would be a riddle.
     assert r"99.00 $^\dagger$" in render(table, "latex") and r"$^\dagger$ -{}-limit" in render(table, "latex")
 

@@ -270,6 +270,11 @@ def test_a_table_shows_what_the_last_command_named_or_what_its_flags_name(tmp_pa
     assert main(earlier.split()) == 0
     out, err = capsys.readouterr()
     assert printed[0] in out and "earlier" not in err
+    # MaPLe was not trained on shapes: a table of all would have gaps.
+    made(tmp_path, "base-to-novel", MINI, datasets=("shapes",), methods=("zeroshot",), seeds=(1,))
+    assert main([*bench, "--methods", "zeroshot", "--datasets", "shapes", "--seeds", "1", *results]) == 0
+    assert main(["table", "base-to-novel", *results]) == 0
+    assert "earlier" not in capsys.readouterr().err
 
 
 @pytest.fixture

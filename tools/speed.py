@@ -24,12 +24,12 @@ import torch
 
 from benchmarks.console.output import note, show
 from benchmarks.console.parse import parse_methods
-from benchmarks.experiment.suite import learns_from_features
 from benchmarks.runtime.measure import REPEATS, summarize, time_interleaved
 from benchmarks.runtime.settings import Settings, make_settings, run_config
 from benchmarks.runtime.synthetic import synthetic_case
 from benchmarks.runtime.workload import MODES, Evaluation, Models, ModeName, Preparation, Training, Work, models_by_mode
 from benchmarks.tables.render import markdown_grid
+from procap.methods import learns_from_features
 from procap.weights.loading import load_clip
 from runner.config import RuntimeConfig
 from tools.record import describe_machine, describe_run

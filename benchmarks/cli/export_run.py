@@ -38,7 +38,7 @@ def export(
     OUT/RUN/MODEL/model.pth.tar-EPOCHS, with MODEL as the public code names it. Load it there with --model-dir OUT/RUN
     --load-epoch EPOCHS.
     """
-    check_writable(out / "run")
+    check_writable(out)
     runtime = runtime_config(flags.StorageFlags(results=results, device=device))
     # Graphs are exported on the CPU, where their example is.
     is_graph = format == "onnx"

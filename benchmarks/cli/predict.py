@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from benchmarks.console.output import csv_text, note, plural, show, show_json
 from benchmarks.console.parse import parse_class_names
 from procap.errors import UsageError, UserError
 from runner.session import Session
-from shards.files import check_writable
+from shards.files import explain_writing, require_regular
 from shards.raw.folders import is_image_name, walk_files
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def predict(
     if html and (_is_stdout(html) or (out and out.resolve() == html.resolve())):
         raise UsageError(f"--html {html}: name another file than that of the rows")
     if html:
-        check_writable(html)
+        with explain_writing(html):
+            TemporaryFile(dir=require_regular(html).parent).close()
     if out and _is_stdout(out):
         # A file that stdout is redirected to keeps what is in it.
         out = None

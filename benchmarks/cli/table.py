@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -117,7 +117,12 @@ def _note_earlier(done: SuiteResults, typed: str) -> None:
     """Say that earlier commands chose more than the last one, and which command shows it too. typed: other flags."""
     chosen = read_chosen(done.folder, done.options)
     if any({*values} - {*getattr(done.options, name)} for name, values in chosen.items()):
-        both = {name: dict.fromkeys([*values, *getattr(done.options, name)]) for name, values in chosen.items()}
+        both: dict[str, Any] = {
+            name: tuple(dict.fromkeys([*values, *getattr(done.options, name)])) for name, values in chosen.items()
+        }
+        # The commands may have had other methods on other data sets.
+        if SuiteResults.read(done.suite, replace(done.options, **both), done.results).missing:
+            return
         words = [f"--{name} {','.join(map(str, values))}" for name, values in both.items()]
         command = " ".join(["procap table", done.name, *words, typed])
         note(f"procap: what the last `procap bench {done.name}` chose; with earlier results: {command}")

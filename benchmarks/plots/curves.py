@@ -98,6 +98,7 @@ def average_and_datasets(
     for other in suite.variants:
         if not other.key and (level := suite.halves(other, AVERAGE)[2]):
             look, title = style.assign_looks({other.name: other.method})[other.name], f"{other.name},\nharmonic mean"
+            cells.append(level)
             left.axhline(level.mean, **look.line(label=title, marker="", linewidth=1.2))
     for number, (name, curve) in enumerate(hms.items()):
         look, title = style.make_look(number), display_name(name)

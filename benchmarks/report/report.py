@@ -50,7 +50,7 @@ def write_report(results: Path, out: Path | None = None, choices: ReportChoices 
     folder = out or results / "report"
     page = folder / "index.html"
     check_writable(folder)
-    if folder.exists() and (folder.is_file() or any(path.name not in FOLDERS for path in folder.iterdir())):
+    if folder.exists() and any(path.name not in FOLDERS for path in folder.iterdir()):
         # A report names its generator in the first lines.
         head = page.read_text(encoding="utf-8", errors="replace")[:2000] if page.is_file() else ""
         if f'content="{GENERATOR}"' not in head:

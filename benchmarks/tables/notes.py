@@ -1,4 +1,4 @@
-"""Write the notes below tables: what all rows share, what is missing, what is limited, and what other code made."""
+"""Write the notes below tables: what all rows share, what is missing, what misleads, and what other code made."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Notes(NamedTuple):
 def suite_notes(results: SuiteResults, *rules: str) -> Notes:
     """Write the notes of a suite. rules: what the cells of one table are."""
     runs = {run.path: (run.variant.name, run.spec.config) for run in results.runs}
-    options, missing, limited = results.options, [], []
+    options, missing, caveats = results.options, [], []
     if options.eval_settings.name:
         rules = (*rules, f"Evaluation: {options.eval_settings.name}.")
     if results.missing:
@@ -46,10 +46,10 @@ def suite_notes(results: SuiteResults, *rules: str) -> Notes:
         missing.append(f"MISSING: {len(results.missing)} of {plural(len(results.planned), 'evaluation')} ({names}).")
     missing += [f"LEFT OUT: {path}: {reason}." for path, reason in results.unreadable.items()]
     if own := _list_own_recipes(results):
-        limited.append(f"OWN RECIPE, others in ProCAP's: {join_first(own)}.")
+        caveats.append(f"OWN RECIPE, others in ProCAP's: {join_first(own)}.")
     if results.why_incomparable:
-        limited.append(f"Not comparable with published numbers: {results.why_incomparable}.")
-    return run_notes(results.frame, runs.values(), options.seeds, rules, missing, limited)
+        caveats.append(f"Not comparable with published numbers: {results.why_incomparable}.")
+    return run_notes(results.frame, runs.values(), options.seeds, rules, missing, caveats)
 
 
 def _list_own_recipes(results: SuiteResults) -> list[str]:
@@ -73,9 +73,9 @@ def run_notes(
     seeds: Sequence[int],
     rules: Iterable[str] = (),
     missing: Iterable[str] = (),
-    limited: Iterable[str] = (),
+    caveats: Iterable[str] = (),
 ) -> Notes:
-    """Write the notes of results: one line each for the setting, for what is missing and limited, and for other code.
+    """Write the notes of results: one line each for the setting, what is missing, `caveats`, and other code.
 
     runs: the title of a row, and a run in it. seeds: if they are the same everywhere.
     """
@@ -83,7 +83,7 @@ def run_notes(
     spread = "; ± is the sample standard deviation" if len(seeds) > 1 else ""
     names = f"Seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{spread}." * bool(seeds)
     setting = [*rules, names, describe_shared(runs), describe_data_use(frame)]
-    lines = [" ".join(filter(None, part)) for part in (setting, missing, limited, note_code(frame))]
+    lines = [" ".join(filter(None, part)) for part in (setting, missing, caveats, note_code(frame))]
     return Notes([line for line in lines if line], describe_recipes(runs))
 
 

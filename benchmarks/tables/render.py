@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import csv_text, to_json
 from benchmarks.results.metrics import Metric, describe_seeds
-from benchmarks.tables.table import Mark, Table, describe_marks, format_rows, list_headers, list_notes
+from benchmarks.tables.table import Mark, Table, describe_marks, describe_signs, format_rows, list_headers, list_notes
 from runner.results import write_bytes
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def to_dict(table: Table) -> dict[str, Any]:
         rows.append({**fields, "labels": list(row.labels), "cells": cells})
     columns = [{**vars(column), "better": column.better or None} for column in table.columns]
     lists = {"labels": list(table.labels), "columns": columns, "rows": rows}
-    lists |= {"notes": list(table.notes), "details": list(table.details)}
+    lists |= {"notes": [*table.notes, *describe_signs(table)], "details": list(table.details)}
     return {"name": table.name, "title": table.title, **lists}
 
 

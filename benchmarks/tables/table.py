@@ -207,5 +207,9 @@ def describe_marks(table: Table) -> str:
         sentences.append("In brackets: ours minus published.")
     if table.seeds_differ:
         sentences.append("n: number of seeds, which differ; such means are not ranked.")
-    sentences += [meaning for mark, meaning in MARKS.items() if any(getattr(cell, mark) for cell in table.metrics)]
-    return " ".join(sentences)
+    return " ".join([*sentences, *describe_signs(table)])
+
+
+def describe_signs(table: Table) -> list[str]:
+    """Describe each sign at a number of the table."""
+    return [meaning for mark, meaning in MARKS.items() if any(getattr(cell, mark) for cell in table.metrics)]

@@ -86,7 +86,7 @@ METHODS: dict[str, str] = {
 COLOUR = re.compile("#[0-9a-fA-F]{6}")
 """Matches the colour of a method."""
 
-FACTS = ("title", "selection", "groups", "uses", "learns_from_features")
+FACTS = ("title", "selection", "groups", "uses")
 """The attributes of a built-in method's class that are read without importing it: literals, and a `DataUse` of some."""
 
 
@@ -181,8 +181,9 @@ def data_use(name: str, options: Mapping[str, Any] | None = None) -> DataUse:
 
 def learns_from_features(name: str) -> bool:
     """Whether a method trains on features that the frozen image tower computes once, which takes seconds."""
-    facts = _read_facts(METHODS[name]) if name in METHODS else method_class(name)
-    return bool(facts.learns_from_features)
+    cls = _read_facts(METHODS[name]) if name in METHODS else method_class(name)
+    # The class itself would have to be imported, with torch.
+    return any(base.__name__ == "FeatureMethod" for base in cls.__mro__)
 
 
 def describe_method(name: str) -> dict[str, str]:

@@ -180,7 +180,7 @@ class CasPL(Boosted, ContextMethod):
 
     Options = CasPLOptions
     title = "CasPL (CoOp)"
-    mini_lr = 4e-2
+    mini_lr = 2.5e-3
     public_layout = PublicLayout("prompt_learner", {**CONTEXT_NAMES, **BOOSTING_NAMES})
     options: CasPLOptions
 
@@ -201,7 +201,7 @@ class CasPLMaPLe(Boosted, MaPLe):
 
     Options = CasPLMaPLeOptions
     title = "CasPL (MaPLe)"
-    mini_lr = 1e-2
+    mini_lr = 2.5e-3
     # In place of MaPLe's options for transfer: CasPL trains it at depth 12 for every task.
     published: ClassVar[PublishedOptions] = {}
     public_layout = PublicLayout("MultiModalPromptLearner", {**MAPLE_NAMES, **BOOSTING_NAMES})
@@ -219,7 +219,7 @@ class CasPLPromptSRC(Boosted, PromptSRC):
 
     Options = CasPLPromptSRCOptions
     title = "CasPL (PromptSRC)"
-    mini_lr = 1e-2
+    mini_lr = 2.5e-3
     public_layout = PublicLayout(
         "VLPromptLearner", {**IVLP_NAMES, **BOOSTING_NAMES}, unused=("prompt_learner.ZS_image_encoder.",)
     )

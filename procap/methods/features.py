@@ -65,7 +65,6 @@ class FeatureMethod(Method):
 
     changes: ClassVar[tuple[str, ...]] = ()
     groups: ClassVar[tuple[str, ...]] = ("adapters",)
-    learns_from_features: ClassVar[bool] = True
     takes_steps: ClassVar[bool] = True
     augments: ClassVar[bool] = True
     mirrors: ClassVar[bool] = False

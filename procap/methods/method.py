@@ -80,7 +80,6 @@ class MethodFacts(abc.ABC):
         reads; chosen by base validation images; docs/methods.md has the command. mini_options: its options there.
     first_stage: a method with a subset of its options, whose trained tensors are among its initial ones.
     changes: the towers ("image", "text") that its plans change, or whose weights it reads.
-    learns_from_features: it trains, in seconds, on features that the frozen image tower computes once.
     knows_new_classes: it can classify images of classes that it was not trained on.
     needs_every_class: a training needs an image of each class, which `--sampling natural-any` may not give.
     """
@@ -96,7 +95,6 @@ class MethodFacts(abc.ABC):
     mini_options: ClassVar[Mapping[str, object]] = {}
     first_stage: ClassVar[str] = ""
     changes: ClassVar[tuple[str, ...]] = ("image", "text")
-    learns_from_features: ClassVar[bool] = False
     knows_new_classes: ClassVar[bool] = True
     needs_every_class: ClassVar[bool] = False
 
