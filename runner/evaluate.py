@@ -52,7 +52,7 @@ def obtain_result(
 ) -> AnyResult:
     """Return the result of a finished run on `target` from its file, or compute and write it.
 
-    An existing result of the same checkpoint is returned, unless `force` is set or it is of other first images.
+    An existing result of the same checkpoint is returned, unless `force` is set or it covers other first images.
     All ranks of a group call this; each image is encoded on one rank, and rank 0 reads and writes the results.
     Raises UserError when the run is not finished, when data or weights have changed, when a limited result would
     replace a whole one, and for an image or shard that cannot be read.

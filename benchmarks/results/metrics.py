@@ -18,7 +18,7 @@ MARKS: Mapping[str, str] = {
     "chosen_on_test": "‡ weights or settings chosen by test accuracy, as the method's public code does; never bold.",
     "sees_unlabelled": "§ methods that look at further images without labels; ranked apart.",
 }
-"""Fields of a metric that hold for every metric made from it, with the sign at a cell and what it means."""
+"""Fields of a metric that hold for every metric made from it, and what they mean; the first character marks cells."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ PAGE = 45
 """Rows of a LaTeX table on a page."""
 MINUS = re.compile(r"(?<![\w.$-])-(?=\d)")
 """Matches the hyphen of a negative number, to replace it by a minus sign, but not those of 1e-05 and dates."""
-MARKS = {"±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$", "§": r"$^\S$"}
+SIGNS = {"±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$", "§": r"$^\S$"}
 """Signs of the cells of numbers."""
 LATEX = {
     **{sign: f"\\{sign}" for sign in "{}$&#_%"},
@@ -35,7 +35,7 @@ LATEX = {
     "^": r"\textasciicircum{}",
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",
-    **MARKS,
+    **SIGNS,
     "β": r"$\beta$",
     "λ": r"$\lambda$",
     "τ": r"$\tau$",
@@ -93,7 +93,7 @@ def to_markdown(table: Table) -> str:
 def to_latex(table: Table) -> str:
     """Render a booktabs table, or a longtable if it has more than PAGE rows, with a caption and without notes."""
     marked: dict[Mark | None, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", None: "{}"}
-    signs = {ord(sign): code for sign, code in MARKS.items()}
+    signs = {ord(sign): code for sign, code in SIGNS.items()}
     body = format_rows(table, marked, r"\textit{{{}}}", escape_latex)
     for number, cells in enumerate(body):
         # `format_rows` escapes texts only: the ± and † of numbers are still plain.
