@@ -117,7 +117,7 @@ def test_the_score_of_a_sweep_is_that_of_its_results(made, tmp_path, capsys):
     lambda file: file.write_text(file.read_text()[:99]), lambda file: file.write_bytes(b"\xff\0"),
     lambda file: file.write_text("[]"), lambda file: file.unlink() or file.mkdir(),
 ])  # fmt: skip
-def test_a_broken_configuration_leaves_out_its_run_alone(made, few_digits, tmp_path, capsys, recwarn, damage):
+def test_a_broken_configuration_leaves_out_its_run_alone(made, few_digits, tmp_path, capsys, damage):
     root = tmp_path / "results"
     shutil.copytree(made[0], root)
     [swept] = SweepFolder(root / "sweeps/rates").load().configurations[1].runs
@@ -125,17 +125,24 @@ def test_a_broken_configuration_leaves_out_its_run_alone(made, few_digits, tmp_p
     for path in (swept, alone):
         damage(root / path / "config.json")
     for command in ("table", "ls runs"):
-        assert main([*command.split(), "--results", str(root)]) == (command == "table")
+        assert main([*command.split(), "--results", str(root)]) == 1
         out, err = capsys.readouterr()
-        said = [*err.splitlines(), *(str(recwarn.pop().message) for _ in [*recwarn])]
-        left_out = [line for line in said if "is left out: " in line and "config.json" in line]
-        assert len(left_out) == 2 and all("\n" not in line for line in said)
-        assert "maple" in out.lower() and "clipadapter" not in out
+        left_out = [line for line in err.splitlines() if "is left out: " in line and "config.json" in line]
+        assert len(left_out) == 2 and "maple" in out.lower() and "clipadapter" not in out
+        # Of another method, by their paths.
+        assert main([*command.split(), "--methods", "maple", "--results", str(root)]) == 0
+        assert "left out" not in capsys.readouterr().err
     # It may be the run that is meant.
     assert main(["predict", "--methods", "clipadapter", str(tmp_path), "--results", str(root)]) == 1
     assert f"{alone}/config.json" in capsys.readouterr().err
-    with pytest.warns(UserWarning, match="is left out: .*config.json"):
+    assert main(["predict", "--methods", "tpt", str(tmp_path), "--results", str(root)]) == 2
+    with pytest.warns(UserWarning, match="is left out: .*config.json") as caught:
         assert {*load(root).method} == {"zeroshot", "coop", "maple"}
+    assert {warning.filename for warning in caught} == {__file__}
+    assert "missing" not in [
+        node.attributes.get("id")
+        for node in write(root, few_digits, tmp_path / "selected", "--methods", "maple").all("section")
+    ]
     tree = write(root, few_digits, tmp_path / "page")
     assert [node.text() for node in tree.all("h2")][:3] == ["Sweep rates", "Other runs", "What failed or is missing"]
     missing = words_of(next(node for node in tree.all("section") if node.attributes["id"] == "missing"))

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import mean, stdev
@@ -198,6 +199,7 @@ def test_runs_that_are_unfinished_or_deeper_in_the_folder_are_named(tmp_path):
     said = [str(warning.message) for warning in caught]
     assert len(said) == 2 and all(line.startswith("1 run left out, such as ") for line in said)
     assert "seed2-" in said[0] and "is not finished" in said[0] and "old/base" in said[1] and "is deeper" in said[1]
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 def test_seeds_that_were_imported_from_one_checkpoint_are_named(tmp_path):
@@ -365,6 +367,9 @@ def test_the_frame_has_the_documented_columns_and_the_runs_of_a_suite(tmp_path):
     assert set(suite.path) < set(every.path) and set(suite.method) == {"maple", "procap"}
     with pytest.raises(UserError, match="no suite nothing"):
         load(tmp_path, "nothing")
+    (tmp_path / min({*every.path} - {*suite.path}) / "config.json").write_text("{")
+    with warnings.catch_warnings(action="error"):
+        assert len(load(tmp_path, "ablation")) == len(suite), "a broken run outside the suite is no news"
 
 
 METHODS = ("zeroshot", "coop", "cocoop", "kgcoop", "maple", "procap")

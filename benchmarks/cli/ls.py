@@ -12,7 +12,7 @@ import typer
 
 from benchmarks.cli.flags import Data, FilterFlags, Results, command, command_line
 from benchmarks.cli.selection import run_filter
-from benchmarks.console.output import JSON_STREAM, columns, note, plural, show, show_json
+from benchmarks.console.output import JSON_STREAM, columns, note, note_unreadable, plural, show, show_json
 from benchmarks.console.parse import parse_methods
 from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.titles import describe_settings, title_method, title_variants
@@ -24,7 +24,7 @@ from procap.methods.plugins import describe_unexpected
 from procap.recipe import format_value
 from runner.config import RunConfig, Target
 from runner.results import harmonic_mean
-from runner.run_folders import RunFolder
+from runner.run_folders import RunFolder, find_runs
 from runner.run_state import RunState, read_stored_state
 from shards.catalogue import CATALOGUE
 from shards.default_paths import data_root
@@ -55,8 +55,9 @@ def ls(
         "backbones": _backbones,
         "words": _words,
         "suites": _suites,
-        "runs": lambda: _runs(results, selection),
+        "runs": lambda: _runs(results, selection, unreadable),
     }
+    unreadable: dict[str, object] = {}
     if what not in listings:
         raise unknown_name("list", what, listings)
     if what != "runs" and (chosen := command_line(selection)):
@@ -67,7 +68,7 @@ def ls(
     if rows:
         show(text)
     show_json(rows)
-    return 0
+    return note_unreadable(unreadable)
 
 
 def _methods(names: Sequence[str], whole: bool) -> Listing:
@@ -187,13 +188,11 @@ def _words() -> Listing:
     return textwrap.fill(" ".join(words), 100), [{"word": word} for word in words]
 
 
-def _runs(results: str, selection: FilterFlags) -> Listing:
+def _runs(results: str, selection: FilterFlags, unreadable: dict[str, object]) -> Listing:
     root = open_results(results)
-    folders = run_folders(root)
-    is_selected = run_filter(selection)
-    rows = [_describe_run(folder, config) for folder, config in folders if is_selected(config)]
+    rows = [_describe_run(*run) for run in run_folders(root, unreadable.__setitem__, run_filter(selection))]
     if not rows:
-        note(f"{plural(len(folders), 'run')} below {results}, none that fits")
+        note(f"{plural(len(find_runs(root)), 'run')} below {results}, none that fits")
     elif any(row["accuracy"] is not None for row in rows):
         note("accuracy: on the run's own data set, in %; after base classes the harmonic mean of base and novel")
     # In place of a frame, of which the titles need these columns alone.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -35,7 +35,7 @@ from benchmarks.console.parse import (
 )
 from benchmarks.experiment.published import table1_methods
 from benchmarks.experiment.titles import sort_methods
-from benchmarks.results.frame import run_folders
+from benchmarks.results.frame import Selected, run_folders
 from procap.errors import UsageError, UserError, check_names, validate
 from procap.methods import method_class, method_paths
 from procap.weights.architectures import canonical_name, named_architecture
@@ -178,8 +178,8 @@ def runtime_config(flags: StorageFlags, evaluation: EvalFlags | None = None) -> 
     )
 
 
-def run_filter(selection: SelectionFlags) -> Callable[[RunConfig], bool]:
-    """Make a predicate that tests whether the flags select a run."""
+def run_filter(selection: SelectionFlags) -> Selected:
+    """Make a predicate that tests whether the flags select a run: by its path alone, what it may be."""
     # An empty list selects every run, also those of methods that are not installed.
     methods = expand_methods(selection.methods, table1_methods()) if selection.methods.lower() != "all" else []
     precisions, backbones, tags = map(split_names, (selection.precision, selection.backbone, selection.pretrained))
@@ -198,7 +198,10 @@ def run_filter(selection: SelectionFlags) -> Callable[[RunConfig], bool]:
         "precision": precisions,
     }
 
-    def is_selected(config: RunConfig) -> bool:
+    def is_selected(path: str, config: RunConfig | None) -> bool:
+        if config is None:
+            parts = RunConfig.parse_path(path)
+            return all(parts[name] in (chosen[name] or parts[name]) for name in ("classes", "dataset", "method"))
         weights = itertools.product(backbones or (config.backbone,), tags or (config.pretrained,))
         named = itertools.starmap(canonical_name, weights)
         if (backbones or tags) and (config.backbone, config.pretrained) not in named:
@@ -233,9 +236,8 @@ def find_run(run: Path, session: Session) -> Run:
 def find_selected_run(selection: SelectionFlags, session: Session, *, best: bool = False) -> Run:
     """Find the only run that the flags select, or the best of several; the rest is as in `find_run`."""
     session.remote.pull()
-    is_selected = run_filter(selection)
-    folders = run_folders(session.runtime.results, _raise)
-    selected = {folder.path: config for folder, config in folders if is_selected(config)}
+    folders = run_folders(session.runtime.results, _raise, run_filter(selection))
+    selected = {folder.path: config for folder, config in folders}
     if best and len(selected) > 1:
         finished = [config for path, config in selected.items() if RunFolder(path).train_file.exists()]
         return best_run(finished, session)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.selection import run_filter, suite_changes
-from benchmarks.console.output import note, quote, show, show_json, to_json
+from benchmarks.console.output import note, note_unreadable, quote, show, show_json, to_json
 from benchmarks.console.parse import parse_options
 from benchmarks.report.sections import read_sections
 from benchmarks.results.frame import open_results, read_frame
@@ -94,8 +94,8 @@ def _tables_of_runs(
     """Make the tables of all runs; returns them with the exit code."""
     check_names("method", filter(None, [reference]), method_paths())
     unreadable: dict[str, object] = {}
-    frame = read_frame(open_results(results), run_filter(selection), unreadable.__setitem__)
-    code = _note_unreadable(unreadable)
+    frame = read_frame(open_results(results), unreadable.__setitem__, run_filter(selection))
+    code = note_unreadable(unreadable)
     if frame.empty:
         listing = f"procap ls runs --results {quote(results)}"
         raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
@@ -104,13 +104,6 @@ def _tables_of_runs(
     if not (tables := calibration_of_runs(frame, reference)):
         raise UserError(f"no evaluation below {results} has its calibration: procap eval RUN --force repeats it")
     return tables, code
-
-
-def _note_unreadable(unreadable: Mapping[str, object]) -> int:
-    """Print which runs are left out, and return the exit code."""
-    for path, why in unreadable.items():
-        note(f"procap: {path} is left out: {why}")
-    return 1 if unreadable else 0
 
 
 def _note_earlier(done: SuiteResults, typed: str) -> None:
@@ -151,7 +144,7 @@ def _suite_tables(
     options = replace(recorded, **changes)
     check_names("method", filter(None, [suite_flags.reference]), options.methods)
     done = SuiteResults.read(suite, options, root)
-    code = _note_unreadable(done.unreadable)
+    code = note_unreadable(done.unreadable)
     if not selected:
         _note_earlier(done, f"{flags.command_line(suite_flags)} --results {quote(results)}".strip())
     if suite_flags.check:

@@ -116,6 +116,13 @@ def note_failures(done: int, failed: Mapping[str, str]) -> int:
     return SOME_FAILED if done else 1
 
 
+def note_unreadable(unreadable: Mapping[str, object]) -> int:
+    """Print which runs are left out, and return the exit code."""
+    for path, why in unreadable.items():
+        note(f"procap: {path} is left out: {why}")
+    return 1 if unreadable else 0
+
+
 def show(text: str) -> None:
     """Print a result."""
     if is_first_rank():

@@ -15,7 +15,7 @@ from benchmarks.plots.style import Plots
 from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, Picture, draw_picture, load_picture, write_page
 from benchmarks.report.sections import Problem, Section, read_runs, read_sections
-from benchmarks.results.frame import run_folders
+from benchmarks.results.frame import Selected, run_folders
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
 from runner.results import describe_failure
@@ -36,7 +36,7 @@ class ReportChoices:
     """
 
     names: Sequence[str] = ()
-    selected: Callable[[RunConfig], bool] | None = None
+    selected: Selected | None = None
     shown: str = ""
     data: Path | None = None
     reference: str = ""
@@ -105,14 +105,14 @@ def _read_sections(results: Path, choices: ReportChoices) -> tuple[list[Section]
         if path not in members:
             problems.append((path, str(error)))
 
-    folders = run_folders(results, on_error)
+    folders = run_folders(results, on_error, choices.selected or (lambda path, config: True))
     other_sets = {config.dataset for _, config in folders if config.path not in members}
 
     def is_other(config: RunConfig) -> bool:
         # What needs no training is compared with everything on the same data set, as in `procap table`.
         return config.path not in members or (config.dataset in other_sets and not config.recipe.epochs)
 
-    if shown := [(folder, config) for folder, config in folders if (choices.selected or is_other)(config)]:
+    if shown := [(folder, config) for folder, config in folders if choices.selected or is_other(config)]:
         heading = "Selected runs" if choices.selected else "Other runs"
         read = partial(read_runs, shown, heading, choices.reference)
         runs = read() if choices.selected else _attempt(problems, "runs", "the other runs", read, None)

@@ -172,7 +172,7 @@ def _read_sweep(folder: Path, session: Session) -> Section:
     settings, configurations = record.settings, [read_scores(stored, session) for stored in record.configurations]
     broken: dict[str, UserError] = {}
     started = [path for path in collection.runs if RunFolder(results / path).config_file.exists()]
-    folders = run_folders(results, broken.__setitem__, started)
+    folders = run_folders(results, broken.__setitem__, lambda path, config: path in started)
     frame, unfinished = _read_results(folders)
     unfinished = {path: RunState("broken", reason=str(error)) for path, error in broken.items()} | unfinished
     # Runs that a scheduler has stopped early are not unfinished.

@@ -27,6 +27,9 @@ from runner.run_folders import RUNS, OnError, RunFolder, find_runs, locate_run
 if TYPE_CHECKING:
     import pandas as pd
 
+Selected = Callable[[str, RunConfig | None], bool]
+"""Whether a run is selected, by its path below the results and its configuration; None: whether it can be."""
+
 
 def load(results: str | Path, suite: str | None = None, *, evaluation: str | None = "") -> pd.DataFrame:
     """Load every evaluation of every finished run, one row per run and target.
@@ -93,13 +96,15 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
     differ between results.
     """
     root = open_results(results)
-    runs = None
+    runs, broken = None, dict[str, UserError]()
     if suite is not None:
         collection = read_collection(root / COLLECTIONS / "suite" / suite)
         if collection is None:
             raise UserError(f"no suite {suite} at {results}; run it: procap bench {suite} --results {results}")
         runs = collection.runs
-    frame = read_frame(root, lambda config: runs is None or config.path in runs, evaluation=evaluation)
+    frame = read_frame(root, broken.__setitem__, lambda path, config: runs is None or path in runs, evaluation)
+    for path, error in broken.items():
+        warnings.warn(f"{path} is left out: {error}", stacklevel=2)
     # Runs without training that differ only in shots, or in a seed that orders no test images, have the same results.
     # As text, because the dicts in `settings` cannot be hashed.
     columns = frame[["method", "dataset", "target", "manifest", "settings", "limited"]].astype(str)
@@ -122,50 +127,45 @@ def open_results(results: str | Path) -> Path:
     return folder
 
 
-def warn_left_out(path: str, error: UserError) -> None:
-    warnings.warn(f"{path} is left out: {error}", stacklevel=4)
-
-
-def read_frame(
-    results: Path,
-    selected: Callable[[RunConfig], bool] = lambda config: True,
-    on_error: OnError = warn_left_out,
-    evaluation: str | None = None,
-) -> pd.DataFrame:
+def read_frame(results: Path, on_error: OnError, selected: Selected, evaluation: str | None = None) -> pd.DataFrame:
     """Load a local folder as `load` does, all settings by default; `on_error` gets the runs that cannot be read.
 
     Warns of runs that are not finished, and of those at another depth of the folder, which have no rows.
     """
     records: list[dict[str, Any]] = []
-    left_out = {"is not finished": [], "is deeper in the folder": sorted(results.glob(f"*/{RUNS}/config.json"))}
-    for folder, config in run_folders(results, on_error):
+    deeper = [file.parent for file in sorted(results.glob(f"*/{RUNS}/config.json"))]
+    deeper = [path for path in deeper if selected("/".join(path.parts[-6:]), None)]
+    left_out = {"is not finished": [], "is deeper in the folder": deeper}
+    for folder, config in run_folders(results, on_error, selected):
         try:
-            if selected(config) and (training := folder.read_training()):
+            if training := folder.read_training():
                 records += list(make_records(folder, config, training, folder.read_evaluations()))
-            elif selected(config):
+            else:
                 left_out["is not finished"].append(folder.path)
         except UserError as error:
             on_error(config.path, error)
     for why, paths in left_out.items():
         if paths:
-            warnings.warn(f"{plural(len(paths), 'run')} left out, such as {paths[0]}, which {why}", stacklevel=2)
+            warnings.warn(f"{plural(len(paths), 'run')} left out, such as {paths[0]}, which {why}", stacklevel=3)
     return make_frame(record for record in records if evaluation in (None, record["evaluation"]))
 
 
-def run_folders(
-    results: Path, on_error: OnError = warn_left_out, paths: Iterable[str] | None = None
-) -> list[tuple[RunFolder, RunConfig]]:
-    """List the runs below `results`, or at `paths`; `on_error` gets those that were moved or are broken."""
+def run_folders(results: Path, on_error: OnError, selected: Selected) -> list[tuple[RunFolder, RunConfig]]:
+    """List the selected runs below `results`; `on_error` gets those that were moved or are broken."""
     runs = []
-    for folder in find_runs(results) if paths is None else [RunFolder(results / path) for path in paths]:
+    for folder in find_runs(results):
+        path = folder.path.relative_to(results).as_posix()
+        if not selected(path, None):
+            continue
         try:
             config = folder.read_config()
             # `locate_run` raises for a run that was moved; it resolves links, which most folders need not pay for.
             if config is None or not folder.path.as_posix().endswith(f"/{config.path}"):
                 config, _ = locate_run(folder.path)
-            runs.append((folder, config))
+            if selected(path, config):
+                runs.append((folder, config))
         except UserError as error:
-            on_error(folder.path.relative_to(results).as_posix(), error)
+            on_error(path, error)
     return runs
 
 
