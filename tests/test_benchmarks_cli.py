@@ -405,6 +405,28 @@ def test_flags_are_read_from_a_file_and_written_to_one(capsys, tmp_path, shards)
     assert "line 2: the key 'methods' stands twice" in run(capsys, "train", "--config", file)[2]
 
 
+def test_what_is_typed_wins_over_another_flag_of_the_file_for_the_same_field(capsys, tmp_path, shards):
+    file, chosen = tmp_path / "flags.yaml", ["--methods", "promptkd", "--datasets", "digits", "--data", shards]
+
+    def plan(*words: str) -> tuple[int, str, str]:
+        return run(capsys, "train", *chosen, *words, "--dry-run")
+
+    for config, typed, same in (
+        ("recipe-field: {lr: 0.1, momentum: 0.5}", "--lr 0.2", "--lr 0.2 --recipe-field momentum=0.5"),
+        ("lr: 0.1\nepochs: 2", "--recipe-field lr=0.2", "--epochs 2 --recipe-field lr=0.2"),
+        ("option: {unlabelled: base, depth: 3}", "--unlabelled all", "--unlabelled all --option depth=3"),
+        ("unlabelled: base", "--option unlabelled=all", "--unlabelled all"),
+        ("unlabelled: base", "--option promptkd.unlabelled=all", "--unlabelled all"),
+    ):
+        file.write_text(config)
+        found = plan("--config", file, *typed.split())
+        assert found[0] == 0 and found == plan(*same.split())
+    file.write_text("lr: 0.1\nrecipe-field: {lr: 0.2}\n")
+    assert "--recipe-field lr=0.2: lr is given twice" in plan("--config", file)[2]
+    twice = plan("--unlabelled", "base", "--option", "unlabelled=all")
+    assert twice[0] == 2 and "--option unlabelled=all: unlabelled is given twice" in twice[2]
+
+
 def test_train_then_evaluate_then_table(capsys, tmp_path, shards):
     place = ["--data", shards, "--tracking", "off"]
     chosen = ["--methods", "zeroshot,coop", "--datasets", "digits", "--shots", "2", "--epochs", "1", *place]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -10,18 +11,39 @@ import typer
 
 from benchmarks.cli.flags import flag, given_values
 from benchmarks.console.output import is_first_rank, note
+from benchmarks.console.parse import parse_assignments
 from procap.errors import UsageError, check_names
 from runner.results import write_bytes
 from shards.credentials import mask_urls
 from shards.files import read_regular
 from shards.yaml_files import parse_yaml
 
+ASSIGNED_BY = {**dict.fromkeys(("epochs", "batch_size", "lr"), "recipe_field"), "unlabelled": "option"}
+"""Flags whose value another flag can assign as well, and that flag."""
+
 
 def read_config(context: typer.Context, file: Path | None) -> Path | None:
     """Make the values of a YAML file the defaults of a command's flags. Raises UsageError for an unknown key."""
     if file:
-        context.default_map = parse_config(file.expanduser(), context.command.params)
+        values = parse_config(file.expanduser(), context.command.params)
+        # Called after everything that is typed has been read.
+        context.default_map = {name: partial(_untyped, context, name, value) for name, value in values.items()}
     return file
+
+
+def _untyped(context: typer.Context, name: str, value: Any) -> Any:
+    """Return a flag's value in the file, without what another flag assigns on the command line."""
+
+    def is_typed(flag: str) -> bool:
+        return getattr(context.get_parameter_source(flag), "name", "") == "COMMANDLINE"
+
+    if isinstance(value, list):
+        typed = [flag for flag, by in ASSIGNED_BY.items() if by == name and is_typed(flag)]
+        return [item for item in value if item.partition("=")[0].strip() not in typed]
+    by = ASSIGNED_BY.get(name, "")
+    return (
+        None if is_typed(by) and name in parse_assignments(context.params[by], f"--{by}".replace("_", "-")) else value
+    )
 
 
 def parse_config(file: Path, parameters: list[Any]) -> dict[str, Any]:

@@ -370,7 +370,8 @@ def command_line(*groups: Any) -> str:
 
 def given_options(option: list[str] | None, unlabelled: str) -> list[str]:
     """Return the options of methods as `--option` takes them, with that of `--unlabelled`."""
-    return [*(option or ()), *([f"unlabelled={unlabelled}"] if unlabelled else [])]
+    # First, so that a value of one method wins, and the flag that was typed is the one given twice.
+    return [*([f"unlabelled={unlabelled}"] if unlabelled else []), *(option or ())]
 
 
 def assignments(values: Mapping[str, Any]) -> list[str] | None:
