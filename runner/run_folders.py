@@ -28,7 +28,7 @@ from runner.results import (
     ValidationHistory,
     read_document,
 )
-from shards.files import file_lock
+from shards.files import explain_writing, file_lock
 
 TRACKING_FILE = "tracking.json"
 DEFAULT_SETTINGS = EvalSettings()
@@ -146,10 +146,11 @@ class RunFolder:
 
     def clear(self) -> None:
         """Delete the run. `train.json` is deleted first, so that a kill half-way leaves an unfinished run."""
-        self.train_file.unlink(missing_ok=True)
-        # Hidden files stay: `.lock` is one, and the caller holds it.
-        for entry in self.path.glob("[!.]*"):
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        with explain_writing(self.path):
+            self.train_file.unlink(missing_ok=True)
+            # Hidden files stay: `.lock` is one, and the caller holds it.
+            for entry in self.path.glob("[!.]*"):
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def forget_progress(self) -> None:
         """Remove what only an unfinished run needs."""

@@ -21,7 +21,7 @@ from runner.remote_results import RemoteResults
 from runner.run_folders import OtherContent, RunFolder, locate_run
 from runner.tracking.exporter import Exporter
 from shards.default_paths import cache_home
-from shards.files import LockHeld, explain_writing
+from shards.files import LockHeld
 from shards.manifest import MANIFEST_FILE
 from shards.reader import PackedDataset, open_dataset
 
@@ -210,8 +210,7 @@ class Run:
 
             def try_to_lock() -> str:
                 try:
-                    with explain_writing(self.folder.path):
-                        lock.enter_context(self.folder.locked())
+                    lock.enter_context(self.folder.locked())
                 except LockHeld as error:
                     return str(error)
                 return ""

@@ -99,7 +99,7 @@ def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False) -> Ite
 
     The file is created with its folder and names its holder. On a file system without locks the block runs unlocked.
     timeout: seconds to wait; 0 tries once, -1 waits forever. remove: delete the file at the end.
-    Raises LockHeld when the lock is not free in time, OSError when the file cannot be created.
+    Raises LockHeld when the lock is not free in time, UserError when the file cannot be created.
     """
     from filelock import FileLock, Timeout
 
@@ -120,7 +120,8 @@ def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False) -> Ite
         raise LockHeld(held) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
-            raise
+            with explain_writing(file.parent):
+                raise
     try:
         # The owner is information only: a full disk must not stop the holder here.
         with suppress(OSError):

@@ -9,7 +9,6 @@ start anywhere, and the bytes do not depend on the number of workers.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import os
@@ -25,7 +24,7 @@ import numpy as np
 from procap.errors import UsageError, UserError
 from shards.builtin_sources import builtin_source
 from shards.check import IMAGES_PER_TASK, CheckedImage, Reporter, SplitProgress, describe_unreadable, find_duplicates
-from shards.files import file_lock, file_sha256, write_file
+from shards.files import explain_writing, file_lock, file_sha256, write_file
 from shards.index import DIGESTS_FILE, INDEX, INDEX_FILE, PATHS_FILE, image_digest, list_digest, shards_digest
 from shards.manifest import MANIFEST_FILE, Manifest, Shard, SplitEntry, convention_texts, is_mirror, read_manifest
 from shards.mirror import refuse_packing
@@ -76,7 +75,7 @@ def pack_source(
     folder = data_root / source.name
     # Hidden, so that it never looks like a data set.
     partial, replaced = (folder.with_name(f".{source.name}.{state}") for state in ("partial", "replaced"))
-    try:
+    with explain_writing(data_root, "choose another --data folder"):
         data_root.mkdir(parents=True, exist_ok=True)
         with file_lock(folder.with_name(f".{source.name}.lock"), remove=True):
             # A packing that was killed leaves its folder.
@@ -99,10 +98,6 @@ def pack_source(
                 shutil.rmtree(replaced, ignore_errors=True)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        room = f" ({shutil.disk_usage(data_root).free / 1e9:,.1f} GB free)" if error.errno == errno.ENOSPC else ""
-        reason = f"{error.strerror or error}{room}; choose another --data folder"
-        raise UserError(f"'{source.name}' cannot be packed into {data_root}: {reason}") from error
     return manifest
 
 

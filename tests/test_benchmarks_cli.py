@@ -470,6 +470,19 @@ def test_one_failed_run_of_several_does_not_stop_the_others(capsys, shards):
     assert capsys.readouterr().err.splitlines()[1:] == ["  2, such as a on x: why", "  c: other"]
 
 
+@pytest.mark.parametrize("file", [".lock", "train.json"])
+@pytest.mark.parametrize("words", ["train", "bench few-shot"])
+def test_a_run_that_cannot_be_deleted_is_named_with_what_would_work(capsys, shards, words, file):
+    chosen = ["--methods", "coop", "--datasets", "digits", "--seeds", "1", "--shots", "2", "--data", shards]
+    command = [*words.split(), *chosen, "--epochs", "1", "--tracking", "off", "--force"]
+    assert run(capsys, *command)[0] == 0
+    for path in Path("results").glob("*/digits/*/*/*/*"):
+        (path / file).unlink()
+        (path / file).mkdir()
+    code, _, err = run(capsys, *command)
+    assert code == 1 and str(path) in err and err.endswith("Is a directory; name another folder\n")
+
+
 def test_a_pipe_that_closes_early_is_no_error():
     command = f"{sys.executable} -m benchmarks.cli ls datasets | head -1"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=600)

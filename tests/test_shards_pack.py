@@ -181,7 +181,7 @@ def test_an_unwritable_root_is_one_line(tmp_path):
         pack_source(toy_source(), tmp_path / "file")
     assert "\n" not in str(error.value) and "--data" in str(error.value)
     # No file can be made there, though the folder exists, as in one that was deleted.
-    with pytest.raises(errors.UserError, match="cannot be packed into /proc: No such file or directory"):
+    with pytest.raises(errors.UserError, match="cannot write /proc: No such file or directory"):
         pack_source(toy_source(), Path("/proc"))
 
 

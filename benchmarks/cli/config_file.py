@@ -11,7 +11,6 @@ import typer
 
 from benchmarks.cli.flags import flag, given_values
 from benchmarks.console.output import is_first_rank, note
-from benchmarks.console.parse import parse_assignments
 from procap.errors import UsageError, check_names
 from runner.results import write_bytes
 from shards.credentials import mask_urls
@@ -33,17 +32,13 @@ def read_config(context: typer.Context, file: Path | None) -> Path | None:
 
 def _untyped(context: typer.Context, name: str, value: Any) -> Any:
     """Return a flag's value in the file, without what another flag assigns on the command line."""
-
-    def is_typed(flag: str) -> bool:
-        return getattr(context.get_parameter_source(flag), "name", "") == "COMMANDLINE"
-
+    sources = {flag: getattr(context.get_parameter_source(flag), "name", "") for flag in context.params}
+    typed = {flag: given for flag, given in context.params.items() if sources[flag] == "COMMANDLINE"}
     if isinstance(value, list):
-        typed = [flag for flag, by in ASSIGNED_BY.items() if by == name and is_typed(flag)]
-        return [item for item in value if item.partition("=")[0].strip() not in typed]
-    by = ASSIGNED_BY.get(name, "")
-    return (
-        None if is_typed(by) and name in parse_assignments(context.params[by], f"--{by}".replace("_", "-")) else value
-    )
+        flags = [flag for flag in typed if ASSIGNED_BY.get(flag) == name]
+        return [item for item in value if item.partition("=")[0].strip() not in flags]
+    assigned = typed.get(ASSIGNED_BY.get(name, ""), ())
+    return None if name in [item.partition("=")[0].strip() for item in assigned] else value
 
 
 def parse_config(file: Path, parameters: list[Any]) -> dict[str, Any]:
