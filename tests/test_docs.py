@@ -11,6 +11,7 @@ import sys
 import tomllib
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from plug_ins import install
 from benchmarks.cli import main
 from procap.errors import UsageError
 from shards.remote import upload
+from tools import site
 from tools.notebook import NOTEBOOK, digest_code
 
 README_BYTES = 10_240
@@ -117,6 +119,18 @@ def test_links_lead_to_files_and_headings(page):
         assert linked.exists(), f"{page.name}: {target}"
         if anchor:
             assert anchor in anchors(linked), f"{page.name}: {target}"
+
+
+def test_the_site_links_to_files_of_the_repository():
+    config = SimpleNamespace(repo_url="https://host/owner/name")
+    for page in (ROOT / "docs").rglob("*.md"):
+        source = SimpleNamespace(file=SimpleNamespace(src_uri=page.relative_to(ROOT / "docs").as_posix()))
+        shown = site.on_page_markdown(page.read_text(), page=source, config=config)
+        for target in re.findall(r"\]\(([^)#\s]+)", shown):
+            if target.startswith(config.repo_url):
+                assert (ROOT / target.removeprefix(f"{config.repo_url}/blob/main/")).exists(), f"{page.name}: {target}"
+            elif not re.match(r"[a-z]+:", target):
+                assert (page.parent / target).resolve().is_relative_to(ROOT / "docs"), f"{page.name}: {target}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

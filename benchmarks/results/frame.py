@@ -41,6 +41,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         None: all, with one row per run, target and settings.
 
     Columns:
+
         path, hash            the run's folder below `results`; the first 8 digits of its configuration's SHA-256
         method, variant       the method's name; a title that distinguishes settings of one method within this frame
         config                the `runner.config.RunConfig`
