@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -24,7 +24,6 @@ from runner.run_collection import COLLECTION_NAME
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, final_score
 from runner.session import Session
-from shards.files import file_lock
 from shards.uneven_samples import BALANCED, Sampling
 
 SWEEPS = "sweeps"
@@ -169,10 +168,6 @@ class SweepFolder:
             shown = "; ".join(f"{name} was {old[name]}, is now {new[name]}" for name in differing)
             raise UsageError(f"the sweep '{settings.name}' has different settings: {shown}; use another --name")
         return record.configurations
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Lock the sweep for this process. Raises LockHeld naming the holder if another process has locked it."""
-        return file_lock(self.path / ".lock", timeout=0)
 
 
 def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> list[RunSpec]:

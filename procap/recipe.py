@@ -136,10 +136,11 @@ def _warmup_rate(recipe: Recipe, done: int, warm: int) -> float:
     return recipe.warmup_lr if recipe.warmup == "constant" or done == 0 else recipe.lr * done / warm
 
 
-def warmup_warning(recipe: Recipe) -> str:
-    """Explain that most epochs are warm-up epochs, so that a training may hardly learn; "" if they are not."""
+def warmup_warning(recipe: Recipe, images: int) -> str:
+    """Explain that most epochs on `images` are warm-up epochs, so that a training may hardly learn; else ""."""
+    steps = recipe.iterations or recipe.epochs * max(1, images // recipe.batch_size)
     # Per step, a linear warm-up ends with the training at the latest, whose last steps have almost the full rate.
-    is_full = recipe.schedule == "step" and recipe.warmup == "linear"
+    is_full = recipe.schedule == "step" and recipe.warmup == "linear" and steps > 1
     if recipe.warmup == "none" or is_full or not 0 < recipe.epochs < 2 * recipe.warmup_epochs:
         return ""
     warm = min(recipe.epochs, recipe.warmup_epochs)

@@ -33,6 +33,7 @@ from runner.config import Target
 from runner.planning import plan_run
 from runner.run_collection import read_collection
 from runner.run_folders import RunFolder, find_runs
+from shards.files import file_lock
 
 RATES = (1e4, 1e3, 0.02)
 
@@ -164,7 +165,7 @@ def test_the_same_name_for_another_search_is_refused_and_more_of_the_same_is_not
 
 
 def test_a_sweep_that_another_process_carries_out_is_refused(searched, where, capsys):
-    with SweepFolder(searched / "sweeps" / "grid").locked():
+    with file_lock(searched / "sweeps" / "grid" / ".lock"):
         assert main(["sweep", *ASKED, *GRID, *where, "--results", str(searched)]) == 1
     error = capsys.readouterr().err
     assert "held by another process (pid " in error and error.count("\n") == 1

@@ -460,8 +460,11 @@ def test_skipt_uses_every_class_at_a_ratio_of_one(build):
 def test_the_warning_of_a_long_warm_up_names_the_highest_rate_of_the_schedule():
     changes = {"lr": 1.0, "epochs": 3, "warmup": "linear", "warmup_epochs": 5, "schedule": "epoch"}
     recipe = method_class("maple").recipe().model_copy(update=changes)
-    assert "3 of 3 epochs warm up at a rate of 0.4 or less" in warmup_warning(recipe)
+    images = 10 * recipe.batch_size
+    assert "3 of 3 epochs warm up at a rate of 0.4 or less" in warmup_warning(recipe, images)
     # Three epochs of ten steps: the ramp ends with the training.
-    assert step_rate(recipe, 29, 30, warm=30) > 0.9 and not warmup_warning(
-        recipe.model_copy(update={"schedule": "step"})
-    )
+    per_step = recipe.model_copy(update={"schedule": "step"})
+    assert step_rate(recipe, 29, 30, warm=30) > 0.9 and not warmup_warning(per_step, images)
+    for only_step in ({"epochs": 1, "batch_size": images}, {"epochs": 1, "iterations": 1}):
+        why = warmup_warning(per_step.model_copy(update=only_step), images)
+        assert "1 of 1 epochs warm up at a rate of 1e-05 or less" in why and step_rate(per_step, 0, 1, warm=1) == 1e-5

@@ -46,7 +46,7 @@ def bench(
     # Raises for runs that cannot be evaluated under these settings.
     for run in runs:
         runtime.evaluation.for_run(run.config)
-    note_warmup(run.config for run in runs)
+    note_warmup((run.config for run in runs), runtime.data)
     session = Session(runtime)
     session.remote.pull()
     states = read_states(session, runs, force=mode.force)

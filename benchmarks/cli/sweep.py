@@ -22,7 +22,7 @@ from cluster.sweep_record import METRICS, SWEEPS, Configuration, SweepFolder, Sw
 from runner.planning import check_read
 from runner.run_collection import status_after
 from runner.session import Session
-from shards.files import check_writable
+from shards.files import check_writable, file_lock
 
 if TYPE_CHECKING:
     from cluster.sweep import Sweep
@@ -64,12 +64,12 @@ def sweep(
     if launcher.kind == "local":
         require_packable(settings.datasets, runtime.data)
         check_weights((run.config.backbone, run.config.pretrained) for run in runs)
-    note_warmup(run.config for run in runs)
+    note_warmup((run.config for run in runs), runtime.data)
     if mode.dry_run:
         return _show_plan(settings, tried)
     check_writable(runtime.results)
     pack_missing_with_progress(settings.datasets, runtime.data)
-    with folder.locked():
+    with file_lock(folder.path / ".lock", timeout=0):
         if mode.force:
             # This imports torch, which a wrong flag need not wait for.
             from benchmarks.suites.execute import delete_runs

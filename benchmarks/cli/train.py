@@ -86,7 +86,7 @@ def _plan_runs(
     check_weights_of(runs, runtime)
     folders = [(config.dataset, RunFolder(runtime.results / config.path)) for config in runs]
     require_packable((name for name, folder in folders if force or not folder.train_file.exists()), runtime.data)
-    note_warmup(runs)
+    note_warmup(runs, runtime.data)
     return runs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ from procap.recipe import warmup_warning
 from runner.config import RunConfig, RuntimeConfig
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec
-from shards.image_selection import check_few_shot
+from shards.image_selection import check_few_shot, select_labels
 from shards.reader import open_dataset
 from shards.resolve import is_packed, resolve_dataset
 
@@ -110,14 +111,14 @@ def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
             check_few_shot(open_dataset(data, dataset), shots, classes, sampling)
 
 
-def note_warmup(configs: Iterable[RunConfig]) -> None:
-    """Warn once of runs of which most epochs are warm-up epochs."""
-    note_warning((config.path, warmup_warning(config.recipe)) for config in configs)
-
-
-def note_warning(reasons: Iterable[tuple[str, str]]) -> None:
-    """Warn once of runs by their paths and reasons, as far as these are not empty; the first reason is printed."""
-    warned = {path: why for path, why in reasons if why}
+def note_warmup(configs: Iterable[RunConfig], data: Path) -> None:
+    """Warn once of runs of which most epochs are warm-up epochs; the reason of the first is printed."""
+    warned: dict[str, str] = {}
+    for config in configs:
+        classes = select_labels(range(resolve_dataset(config.dataset, data).classes), config.classes)
+        # All images of a data set are more than one batch.
+        if why := warmup_warning(config.recipe, config.shots * len(classes) or sys.maxsize):
+            warned[config.path] = why
     for path, why in [*warned.items()][:1]:
         what = path if len(warned) == 1 else f"{len(warned)} runs, such as {path},"
         note(f"procap: warning: {what} {why}")
