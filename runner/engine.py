@@ -159,6 +159,12 @@ def check_terms(terms: object, method: str) -> None:
             raise UserError(f"loss term '{name}' of method '{method}' {problem}, a tensor without shape is needed")
 
 
+def check_head(head: object, method: str) -> None:
+    """Raise UserError if what `head` of a method on features has returned is no map, as without a `return`."""
+    if not callable(head):
+        raise UserError(f"head() of method '{method}' must return a map of features to logits")
+
+
 def term_gradients(objective: Objective, terms: Tensor, group: ProcessGroup) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield the name of each of the terms [T] and its gradients by parameter, averaged over the ranks."""
     learned = learned_parameters(objective.method)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from procap.methods.features import FeatureBank, FeatureMethod
 from runner.config import RunConfig
-from runner.engine import autocast, learned_parameters
+from runner.engine import autocast, check_head, learned_parameters
 from runner.feature_store import EncodedImages
 from runner.meters import Meter
 from runner.session import Run
@@ -76,6 +76,7 @@ def learn_from_features(run: Run, setup: Setup, stop: StopRequest, meter: Meter)
     method.fit(method.bank)
     if not learned_parameters(method):
         return setup
+    check_head(method.head(method.space), config.method)
     augment = train_augment(config.recipe, method.clip)
     loader = FeatureLoader(method.bank, selection.train, config, augment, pooled=method.pools_views)
     method.begin_stage(0)

@@ -20,7 +20,7 @@ from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_ch
 from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
 from runner.earlier_runs import preliminary_run, read_initial_run
-from runner.engine import Batch, autocast, fitting_threads, term_gradients
+from runner.engine import Batch, autocast, check_head, fitting_threads, term_gradients
 from runner.feature_training import learn_from_features
 from runner.meters import Meter, peak_memory, start_memory_peak
 from runner.progress_bar import ProgressDisplay
@@ -161,6 +161,7 @@ def _train(
             training.average.apply()
     if isinstance(method, FeatureMethod):
         method.finish(method.bank)
+        check_head(method.head(method.space), training.config.method)
     hint = training.config.stability_hint
     check_finite(method.state_dict(), f"after step {training.state.step}: try {hint}")
     training.meter.settle()

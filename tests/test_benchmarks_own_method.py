@@ -27,6 +27,8 @@ from procap.methods.data_use import DataUse
 from procap.methods.options import PoolOptions
 from own_tokens import OwnTokens
 from procap.plan import INPUT, Plan, TokenOp
+from procap.methods.clipadapter import ClipAdapter
+from procap.methods.probe import NearestMean
 from procap.methods.twosfs import TwoSFS
 class Noisy(OwnTokens):
     def loss(self, images, labels, noise):
@@ -95,6 +97,12 @@ class Steep(Uneven):
     def loss(self, images, labels, noise):
         waves = 300 / (self.recipe().lr * 1000**2) * (1000 * self.context).cos().sum()
         return {"ce": super().loss(images, labels, noise)["ce"] + waves}
+class Headless(ClipAdapter):
+    def head(self, space):
+        super().head(space)
+class Closed(NearestMean):
+    def head(self, space):
+        super().head(space)
 class Endless(TwoSFS):
     title = "Endless"
     def stage_starts(self, steps):
@@ -104,7 +112,7 @@ for kind in (*OwnTokens.__subclasses__(), Foreseeing, Steep):
 """
 KINDS = ("Noisy", "Random", "Unused", "Forgetful", "Narrow", "Behind", "Covering", "Failing", "Alone",
          "Shaped", "Reading", "Unaware", "Undeclared", "Foreseeing", "Unlabelled", "Uneven", "Steep",
-         "Endless")  # fmt: skip
+         "Headless", "Closed", "Endless")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +164,8 @@ def test_a_new_method_passes_the_checks_of_one_process(check):
     ("unlabelled", "inference", 'declare uses = DataUse(labelled="none"'),
     ("foreseeing", "inference", "without the next one of the stream"),
     ("failing", "gradients", "method 'failing' (plug-in) fails in "),
+    ("headless", "shapes", "head() of method 'headless' must return a map of features to logits"),
+    ("closed", "resume", "head() of method 'closed' must return a map of features to logits"),
     ("shaped", "shapes", "loss term 'ce' of method 'shaped' has the shape [4], a tensor without shape is needed"),
     ("unaware", "shapes", "classifier() takes 1 positional argument"),
 ])  # fmt: skip
