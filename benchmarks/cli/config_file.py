@@ -32,12 +32,11 @@ def read_config(context: typer.Context, file: Path | None) -> Path | None:
 
 def _untyped(context: typer.Context, name: str, value: Any) -> Any:
     """Return a flag's value in the file, without what another flag assigns on the command line."""
-    sources = {flag: getattr(context.get_parameter_source(flag), "name", "") for flag in context.params}
-    typed = {flag: given for flag, given in context.params.items() if sources[flag] == "COMMANDLINE"}
+    typed = [flag for flag in context.params if "COMMANDLINE" in str(context.get_parameter_source(flag))]
     if isinstance(value, list):
         flags = [flag for flag in typed if ASSIGNED_BY.get(flag) == name]
         return [item for item in value if item.partition("=")[0].strip() not in flags]
-    assigned = typed.get(ASSIGNED_BY.get(name, ""), ())
+    assigned = context.params[by] if (by := ASSIGNED_BY.get(name, "")) in typed else ()
     return None if name in [item.partition("=")[0].strip() for item in assigned] else value
 
 

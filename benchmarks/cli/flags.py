@@ -369,8 +369,7 @@ def command_line(*groups: Any) -> str:
 
 
 def given_options(option: list[str] | None, unlabelled: str) -> list[str]:
-    """Return the options of methods as `--option` takes them, with that of `--unlabelled`."""
-    # First, so that a value of one method wins, and the flag that was typed is the one given twice.
+    """Return the options of methods as `--option` takes them, after that of `--unlabelled`, which is of all methods."""
     return [*([f"unlabelled={unlabelled}"] if unlabelled else []), *(option or ())]
 
 

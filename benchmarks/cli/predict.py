@@ -66,7 +66,7 @@ def predict(
         if file and (file.is_dir() or not file.parent.is_dir() or is_image_name(file.name)):
             raise UsageError(f"{what.format(file)} in a folder that exists")
     if html and (_is_stdout(html) or (out and out.resolve() == html.resolve())):
-        raise UsageError(f"--html {html}: name another file than that of the rows")
+        raise UsageError(f"--html {html}: name another file than that of the rows and of stdout")
     if html:
         with explain_writing(html):
             TemporaryFile(dir=require_regular(html).parent).close()

@@ -42,7 +42,7 @@ from procap.weights.architectures import canonical_name, named_architecture
 from runner.config import PRECISIONS, EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.planning import can_classify, check_read, control_options, plan_run
 from runner.remote_results import results_root
-from runner.run_folders import RunFolder, find_runs
+from runner.run_folders import find_runs
 from runner.session import Run, Session
 from shards.catalogue import find_or_none
 from shards.default_paths import cache_home, data_root
@@ -236,17 +236,15 @@ def find_run(run: Path, session: Session) -> Run:
 def find_selected_run(selection: SelectionFlags, session: Session, *, best: bool = False) -> Run:
     """Find the only run that the flags select, or the best of several; the rest is as in `find_run`."""
     session.remote.pull()
-    folders = run_folders(session.runtime.results, _raise, run_filter(selection))
-    selected = {folder.path: config for folder, config in folders}
-    if best and len(selected) > 1:
-        finished = [config for path, config in selected.items() if RunFolder(path).train_file.exists()]
-        return best_run(finished, session)
-    return select_run([*selected], session, "name one, or take the best on validation images with --best")
-
-
-def _raise(path: str, error: UserError) -> None:
-    """Refuse to choose among runs of which one cannot be read: it may be the one that is meant."""
-    raise error
+    broken: dict[str, UserError] = {}
+    runs = run_folders(session.runtime.results, broken.__setitem__, run_filter(selection))
+    for error in broken.values():
+        # It may be the run that is meant.
+        raise error
+    if best and len(runs) > 1:
+        return best_run([config for folder, config in runs if folder.train_file.exists()], session)
+    folders = [folder.path for folder, _ in runs]
+    return select_run(folders, session, "name one, or take the best on validation images with --best")
 
 
 def best_run(configs: Sequence[RunConfig], session: Session) -> Run:

@@ -159,9 +159,8 @@ def run_folders(results: Path, on_error: OnError, selected: Selected) -> list[tu
         if not selected(path, None):
             continue
         try:
-            config = folder.read_config()
             # `locate_run` raises for a run that was moved; it resolves links, which most folders need not pay for.
-            if config is None or not folder.path.as_posix().endswith(f"/{config.path}"):
+            if (config := folder.read_config()) is None or config.path != path:
                 config, _ = locate_run(folder.path)
             if selected(path, config):
                 runs.append((folder, config))
