@@ -94,7 +94,8 @@ class CudaDevice(TorchDispatchMode):
         return tree_map(wrap, outputs)
 
     def _check(self, operation: Any, tensors: list[Tensor], on_cuda: list[CudaTensor], to_cuda: bool) -> None:
-        is_copy = operation in COPIES
+        # Torch moves indices on the CPU to the device.
+        is_copy = operation in (*COPIES, aten.index.Tensor)
         is_mixed = bool(on_cuda) and any(tensor.dim() for tensor in tensors if not isinstance(tensor, CudaTensor))
         if is_mixed and not is_copy:
             raise RuntimeError(f"{operation} of tensors on cuda:0 and cpu")

@@ -33,8 +33,9 @@ class Pool:
 
 @pytest.mark.parametrize("name", mark_slow(METHODS))
 def test_step_and_classifier_keep_to_the_device(name, clip, tiny_space, short_checkpoint, monkeypatch):
-    # Tensor subclasses do not support inference mode.
+    # Tensor subclasses support neither inference mode nor cuDNN.
     monkeypatch.setattr(torch, "inference_mode", lambda on=True: torch.no_grad() if on else contextlib.nullcontext())
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
     options = {**SHORT_OPTIONS.get(name, {}), **OPTIONS.get(name, {})}
     if method_class(name).required_option == "teacher":
         options["teacher"] = str(short_checkpoint)
@@ -47,8 +48,10 @@ def test_step_and_classifier_keep_to_the_device(name, clip, tiny_space, short_ch
         images, labels = pictures(5).to(DEVICE), LABELS.to(DEVICE)
         if isinstance(method, FeatureMethod):
             with torch.no_grad():
-                features = on_cuda.encode_image(images)
-            method.fit(FeatureBank(features[:, None].expand(-1, 2, -1), labels, features, labels))
+                features = on_cuda.encode_image(images, method.image_plan())
+            # Two views that differ, as crops do.
+            crops = torch.stack([features, features.roll(1, dims=1)], dim=1)
+            method.fit(FeatureBank(crops, labels, features, labels))
             batch = features
         else:
             batch = images[:, None].expand(-1, views, -1, -1, -1) if views > 1 else images

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 from small_runs import seeded
-from tiny_geometry import SHORT_GEOMETRY, SHORT_OPTIONS, UNTRAINED, open_clip_config
+from tiny_geometry import IMAGE_METHODS, SHORT_GEOMETRY, SHORT_OPTIONS, UNTRAINED, open_clip_config
 
 from benchmarks.qualitative.eigencam import last_tokens
 from procap.clip import CLIP
 from procap.errors import UserError
 from procap.geometry import Geometry
 from procap.kernels.compiled import compile_blocks
-from procap.methods import METHODS, build_method
+from procap.methods import build_method
 from procap.plan import INPUT, Plan, TokenOp
 from procap.text import LabelSpace
 
@@ -166,7 +166,7 @@ def outcome(clip, name, names, precision=torch.float32):
     return [logits, *terms.values(), *torch.autograd.grad(sum(terms.values()), parameters, allow_unused=True)]
 
 
-TRAINED = [name for name in METHODS if name not in UNTRAINED]
+TRAINED = [name for name in IMAGE_METHODS if name not in UNTRAINED]
 
 
 def compare(clip, backend, methods=TRAINED, **tolerance):

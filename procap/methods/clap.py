@@ -44,7 +44,7 @@ class CLAP(WrittenText, ClassWeights):
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: CLAPOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
-        self.rows.data = self.text(space).clone()
+        self.rows.data.copy_(self.text(space))
         # Not saved: `fit` computes them before every training, and inference does not need them.
         self.register_buffer("multipliers", torch.zeros(len(space.classnames)), persistent=False)
 
