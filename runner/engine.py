@@ -24,7 +24,7 @@ from procap.methods.method import Method, Noise
 from procap.recipe import Recipe
 from runner.config import Precision, RunConfig
 from runner.distributed.collectives import ProcessGroup
-from runner.training_steps import distinct_peak_rates, peak_rates
+from runner.step_schedule import distinct_peak_rates, peak_rates
 from shards.rng import generator
 from shards.transfer import upload
 
@@ -64,7 +64,7 @@ def learned_parameters(method: nn.Module) -> dict[str, nn.Parameter]:
 def group_parameters(method: Method, recipe: Recipe) -> list[dict[str, Any]]:
     """Group what the current stage of a training learns by learning rate, as an optimizer takes it.
 
-    rate_index: the index of the group's rate in `TrainingSteps.rates`. relative_rate: its peak divided by the recipe's.
+    rate_index: the index of the group's rate in `StepSchedule.rates`. relative_rate: its peak divided by the recipe's.
     """
     peaks, peak_of = distinct_peak_rates(method, recipe), peak_rates(method, recipe)
     groups: dict[int, list[nn.Parameter]] = {}
@@ -216,12 +216,12 @@ class Engine:
             )
 
     def set_rates(self, rates: Sequence[float] | Mapping[int, float]) -> None:
-        """Set the rates of the next steps to those of `TrainingSteps.rates`, or to others by their index there."""
+        """Set the rates of the next steps to those of `StepSchedule.rates`, or to others by their index there."""
         for param_group in self.optimizer.param_groups:
             param_group["lr"] = rates[param_group["rate_index"]]
 
     def set_recipe_rate(self, rate: float) -> None:
-        """Set the recipe's rate for a measurement, which has no `TrainingSteps`; other rates keep their ratio to it."""
+        """Set the recipe's rate for a measurement, which has no `StepSchedule`; other rates keep their ratio to it."""
         groups = self.optimizer.param_groups
         self.set_rates({group["rate_index"]: rate * group["relative_rate"] for group in groups})
 

@@ -21,8 +21,8 @@ from runner.feature_store import EncodedImages
 from runner.meters import Meter
 from runner.session import Run
 from runner.setup import Setup, make_eval_transform, train_augment
+from runner.step_schedule import StepSchedule
 from runner.stop_signals import StopRequest
-from runner.training_steps import TrainingSteps
 from shards.image_selection import VAL_SHOTS, TrainingSelection, draw_positions, select_target_images
 from shards.loader import DecodedImages, LoaderOptions, TrainLoader, prepare_batches
 from shards.reader import ImageList, LazyImage
@@ -80,7 +80,7 @@ def learn_from_features(run: Run, setup: Setup, stop: StopRequest, meter: Meter)
     augment = train_augment(config.recipe, method.clip)
     loader = FeatureLoader(method.bank, selection.train, config, augment, pooled=method.pools_views)
     method.begin_stage(0)
-    return replace(setup, engine=setup.make_engine(), training_steps=TrainingSteps(config.recipe, loader, method))
+    return replace(setup, engine=setup.make_engine(), step_schedule=StepSchedule(config.recipe, loader, method))
 
 
 def choosing_images(run: Run, method: FeatureMethod, val: ImageList) -> tuple[ImageList, ImageList]:

@@ -110,14 +110,14 @@ class CheckCase:
 
     def batch(self, setup: Setup) -> Batch:
         """Make the first batch of the training."""
-        assert setup.training_steps is not None
-        images, labels = next(to_device(setup.training_steps.batches(0), setup.method.clip.device))
+        assert setup.step_schedule is not None
+        images, labels = next(to_device(setup.step_schedule.batches(0), setup.method.clip.device))
         return Batch.make(setup.method, self.config.seed, 0, images, labels)
 
     def step(self, setup: Setup) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute loss terms and gradients of the first step; there are none if the training has no steps."""
         method, learned = setup.method, learned_parameters(setup.method)
-        if setup.engine is None or setup.training_steps is None:
+        if setup.engine is None or setup.step_schedule is None:
             return {}, {}
         terms = setup.engine.terms(self.batch(setup))
         named = dict(zip(setup.engine.objective.names, terms, strict=True))

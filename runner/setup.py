@@ -29,7 +29,7 @@ from runner.distributed.ranks import Ranks
 from runner.engine import Engine
 from runner.results import CheckpointCard
 from runner.session import Run
-from runner.training_steps import TrainingSteps
+from runner.step_schedule import StepSchedule
 from shards.device.crops import augments_on_device
 from shards.device.loader import DeviceTrainLoader
 from shards.eval_views import AnyEvalTransform, EvalViews
@@ -55,7 +55,7 @@ class Setup:
     card: CheckpointCard
     engine: Engine | None
     make_engine: Callable[[], Engine]
-    training_steps: TrainingSteps | None
+    step_schedule: StepSchedule | None
     selection: TrainingSelection | None
     acceleration: Acceleration
     file_digests: Mapping[str, str]
@@ -64,7 +64,7 @@ class Setup:
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole training."""
-        return self.training_steps.total if self.training_steps else 0
+        return self.step_schedule.total if self.step_schedule else 0
 
 
 def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None = None) -> Setup:
@@ -81,7 +81,7 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
             how = "one run per GPU, as `procap bench` starts them, is faster"
             warnings.warn(f"several GPUs train each run together; {how}", stacklevel=2)
     dataset = session.dataset(config.dataset)
-    loader = engine = training_steps = None
+    loader = engine = step_schedule = None
     file_digests: dict[str, str] = {}
     # Missing shards are reported before minutes are spent on a backbone.
     learns_from_features = issubclass(method_class(config.method), FeatureMethod)
@@ -107,7 +107,7 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
     make = partial(make_engine, method, run)
     if loader:
-        training_steps = TrainingSteps(config.recipe, loader, method)
+        step_schedule = StepSchedule(config.recipe, loader, method)
         method.training_images = loader
         if isinstance(method, TaughtMethod):
             method.set_teacher(teacher.classifier if teacher else lambda space: None)
@@ -124,7 +124,7 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         # Before the engine, whose optimizer takes the tensors that require a gradient by then.
         method.begin_stage(0)
         engine = make()
-    return Setup(method, card, engine, make, training_steps, selection, acceleration, file_digests, source)
+    return Setup(method, card, engine, make, step_schedule, selection, acceleration, file_digests, source)
 
 
 def select_training(config: RunConfig, dataset: PackedDataset, processes: int) -> TrainingSelection | None:

@@ -209,11 +209,11 @@ class TrainLoop:
     """
 
     def __init__(self, training: ResumableTraining, stop: StopRequest, display: ProgressDisplay) -> None:
-        assert training.setup.training_steps is not None
+        assert training.setup.step_schedule is not None
         self.training, self.stop, self.display = training, stop, display
         self.runtime = training.run.session.runtime
         self.config, self.state, self.meter = training.config, training.state, training.meter
-        self.method, self.training_steps = training.setup.method, training.setup.training_steps
+        self.method, self.step_schedule = training.setup.method, training.setup.step_schedule
         self.group = training.group
         device = self.method.clip.device
         self.graphs = training.setup.acceleration.graphs and self.runtime.engine == "ddp"
@@ -221,18 +221,18 @@ class TrainLoop:
         self.losses = AsyncLosses(device)
         # A measurement takes about two steps: at most 5 % of the training, apart from that after the last epoch.
         epochs = self.config.recipe.epochs
-        self._measure_every = -(-MEASURE_STEPS * epochs // max(1, self.training_steps.total))
+        self._measure_every = -(-MEASURE_STEPS * epochs // max(1, self.step_schedule.total))
 
     def train_epoch(self, epoch: int) -> None:
         """Take the steps that are left of an epoch, and add it to the log."""
-        rate = self.training_steps.rates(self.training_steps.first_step(epoch), epoch)[0]
+        rate = self.step_schedule.rates(self.step_schedule.first_step(epoch), epoch)[0]
         with autocast(self.config.precision, self.method.clip.device):
             changes_work = self.method.begin_epoch(epoch, rate, self.config.recipe)
         if changes_work:
             # A CUDA graph replays the work of the epochs before.
             self.train_step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
-        batches = self.training_steps.batches(epoch, start_step=self.state.step_in_epoch)
-        on_device = isinstance(self.training_steps.loader, DeviceTrainLoader)
+        batches = self.step_schedule.batches(epoch, start_step=self.state.step_in_epoch)
+        on_device = isinstance(self.step_schedule.loader, DeviceTrainLoader)
         moved = batches if on_device else to_device(batches, self.method.clip.device)
         for images, labels in self.meter.iterate("data", moved):
             self._take_step(epoch, images, labels)
@@ -251,13 +251,13 @@ class TrainLoop:
         """Take the next step on a batch, without waiting for its losses."""
         # The state lags behind by the steps whose losses a GPU has not delivered yet.
         number = self.state.step + len(self.losses)
-        stage = self.training_steps.stage(number)
+        stage = self.step_schedule.stage(number)
         if stage != self.state.stage:
             self._count_losses(wait=True)
             self.training.begin_stage(stage)
             # A CUDA graph replays the work of one stage.
             self.train_step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
-        rates = self.training_steps.rates(number, epoch)
+        rates = self.step_schedule.rates(number, epoch)
         self.training.engine.set_rates(rates)
         batch = Batch.make(self.method, self.config.seed, number, images, labels)
         if self.train_step.needs_capture:
@@ -272,7 +272,7 @@ class TrainLoop:
                     break
                 outcome = self.train_step(batch)
         self.losses.send(outcome)
-        self.meter.step(self.training_steps.images(number))
+        self.meter.step(self.step_schedule.images(number))
         loss = self._count_losses()
         if loss is not None:
             position = f"{epoch + 1}/{self.config.recipe.epochs}"
@@ -301,7 +301,7 @@ class TrainLoop:
             # Raised before the step is counted: no saved state holds weights after such a loss.
             if not math.isfinite(loss):
                 raise self._diverged(named_terms)
-            self.state.count(self.training_steps.images(self.state.step), named_terms, bool(skipped))
+            self.state.count(self.step_schedule.images(self.state.step), named_terms, bool(skipped))
         return loss
 
     def _diverged(self, terms: Mapping[str, float]) -> UserError:
@@ -316,7 +316,7 @@ class TrainLoop:
 
     def _close_epoch(self, epoch: int) -> None:
         """Add the epoch to the log, with gradient norms."""
-        last_rate = self.training_steps.rates(self.training_steps.first_step(epoch + 1) - 1, epoch)[0]
+        last_rate = self.step_schedule.rates(self.step_schedule.first_step(epoch + 1) - 1, epoch)[0]
         norms: dict[str, float] = {}
         is_last = epoch == self.config.recipe.epochs - 1
         if isinstance(self.method, DiagnosedMethod) and (is_last or (epoch + 1) % self._measure_every == 0):
@@ -327,10 +327,10 @@ class TrainLoop:
 
 def measure_terms(training: ResumableTraining) -> dict[str, float]:
     """Compute the norm of each weighted loss term's gradient, on the training's first batch with the weights of now."""
-    method, training_steps = training.setup.method, training.setup.training_steps
-    assert training_steps is not None
+    method, step_schedule = training.setup.method, training.setup.step_schedule
+    assert step_schedule is not None
     device = method.clip.device
-    images, labels = (tensor.to(device) for tensor in next(training_steps.batches(0)))
+    images, labels = (tensor.to(device) for tensor in next(step_schedule.batches(0)))
     # Always the same batch and noise, so that the norms of epochs can be compared.
     noise = method.draw(generator(training.config.seed, "noise", 0))
     objective = training.engine.objective

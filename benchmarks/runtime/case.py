@@ -23,8 +23,8 @@ from procap.text import LabelSpace
 from runner.config import RunConfig
 from runner.meters import Meter
 from runner.setup import build_initial_method, label_space, make_eval_transform, train_augment, train_loader
+from runner.step_schedule import StepSchedule
 from runner.train_step import AsyncLosses
-from runner.training_steps import TrainingSteps
 from shards.device.loader import DeviceTrainLoader
 from shards.image_selection import TargetImages, TrainingSelection, select_target_images, select_training_images
 from shards.loader import LoaderOptions, TrainLoader, evaluation_batches
@@ -75,8 +75,8 @@ class Case:
             self.training = Training(self.method, config, mode, settings.accelerations, self.meter)
             self.loader = self._make_loader()
             self.method.training_images = self.loader
-            self.training_steps = TrainingSteps(config.recipe, self.loader, self.method)
-            self.total_steps = self.training_steps.total
+            self.step_schedule = StepSchedule(config.recipe, self.loader, self.method)
+            self.total_steps = self.step_schedule.total
             self._losses = AsyncLosses(self.device)
             self._batches = self._epochs(self.training)
 
@@ -127,7 +127,7 @@ class Case:
         # An accuracy that would mislead is left out.
         if self.settings.pretrained == "random":
             why = "the weights are random"
-        elif self.trains and len(self.training_steps.stage_starts) > 1:
+        elif self.trains and len(self.step_schedule.stage_starts) > 1:
             why = "only the first stage is trained"
         return {
             "dataset": self.data.name,
@@ -162,8 +162,8 @@ class Case:
 
     def _epochs(self, training: Training) -> Generator[tuple[Tensor, ...], None, None]:
         for epoch in range(self.config.recipe.epochs):
-            training.engine.set_rates(self.training_steps.rates(self.training_steps.first_step(epoch), epoch))
-            batches = self.training_steps.batches(epoch)
+            training.engine.set_rates(self.step_schedule.rates(self.step_schedule.first_step(epoch), epoch))
+            batches = self.step_schedule.batches(epoch)
             yield from batches if isinstance(self.loader, DeviceTrainLoader) else self._moved(batches)
 
     def _moved(self, batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:

@@ -25,7 +25,7 @@ def distinct_peak_rates(method: Method, recipe: Recipe) -> list[float]:
     return [recipe.lr, *sorted({*peak_rates(method, recipe).values()} - {recipe.lr})]
 
 
-class TrainingSteps:
+class StepSchedule:
     """The `total` steps of a training, counted from 0: batches, rates, and stages, from their `stage_starts` on."""
 
     def __init__(self, recipe: Recipe, loader: TrainLoader, method: Method) -> None:
