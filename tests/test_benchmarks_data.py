@@ -305,6 +305,18 @@ def test_a_folder_called_like_a_data_set_is_pointed_out(tmp_path, capsys, monkey
     assert "pack the folder here as ./Digits" in run(capsys, "data", "pack", "Digits", "--data", "data")[2]
 
 
+@pytest.mark.parametrize(("folder", "name"), [
+    ("a,b", "a-b"), ("paper", "my-paper"), ("All", "my-all"), ("unlabelled", "my-unlabelled"), ("birds..v2", "birds-v2"),
+    ("dtd.yaml", "dtd-yaml"), (f"{'b' * 59}.2024", 'b' * 59),
+])  # fmt: skip
+def test_a_folder_of_any_name_gets_a_name_that_is_free_and_valid(tmp_path, capsys, monkeypatch, folder, name):
+    put_classes(tmp_path / folder, each=4)
+    monkeypatch.chdir(tmp_path)
+    for path in (f"./{folder}", f"{folder}.yaml"):
+        code, _, err = run(capsys, "data", "pack", path, "--data", "data")
+        assert code == 0 and packed_names(Path("data")) == [name], err
+
+
 @pytest.mark.parametrize(("names", "words"), [
     (("red_ring", "red ring"), "classes have equal prompts ('red ring' = 'red_ring')"),
     (("Blue star", "blue star"), "('Blue star' = 'blue star')"),

@@ -49,8 +49,10 @@ def select_datasets(
     """
     selected: dict[str, DatasetToPack] = {}
     for text in names:
-        for name in [text] if is_user_folder(text) else split_names(text):
-            group = _resolve_paper(raw) if name.lower() == "paper" else expand_datasets(name)
+        # The path of a folder or a YAML file may have commas.
+        for name in [text] if is_user_folder(text) or Path(text).expanduser().is_file() else split_names(text):
+            members = [dataset.name for dataset in GROUPS.get(name.lower(), ())] or [name]
+            group = _resolve_paper(raw) if name.lower() == "paper" else members
             for dataset in (_resolve_name(member, raw, root, max_side) for member in group):
                 first = selected.setdefault(dataset.name, dataset)
                 if first.yaml_file != dataset.yaml_file:

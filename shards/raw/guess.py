@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from procap.errors import UsageError, UserError
-from shards.catalogue import find, find_or_none
+from shards.catalogue import GROUPS, find, find_or_none
 from shards.names import first_few, require_text
 from shards.raw.class_folders import SPLIT_WORDS, find_class_root, find_split_folders, list_class_folders, scan_folders
 from shards.raw.description import read_description
@@ -67,8 +67,8 @@ def find_description(folder: Path, max_side: int | None = None) -> tuple[Path, s
     if file.parent != folder.parent:
         keys |= {key: str(folder.parent / keys[key]) for key in ("folder", "table", "images") if key in keys}
     # A name has at most 64 letters, and `my-` may come in front.
-    name = re.sub(r"[^a-z0-9.]+", "-", folder.name.lower()).strip("-.")[:60] or "images"
-    name = f"my-{name}" if find_or_none(name) else name
+    name = re.sub(r"[^a-z0-9]+", "-", folder.name.lower())[:60].strip("-") or "images"
+    name = f"my-{name}" if find_or_none(name) or name in GROUPS else name
     keys = {"name": name, "template": "a photo of a {}."} | keys
     if names := _guess_names(labels):
         keys["classes"] = names
