@@ -306,8 +306,8 @@ def test_a_folder_called_like_a_data_set_is_pointed_out(tmp_path, capsys, monkey
 
 
 @pytest.mark.parametrize(("folder", "name"), [
-    ("a,b", "a-b"), ("paper", "my-paper"), ("All", "my-all"), ("unlabelled", "my-unlabelled"), ("birds..v2", "birds-v2"),
-    ("dtd.yaml", "dtd-yaml"), (f"{'b' * 59}.2024", 'b' * 59),
+    ("a,b", "a-b"), ("paper", "my-paper"), ("All", "my-all"), ("unlabelled", "my-unlabelled"),
+    ("birds..v2", "birds-v2"), ("dtd.yaml", "dtd-yaml"), (f"{'b' * 59}.2024", 'b' * 59),
 ])  # fmt: skip
 def test_a_folder_of_any_name_gets_a_name_that_is_free_and_valid(tmp_path, capsys, monkeypatch, folder, name):
     put_classes(tmp_path / folder, each=4)
