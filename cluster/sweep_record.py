@@ -188,8 +188,10 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
     # Targets are validation images only; held-out selection trains on half of the base classes.
     classes = "dev-base" if settings.metric == "held-out" else settings.classes
     run["overrides"] = {**settings.overrides, **overrides}
+    # In the recipe of the classes that are trained on in the end.
+    task = "few-shot" if settings.classes == "all" else None
     configs = [
-        plan_run(dataset=dataset, classes=classes, seed=seed, data=data, **run)
+        plan_run(dataset=dataset, classes=classes, seed=seed, task=task, data=data, **run)
         for dataset, seed in itertools.product(settings.datasets, settings.seeds)
     ]
     check_read(configs, overrides)

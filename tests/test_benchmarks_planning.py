@@ -1,6 +1,7 @@
 """What suites and single runs consist of, for whatever is chosen of them: runs, targets, recipes, shots."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,13 @@ def test_every_suite_can_be_planned_everywhere(profile, quick):
             seeds = (len(variants) - len(untrained)) * len(options.seeds) + len(untrained)
             assert len(entries) == len(options.datasets) * seeds * (1 + suite.held_out)
             assert set(options.datasets) <= set(CATALOGUE)
+
+
+def test_a_suite_that_also_trains_on_half_of_the_base_classes_does_so_in_the_recipe_of_its_own():
+    suite = replace(load_suite("few-shot"), held_out=True)
+    plan = suite.plan(suite.options(PAPER, methods=("maple",), datasets=("dtd",), seeds=(1,), shots=(16,)))
+    assert [entry.spec.config.classes for entry in plan] == ["all", "dev-base"]
+    assert len({entry.spec.config.recipe.epochs for entry in plan}) == 1
 
 
 def test_the_world_decides_the_recipe_and_a_control_has_one_for_all():

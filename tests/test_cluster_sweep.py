@@ -134,6 +134,13 @@ def test_several_data_sets_are_averaged_over(few_digits, tiny_checkpoint):
     ]
 
 
+def test_held_out_selection_for_all_classes_searches_the_recipe_that_trains_them():
+    asked = sweep_settings(methods=("maple",), classes="all", metric="held-out")
+    [run] = make_runs(asked, {"recipe.lr": 0.1}, None)
+    trained = plan_run(method="maple", dataset="digits", classes="all", overrides={"lr": 0.1})
+    assert run.config.classes == "dev-base" and run.config.recipe == trained.recipe
+
+
 NUMBERS = st.one_of(st.integers(-(10**6), 10**6), st.floats(allow_nan=False, allow_infinity=False))
 SCALARS = st.one_of(NUMBERS, st.booleans(), st.none(), st.text("abcxyz_/-", min_size=1, max_size=8))
 

@@ -296,6 +296,8 @@ class Suite:
         for first, second in combinations(variants, 2):
             if (first.name, first.key) == (second.name, second.key) and first != second:
                 raise UsageError(f"two variants are called '{first.name}': give each a different title or key")
+        # Also on half of the base classes the recipe is that of the suite's classes.
+        task = self.task or ("few-shot" if self.classes == "all" else None)
         runs: list[SuiteRun] = []
         for dataset in options.datasets if self.trains else ():
             # Evaluation targets by the classes trained on; each entry is a separate training of every variant and seed.
@@ -303,7 +305,7 @@ class Suite:
             if self.held_out:
                 trainings["dev-base"] = validation_targets(dataset, "dev-base")
             for variant, (classes, targets) in product(variants, trainings.items()):
-                configs = [options.run(variant, dataset, seed, classes, self.task) for seed in options.seeds]
+                configs = [options.run(variant, dataset, seed, classes, task) for seed in options.seeds]
                 parsed = map(Target.parse_unchecked, targets)
                 known = tuple(str(target) for target in parsed if can_classify(configs[0], target, options.data))
                 runs += [
