@@ -11,7 +11,7 @@ from benchmarks.experiment.profiles import MINI, PAPER
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite
 from benchmarks.tables.agreement import check_table
-from benchmarks.tables.speed import SCHEMA
+from benchmarks.tables.speed import SCHEMA, choose_settings
 from procap.errors import UserError
 from runner.results import write_json
 from runner.run_collection import Collection, write_collection
@@ -54,6 +54,7 @@ def test_results_that_are_the_published_ones_pass_and_others_exit_with_4_and_are
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| DTD")]
     assert "CLIP (zero-shot)" in lines[0] and "+4.00" in lines[0] and "OUTSIDE" in lines[0]
     assert check(tmp_path, *DTD, "--tolerance", "4") == 0
+    assert check(tmp_path, *DTD[:-1], "3,2,1", "--tolerance", "4") == 0, "seeds have no order"
 
 
 def test_missing_and_limited_results_never_agree(tmp_path, capsys):
@@ -116,8 +117,7 @@ def contest(results, backbone):
     options = suite.options(PAPER, backbone=backbone)
     report = {
         "schema": SCHEMA, "written": "2026-01-31T12:00:00Z", "backbone": {"name": backbone, "weights": None},
-        "settings": {"pretrained": None, "classes": "base", "precisions": ["fp32"], "epochs": 10, "batch": 32,
-                     "test_batch": 100},
+        "settings": choose_settings(SuiteResults.read(suite, options, results)) | {"batch": 32, "test_batch": 100},
         "environment": {"gpu": None, "cpu": {"name": "some CPU", "threads": 2, "cores": 2}}, "load_average": [0, 0],
         "rows": [row(name, method) for name in options.datasets for method in options.methods],
     }  # fmt: skip
@@ -141,6 +141,7 @@ def test_runtime_of_another_backbone_is_not_compared(tmp_path):
     (["--profile", "mini"], "all runs takes no --profile mini"),
     (["base-to-novell"], "did you mean base-to-novel"),
     (["stability", "--classes", "all"], "takes no --classes all"),
+    (["imbalance", "--sampling", "natural"], "takes no --sampling natural"),
     (["stability", "--shots", "4,8"], "stability takes one number"),
     (["stability", "--format", "xml"], "'xml' is not one of"),
 ])  # fmt: skip

@@ -119,6 +119,20 @@ def test_a_measurement_is_repeated_unless_the_same_exists_from_such_a_machine(su
             measure_suite(done, session, False)
 
 
+def test_the_table_shows_the_measurement_that_is_asked_for_also_if_a_newer_one_exists(suite):
+    done, _ = suite
+    [file] = done.results.glob("runtime/*/runtime.json")
+    known = json.loads(file.read_text())
+    newer = {"shots": 4, "precisions": ["bf16"], "epochs": 2, "pretrained": "random"}
+    for name, value in newer.items():
+        settings, written = known["settings"] | {name: value}, "2999-01-01T00:00:00Z"
+        write_json(done.results / "runtime" / name / "runtime.json", known | {"settings": settings, "written": written})
+    [table] = done.make_tables()
+    assert " 10 epochs " in table.notes[0] and "16 shots" in table.notes[0] and "fp32" in table.notes[0]
+    [table] = replace(done, options=replace(done.options, shots=(4,))).make_tables()
+    assert "4 shots" in table.notes[0]
+
+
 ABSENT = {"ray", "mlflow", "deepspeed", "matplotlib"}
 
 

@@ -132,7 +132,7 @@ def _suite_tables(
         for sweep, reason in problems:
             raise UserError(f"sweep {sweep} cannot be read: {reason}")
         return sections[0].make_tables(), 0
-    _refuse(name, flags.SelectionFlags(classes=selection.classes))
+    _refuse(name, flags.SelectionFlags(classes=selection.classes, sampling=selection.sampling))
     suite = load_suite(name)
     recorded = last_options(suite, root, data, profile=suite_flags.profile)
     chosen = {"recipe": suite_flags.recipe, "reference": suite_flags.reference}

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import note
-from benchmarks.runtime.settings import EPOCHS, QUICK_EPOCHS, QUICK_REPEATS, Settings, make_settings
-from benchmarks.tables.speed import SCHEMA, load_runtime_reports
+from benchmarks.runtime.settings import Settings, make_settings
+from benchmarks.tables.speed import SCHEMA, choose_settings, load_runtime_reports
 from procap.errors import UsageError
 from procap.methods import learns_from_features
 from runner.provenance import describe_environment
@@ -45,25 +45,13 @@ def measure_suite(results: SuiteResults, session: Session, force: bool) -> None:
 
 def suite_settings(results: SuiteResults, runtime: RuntimeConfig, device: torch.device) -> Settings:
     """Make the settings of the measurement from the options of the suite."""
-    options, profile = results.options, results.options.profile
+    options = results.options
     if on_features := [name for name in options.methods if learns_from_features(name)]:
         raise UsageError(
             f"runtime compares steps on images, and {', '.join(on_features)} learn from features: leave them out"
         )
-    return make_settings(
-        runtime,
-        device,
-        backbone=options.backbone or profile.backbone,
-        pretrained=options.pretrained or (None if options.backbone else profile.pretrained),
-        methods=options.methods,
-        datasets=options.datasets,
-        precisions=(options.precision or profile.precision,),
-        classes=results.suite.classes,
-        **({"shots": options.shots[0]} if options.shots else {}),
-        options=options.options,
-        epochs=options.overrides.get("epochs", QUICK_EPOCHS if options.quick else EPOCHS),
-        **({"repeats": QUICK_REPEATS} if options.quick else {}),
-    )
+    chosen = choose_settings(results)
+    return make_settings(runtime, device, methods=options.methods, datasets=options.datasets, **chosen)
 
 
 def _find_measured(settings: Settings, results: Path, device: torch.device) -> Path | None:

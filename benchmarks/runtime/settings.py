@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 SHOTS, SEED = 16, 1
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}, "coprompt": {"sentences": "templates"}}
 """Defaults of the comparison. MaPLe-style, which the paper does not define, has ProCAP's tokens and recipe."""
-QUICK_EPOCHS, EPOCHS = 2, 10
-QUICK_REPEATS = 2
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Settings:
     classes: str = "base"
     shots: int = SHOTS
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    epochs: int = EPOCHS
+    epochs: int = 10
     batch: int = 32
     test_batch: int = 100
     repeats: int = 5

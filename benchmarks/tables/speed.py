@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.published import display_name, load_rows
+from benchmarks.experiment.suite import SHOTS
 from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import BACKBONE, SuiteResults
 from benchmarks.tables.suite_table import published_title
@@ -21,6 +22,8 @@ SCHEMA = 4
 """Version of `runtime.json`; reports of another version are ignored and measured again."""
 BUSY = 0.25
 """Load of other programs on each core above which a warning is written under the table."""
+WHOLE, QUICK = (10, 5), (2, 2)
+"""Epochs of training and rounds of evaluation, without and with `--quick`."""
 COLUMNS = (
     Column("training s", "low", digits=1),
     Column("FPS encoder", digits=1),
@@ -72,17 +75,35 @@ def runtime_tables(results: SuiteResults) -> list[Table]:
     return [Table(results.name, title, labels, [*compress(COLUMNS, used)], rows, notes, details)]
 
 
-def find_newest(results: SuiteResults) -> Report | None:
-    """Return the newest measurement of the suite's data sets, methods, backbone, classes and options."""
+def choose_settings(results: SuiteResults) -> dict[str, Any]:
+    """Return the settings of a measurement that the suite's options choose, apart from its data sets and methods."""
     from procap.weights.architectures import canonical_name
 
-    backbone, _ = canonical_name(results.options.backbone or results.options.profile.backbone)
-    expected = backbone, results.suite.classes, dict(results.options.options)
+    options, profile = results.options, results.options.profile
+    pretrained = options.pretrained or (None if options.backbone else profile.pretrained) or None
+    backbone, pretrained = canonical_name(options.backbone or profile.backbone, pretrained)
+    epochs, repeats = QUICK if options.quick else WHOLE
+    return {
+        "backbone": backbone,
+        "pretrained": pretrained,
+        "precisions": (options.precision or profile.precision,),
+        "classes": results.suite.classes,
+        "shots": options.shots[0] if options.shots else SHOTS,
+        "options": options.options,
+        "epochs": options.overrides.get("epochs", epochs),
+        "repeats": repeats,
+    }
+
+
+def find_newest(results: SuiteResults) -> Report | None:
+    """Return the newest measurement with the suite's settings, of its data sets and methods at least."""
+    # Through JSON, in which tuples are lists, as in the report that was read.
+    asked = json.loads(json.dumps(choose_settings(results)))
     reports = []
     for _, report in load_runtime_reports(results.results):
         datasets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
-        settings = report["backbone"]["name"], report["settings"]["classes"], report["settings"].get("options", {})
-        if settings == expected and datasets >= {*results.options.datasets} and methods >= {*results.options.methods}:
+        is_same = all(report["settings"].get(name) == value for name, value in asked.items())
+        if is_same and datasets >= {*results.options.datasets} and methods >= {*results.options.methods}:
             reports.append(report)
     # Times in UTC of equal length sort as texts.
     return max(reports, key=lambda report: report["written"], default=None)
@@ -114,8 +135,9 @@ def list_notes(report: Report) -> list[str]:
     weights = "random weights" if settings["pretrained"] == "random" else f"weights {report['backbone']['weights']}"
     notes = [
         f"{report['backbone']['name']}, {weights}, {' and '.join(settings['precisions'])}, on {device}; "
-        f"{settings['epochs']} epochs of ProCAP's recipe, 16 shots of {settings['classes']} classes, batches of "
-        f"{settings['batch']} and {settings['test_batch']}. reference: as public code works; fast: the same numbers."
+        f"{settings['epochs']} epochs of ProCAP's recipe, {settings['shots']} shots of {settings['classes']} classes, "
+        f"batches of {settings['batch']} and {settings['test_batch']}. reference: as public code works; fast: the same "
+        "numbers."
     ]
     before, _ = report["load_average"]
     if before > BUSY * machine["cpu"]["cores"]:
