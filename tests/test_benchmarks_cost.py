@@ -1,11 +1,13 @@
-"""What plain runs and sweeps cost: averages by hand, and the pictures and the summary of the report."""
+"""What plain runs and sweeps cost, and the summary of a report: averages by hand, pictures, and the best row."""
 
 import pytest
-from made_results import put_halves, put_score
+from made_results import made, put_halves, put_run, put_score
 
-from benchmarks.plots.runs import average_results, describe_best
+from benchmarks.plots.runs import average_results
 from benchmarks.report.report import write_report
+from benchmarks.report.summary import describe_best
 from benchmarks.results import load
+from benchmarks.tables.runs import run_tables
 
 
 @pytest.fixture
@@ -20,26 +22,69 @@ def results(tmp_path):
     return tmp_path
 
 
+def averages(results):
+    return average_results(load(results).rename(columns={"variant": "title"}))
+
+
 def test_accuracies_are_averaged_over_the_data_sets_that_all_have(results):
-    means = average_results(load(results).rename(columns={"variant": "title"}))
+    means = averages(results)
     assert means.accuracy.to_dict() == pytest.approx({"ProCAP": 50.0, "CoOp": 49.0})
     assert set(means.train_seconds) == {12.5} and set(means.parameters) == {2048}
-    assert describe_best(means) == "best by mean of HMs is ProCAP with 50.00 %"
 
 
-def test_the_summary_of_results_with_joint_scores_says_which_harmonic_mean_it_takes(results):
-    config = put_halves(results, "maple", "tiles", (90, 100), (90, 100))
-    put_score(results, config, "tiles:all", 70, 200)
-    joint = average_results(load(results).rename(columns={"variant": "title"}))
-    assert describe_best(joint).startswith("best by mean of HMs in each half is MaPLe with 90.00 %")
+def test_costs_weigh_data_sets_alike_however_many_targets_and_seeds_they_have(results):
+    put_score(results, put_run(results, "coop", "digits", seconds=30), "digits:all", 70, 200)
+    put_halves(results, "coop", "digits", (40, 100), (60, 100), seed=2, seconds=30)
+    assert averages(results).train_seconds.to_dict() == {"CoOp": (30 + 12.5) / 2, "ProCAP": 12.5}
+
+
+def test_an_accuracy_of_base_classes_alone_is_not_ranked_against_harmonic_means(results):
+    for dataset in ("digits", "tiles"):
+        put_score(results, put_run(results, "probe", dataset), f"{dataset}:base", 99, 100)
+    assert [*averages(results).index] == ["ProCAP", "CoOp"]
 
 
 def test_the_report_of_plain_runs_begins_with_the_best_method_and_has_both_plots(results, tmp_path):
     put_halves(results, "maple", "tiles", (90, 100), (90, 100))
+    for method, right in (("coop", 50), ("maple", 90)):
+        for dataset in ("digits", "tiles"):
+            put_halves(results, method, dataset, (right, 100), (right, 100), seed=2)
     page = write_report(results, tmp_path / "page").read_text()
-    assert (
-        "best by mean of HMs is MaPLe with 90.00\xa0%; ProCAP is number 2 of 3 with 50.00\xa0%"
-        in page.split("<main")[0]
-    )
+    summary = "best by HM on average: MaPLe with 90.00\xa0%; ProCAP is number 2 of 3 with 50.00\xa0%"
+    assert summary in page.split("<main")[0]
     names = {path.name for path in (tmp_path / "page" / "figures").iterdir()}
     assert {"accuracy-bars.svg", "cost.pdf"} <= names
+
+
+def test_rows_with_different_seeds_have_no_summary(results):
+    assert describe_best(run_tables(load(results))[0]) == ""
+
+
+def test_the_summary_of_a_suite_leaves_out_what_its_table_does_not_rank(tmp_path):
+    """GDA lacks a seed on one half, and weights of Tip-Adapter-F are chosen by test accuracy: both lead in the rest."""
+    done = made(
+        tmp_path,
+        "base-to-novel",
+        datasets=("digits", "tiles"),
+        methods=("zeroshot", "coop", "tda", "gda", "tipadapterf"),
+        seeds=(1, 2),
+        options={"tipadapterf": {"selection": "test"}},
+        skip=lambda entry, target: (entry.variant.method, entry.seed, target) == ("gda", 2, "tiles:novel:test"),
+    )
+    average = done.make_tables()[0]
+    means = {row.labels[0]: row.cells[-1].mean for row in average.rows if row.labels[0] in ("CLIP (zero-shot)", "CoOp")}
+    best = max(means, key=means.get)
+    assert describe_best(average) == f"best by mean of HMs: {best} with {means[best]:.2f} %"
+
+
+def test_the_summary_names_all_that_share_the_best_number_and_takes_target_means(tmp_path):
+    done = made(tmp_path, "cross-dataset", methods=("zeroshot", "coop", "procap"), seeds=(1,))
+    for path in (*tmp_path.glob("**/coop/**/eval/*.json"), *tmp_path.glob("**/procap/**/eval/*.json")):
+        path.unlink()
+    for entry in done.runs:
+        for target in entry.spec.targets:
+            is_source = target.startswith(entry.dataset)
+            counts = {"zeroshot": (60, 60), "coop": (99, 50), "procap": (70, 60)}[entry.variant.method]
+            put_score(tmp_path, entry.spec.config, target, counts[not is_source], 100)
+    [table, *_] = type(done).read(done.suite, done.options, tmp_path).make_tables()
+    assert describe_best(table) == "best by Target mean: CLIP (zero-shot) and ProCAP with 60.00 %"

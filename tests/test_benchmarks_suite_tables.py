@@ -413,3 +413,10 @@ def test_files_are_written_in_every_format(tmp_path):
         if form != "json":
             assert file.read_text() == render(SAMPLE, form) + "\n"
     assert json.loads(written[-1].read_text()) == to_dict(SAMPLE)
+
+
+@pytest.mark.parametrize(("reference", "expected"), [("", "ProCAP, n_ctx 4"), ("coop", "CoOp, n_ctx 4")])
+def test_prompt_lengths_are_compared_with_four_tokens_of_the_reference(tmp_path, reference, expected):
+    methods = ("coop", "procap")
+    done = made(tmp_path, "prompt-length", datasets=("tiles",), methods=methods, reference=reference)
+    assert table_of(done, "prompt-length-comparison").title.startswith(f"{expected} compared with")

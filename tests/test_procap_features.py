@@ -270,6 +270,22 @@ def test_two_classes_of_one_name_keep_what_each_of_them_has_learned(name, short_
     assert learns_classes == (not torch.allclose(logits[:, 0], logits[:, 2], atol=1e-4))
 
 
+ON_FEATURES = [name for name in METHODS if issubclass(method_class(name), FeatureMethod)]
+
+
+@pytest.mark.parametrize("name", [name for name in ON_FEATURES if method_class(name).knows_new_classes])
+def test_classes_that_are_new_get_logits_in_every_precision(name, short_clip):
+    classes = ("cat", "dog", "fox", "owl")
+    method = build_method(name, short_clip, text.LabelSpace(classes), SHORT_OPTIONS.get(name, {}), seeded())
+    width = short_clip.visual.proj.shape[0] if name == "prolip" else 48
+    method.fit(bank_of(torch.randn(12, width, generator=seeded(3)), labels=torch.arange(4).repeat_interleave(3)))
+    space = text.LabelSpace((*classes[:2], "red circle"))
+    for precision in (torch.bfloat16, torch.float16):
+        with torch.no_grad(), torch.autocast("cpu", precision):
+            logits = method.classifier(space)(pictures())
+        assert logits.dtype == torch.float32 and logits.isfinite().all()
+
+
 def test_a_name_that_two_classes_share_is_found_in_order_or_counts_as_new(short_clip):
     method = build_method("taskres", short_clip, text.LabelSpace(PAIR), {}, seeded())
     both, single = text.LabelSpace(("green ring", *PAIR[:3])), text.LabelSpace(("red circle", "blue square"))

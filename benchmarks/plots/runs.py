@@ -32,9 +32,9 @@ def cost_plots(frame: pd.DataFrame) -> Plots:
 def average_results(frame: pd.DataFrame) -> pd.DataFrame:
     """Average results by their column `title`: method, accuracy, measure, train_seconds, parameters.
 
-    The best accuracy is first. It is that on test images of the own data set, for base and novel classes their harmonic
-    mean; where there are none, that on the images which were evaluated. Titles without results on all data sets are
-    left out.
+    The best accuracy is first. It is that on test images of the own data set, after base classes the harmonic mean of
+    base and novel if any title has one; where there are none, that on the images which were evaluated. Titles without
+    results on all data sets are left out.
     """
     if frame.empty:
         return frame
@@ -45,27 +45,16 @@ def average_results(frame: pd.DataFrame) -> pd.DataFrame:
     accuracy, measure = by_classes.mean(axis="columns"), f"mean {validation}accuracy"
     if {"base", "novel"} <= {*by_classes}:
         harmonic = 2 * by_classes["base"] * by_classes["novel"] / (by_classes["base"] + by_classes["novel"])
-        # With joint scores in the report, which HM this is would be a guess.
-        halves = " in each half" if "all" in by_classes else ""
-        measure = f"mean {'' if harmonic.notna().all() else 'accuracy or '}of HMs{halves}"
-        accuracy = harmonic.fillna(accuracy)
+        measure = "accuracy, after base classes the harmonic mean of base and novel"
+        # An accuracy of base classes alone is not compared with harmonic means.
+        accuracy = harmonic.fillna(accuracy.where(by_classes["base"].isna()))
     by_dataset = accuracy.unstack("dataset").dropna()
-    means = tests.groupby("title").agg({"method": "first", "train_seconds": "mean", "parameters": "mean"})
-    means = means.loc[by_dataset.index].assign(accuracy=by_dataset.mean(axis="columns"), measure=measure)
+    # A run has a row for each target; data sets count alike, however many seeds they have.
+    costs = tests.drop_duplicates("path").groupby(["title", "dataset"])[[*COSTS]].mean().groupby("title").mean()
+    means = costs.loc[by_dataset.index].assign(
+        method=tests.groupby("title").method.first(), accuracy=by_dataset.mean(axis="columns"), measure=measure
+    )
     return means.sort_values("accuracy")[::-1]
-
-
-def describe_best(means: pd.DataFrame) -> str:
-    """Describe the best title and the place of ProCAP in one line; "" for a single title."""
-    if len(means) < 2:
-        return ""
-    # Tables of averages also have the HM of the averages, whose best can be another.
-    best = f"best by {means.measure.iloc[0]} is {means.index[0]} with {means.accuracy.iloc[0]:.2f} %"
-    ranks = [rank for rank, method in enumerate(means.method, 1) if method == "procap"]
-    if not ranks or ranks[0] == 1:
-        return best
-    title, accuracy = means.index[ranks[0] - 1], means.accuracy.iloc[ranks[0] - 1]
-    return f"{best}; {title} is number {ranks[0]} of {len(means)} with {accuracy:.2f} %"
 
 
 def _looks(means: pd.DataFrame) -> dict[str, Look]:
@@ -86,9 +75,7 @@ def accuracy_bars(means: pd.DataFrame) -> Figure | None:
     axes.set_yticks(range(len(shown)), list(shown.index))
     axes.set(xlim=(0, 100), ylim=(len(shown) - 0.5, -0.5))
     style.grid(axes, "x")
-    measure = means.measure.iloc[0]
-    harmonic = "Accuracy, after base classes the harmonic mean of base and novel"
-    style.heading(figure, harmonic if "HM" in measure else measure.capitalize())
+    style.heading(figure, means.measure.iloc[0].capitalize())
     return figure
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.console.output import note
-from benchmarks.plots.runs import average_results, cost_plots, describe_best, score_histograms
+from benchmarks.plots.runs import cost_plots, score_histograms
 from benchmarks.plots.style import Plots
 from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, Picture, draw_picture, load_picture, write_page
 from benchmarks.report.sections import Problem, Section, read_runs, read_sections
+from benchmarks.report.summary import describe_best
 from benchmarks.results.frame import Selected, run_folders
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
@@ -132,6 +133,7 @@ def _attempt(problems: list[Problem], name: str, what: str, make: Callable[[], A
 def _make_part(section: Section, choices: ReportChoices, problems: list[Problem], *, detailed: bool) -> dict[str, Any]:
     """Make what the page shows of a section. detailed: with classes and mistakes."""
     attempt = partial(_attempt, problems, section.name)
+    tables = attempt("its tables", section.make_tables, [])
     mistakes: list[Mistakes] = []
     if detailed and len(section.frame):
         find = partial(list_mistakes, section.frame, choices.data, choices.reference)
@@ -141,8 +143,8 @@ def _make_part(section: Section, choices: ReportChoices, problems: list[Problem]
         **vars(section),
         "ui": shlex.join(ui),
         "state": section.state,
-        "best": attempt("its best method", lambda: describe_best(average_results(section.frame)), ""),
-        "tables": attempt("its tables", section.make_tables, []),
+        "best": describe_best(tables[0]) if tables and len(section.frame) else "",
+        "tables": tables,
         "pictures": _make_pictures(section, attempt),
         "mistakes": mistakes,
     }

@@ -8,6 +8,7 @@ from statistics import median
 
 from benchmarks.experiment.published import AVERAGE, display_name, load_rows
 from benchmarks.experiment.suite import Variant
+from benchmarks.experiment.titles import choose_reference
 from benchmarks.results.detection import MEASURES
 from benchmarks.results.metrics import Metric, average, harmonic
 from benchmarks.results.suite_results import SuiteResults
@@ -116,8 +117,11 @@ def _describe_gradients(results: SuiteResults) -> str:
 def prompt_length_tables(results: SuiteResults) -> list[Table]:
     """Make base, novel and HM by the number of tokens, for every data set and on average."""
     main = halves_table(results, results.name, "Number of prompt tokens", key=("n_ctx", "Tokens"))
-    unchanged = [title for title, variant in results.by_title.items() if variant.key.get("n_ctx") == PAPER_TOKENS]
-    return [main, *comparison_tables(results, reference=unchanged[0] if unchanged else None)]
+    reference = choose_reference((variant.method for variant in results.variants), results.options.reference)
+    unchanged = {
+        variant.method: title for title, variant in results.by_title.items() if variant.key.get("n_ctx") == PAPER_TOKENS
+    }
+    return [main, *comparison_tables(results, reference=unchanged.get(reference))]
 
 
 def duration_tables(results: SuiteResults) -> list[Table]:

@@ -131,5 +131,7 @@ class GDA(ClassWeights):
         text, known = self.text(space), self.known(space)
         rows, bias = self.rows[known], self.bias[known]
         if len(new := (known < 0).nonzero()[:, 0]):
-            rows[new], bias[new] = self.estimate_new(text[new])
+            # Products of lower precision would not fit the rows.
+            with torch.autocast(text.device.type, enabled=False):
+                rows[new], bias[new] = self.estimate_new(text[new].float())
         return partial(gaussian_logits, text=self.scale() * text, rows=rows, bias=bias, alpha=self.alpha)

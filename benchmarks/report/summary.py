@@ -1,0 +1,46 @@
+"""Summarize a table in one line: its best row, and the place of ProCAP."""
+
+from __future__ import annotations
+
+from benchmarks.experiment.titles import title_method
+from benchmarks.results.metrics import Metric
+from benchmarks.tables.table import Row, Table
+
+
+def describe_best(table: Table) -> str:
+    """Describe the best of our rows in the last ranked column, of several groups among the averages.
+
+    Rows are ranked as `Table.marks` does; "" for fewer than two, or without averages over several groups.
+    """
+    rows = [row for row in table.rows if row.source == "ours"]
+    ranked = [index for index, column in enumerate(table.columns) if column.better == "high"]
+    if not ranked or (len({row.group for row in rows}) > 1 and not rows[-1].average):
+        return ""
+    column, numbers, seeds = table.columns[ranked[-1]], dict[str, float](), set()
+    for row in rows:
+        cell = row.cells[ranked[-1]]
+        if row.group == rows[-1].group and isinstance(cell, Metric) and _is_ranked(cell):
+            numbers[_name(row)] = round(cell.mean, column.digits)
+            seeds.add(cell.seeds)
+    if len(numbers) < 2 or len(seeds) > 1:
+        return ""
+    best = max(numbers.values())
+    winners = " and ".join(name for name, number in numbers.items() if number == best)
+    measure = column.title.removesuffix(", %") + (" on average" if rows[-1].average else "")
+    text = f"best by {measure}: {winners} with {best:.2f} %"
+    # A method can have several rows, such as one for each number of tokens.
+    ours = [number for name, number in numbers.items() if name.partition(",")[0] == title_method("procap")]
+    if not ours or max(ours) == best:
+        return text
+    place = 1 + sum(number > max(ours) for number in numbers.values())
+    return f"{text}; ProCAP is number {place} of {len(numbers)} with {max(ours):.2f} %"
+
+
+def _is_ranked(cell: Metric) -> bool:
+    # Methods that look at unlabelled images have a block of their own.
+    return not (cell.limited or cell.chosen_on_test or cell.sees_unlabelled)
+
+
+def _name(row: Row) -> str:
+    """Return the labels of a row without that of its group."""
+    return ", ".join(row.labels[row.labels[0] == row.group :])
