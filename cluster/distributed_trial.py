@@ -15,7 +15,7 @@ from queue import Empty
 from typing import Any
 
 from cluster.executor import ReportTo, RunExecutor, TrialWork, attempt
-from cluster.run import TrialReport
+from cluster.trial import TrialReport
 from runner.devices import own_device, resolve_device
 from runner.distributed.process_group import LOST, init_process_group
 from runner.distributed.ranks import Ranks, ranks_from_environment

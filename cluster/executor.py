@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from cluster.ray_cluster import Capacity, Resources
-from cluster.run import Halving, StoragePaths, TrialReport
+from cluster.trial import Halving, StoragePaths, TrialReport
 from runner.config import RuntimeConfig
 from runner.evaluate import evaluate_run
 from runner.results import EXPECTED, describe_failure

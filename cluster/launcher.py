@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cluster.ray_cluster import LOCAL, Capacity, Node, Resources, count_runs, default_resources, nodes, ray_connection
-from cluster.run import StoragePaths
+from cluster.trial import StoragePaths
 from procap.errors import UsageError, unknown_name
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.ray_cluster import nodes
-from cluster.run import StoragePaths
+from cluster.trial import StoragePaths
 from procap.errors import UserError
 from shards.remote import delete, read_files, upload
 from shards.urls import join

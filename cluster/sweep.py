@@ -11,9 +11,9 @@ from typing import Any
 
 from cluster.executor import TrialWork
 from cluster.ray_cluster import Capacity
-from cluster.run import SCORE, Halving, StoragePaths, TrialReport
 from cluster.space import to_tune
 from cluster.sweep_record import SWEEPS, Configuration, SweepFolder, SweepSettings, key_of, make_runs, read_scores
+from cluster.trial import SCORE, Halving, StoragePaths, TrialReport
 from cluster.tune_runner import TrialListener, run_trials
 from procap.errors import UserError
 from runner.run_state import RunSpec, final_score, score_at

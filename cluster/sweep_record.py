@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cluster.run import validation_targets
 from cluster.space import RUN_FIELDS, Domain, Values, round_value, value_between
+from cluster.trial import validation_targets
 from procap.errors import UsageError, UserError
 from runner.config import Count, FrozenModel, RuntimeConfig
 from runner.planning import check_read, control_options, plan_run
@@ -97,7 +97,7 @@ class Configuration(FrozenModel):
     runs: tuple[RunPath, ...] = ()
     state: State = "unfinished"
     scores: dict[RunPath, Percent] = Field(default_factory=dict, description="of each run")
-    curve: dict[Count, Percent] = Field(default_factory=dict, description="that mean by epoch, 1-based, with ASHA")
+    curve: dict[Count, Percent] = Field(default_factory=dict, description="mean over runs by 1-based epoch, with ASHA")
     epochs: Count = Field(default=0, description="of its runs in all")
     error: MaskedText = Field(default="", description="why it failed")
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from cluster.executor import ReportTo, RunExecutor, TrialWork, attempt
 from cluster.ray_cluster import Capacity, nodes, require_own_node
-from cluster.run import TrialReport
+from cluster.trial import TrialReport
 from runner.backbones import Backbones
 from runner.environment_defaults import set_environment_defaults
 from runner.session import Session

@@ -1,7 +1,7 @@
 """Train with DeepSpeed: ZeRO stages 1 and 2 with torch's optimizers, at the run's precision (fp32 or bf16).
 
 DeepSpeed flattens the learned tensors of an optimizer group to one padded vector, of which each rank updates an equal
-part. Shapes: W ranks.
+part. The groups of torch's optimizer, whose rates `Engine.set_rates` sets, stay in use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plan runs: resolve names, defaults and recipes into a `RunConfig`, and compare a run with the published recipes."""
+"""Plan runs: resolve names, defaults and recipes into a `RunConfig`, and say what a run can be evaluated on."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 <results>/<config.path>/config.json  progress.json (while running)  train.json  checkpoint.safetensors
                         eval/<target>[.<settings>].json  scores/<target>[.<settings>].json
-                        validation.json  state/ (while running)
+                        validation.json  tracking.json (with MLflow)  state/ (while running)
 """
 
 from __future__ import annotations

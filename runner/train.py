@@ -50,7 +50,7 @@ MAX_REPEATS = 40
 
 
 def train(config: RunConfig, runtime: RuntimeConfig, **more: Any) -> TrainResult | Progress:
-    """Train one configuration in a new session, for scripts. more: arguments of `train_run`."""
+    """Train one run in a new session, for scripts. more: arguments of `train_run`."""
     return train_run(Session(runtime).get_run(config), **more)
 
 

@@ -62,7 +62,7 @@ class Manifest(ManifestPart):
 
     schema_version: Literal[2] = 2
     dataset: str = Field(pattern=f"^{NAME.pattern}$")
-    source: str
+    source: str = Field(description="`origin` of the `Source` that was packed")
     classnames: tuple[str, ...] = Field(min_length=1)
     template: str
     templates: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Pack a data set into WebDataset shards: the clip-benchmark layout plus an index per split and, last, a manifest.
 
 <data root>/<data set>/  classnames.txt  zeroshot_classification_templates.txt  manifest.json
-                         <split>/  nshards.txt  index.npy  paths.txt  0.tar  1.tar ...
+                         <split>/  nshards.txt  index.npy  paths.txt  digests.bin  0.tar  1.tar ...
 
 The position of an image and the average size decide which shard holds it, before any image is read. So every worker can
 start anywhere, and the bytes do not depend on the number of workers.

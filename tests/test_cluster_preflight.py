@@ -21,7 +21,7 @@ from cluster import preflight
 from cluster.launcher import RUN_BYTES, Launcher, local_capacity
 from cluster.preflight import TRAINING_SPLITS, Requirements, check_node, check_nodes, read_digest
 from cluster.ray_cluster import Node, Resources, count_runs, default_resources, ray_connection
-from cluster.run import StoragePaths
+from cluster.trial import StoragePaths
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
 from shards.pack import pack_source

@@ -25,8 +25,8 @@ from cluster.distributed_trial import Rank
 from cluster.executor import TrialWork
 from cluster.launcher import Launcher, connect, launch
 from cluster.ray_cluster import Capacity, Resources
-from cluster.run import TrialReport
 from cluster.sweep_record import Configuration, SweepFolder
+from cluster.trial import TrialReport
 from cluster.tune_runner import make_callback, run_trials
 from procap.errors import UsageError, UserError
 from runner.config import Target

@@ -20,9 +20,9 @@ from benchmarks.cli.flags import EngineFlags
 from benchmarks.cli.sweep_settings import make_commands
 from benchmarks.sweeps.outcome import find_best
 from cluster import distributed_trial, executor, ray_cluster
-from cluster.run import Halving, StoragePaths, TrialReport
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
 from cluster.sweep_record import Configuration, SweepSettings, make_runs
+from cluster.trial import Halving, StoragePaths, TrialReport
 from procap.errors import UsageError, UserError
 from runner.planning import plan_run
 from runner.run_folders import RunFolder

@@ -17,7 +17,7 @@ from small_runs import make_runtime
 from benchmarks.cli import main
 from cluster.launcher import launch
 from cluster.ray_cluster import Capacity, Resources
-from cluster.run import StoragePaths
+from cluster.trial import StoragePaths
 from procap.errors import UserError
 from procap.recipe import epoch_rate
 from procap.weights import loading

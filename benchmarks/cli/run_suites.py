@@ -19,7 +19,7 @@ from benchmarks.suites.plans import SuitePlan, find_obstacle, merge_runs
 from benchmarks.suites.preconditions import note_warmup
 from benchmarks.suites.trial_progress import CollectionTrackers
 from benchmarks.tables.render import render, to_dict
-from cluster.run import StoragePaths
+from cluster.trial import StoragePaths
 from procap.errors import UsageError, UserError, check_names
 from procap.methods import method_paths
 from runner.config import RuntimeConfig

@@ -252,7 +252,7 @@ def best_run(configs: Sequence[RunConfig], session: Session) -> Run:
 
     For `dev-base` it is the harmonic mean over both halves. Raises UsageError for runs that it cannot compare.
     """
-    from cluster.run import validation_targets
+    from cluster.trial import validation_targets
     from runner.evaluate import evaluate_run
     from runner.run_state import score
 

@@ -17,8 +17,8 @@ from benchmarks.sweeps import outcome
 from benchmarks.tables.render import render
 from cluster.launcher import Launcher, connect
 from cluster.preflight import TRAINING_SPLITS, check_nodes
-from cluster.run import StoragePaths
 from cluster.sweep_record import METRICS, SWEEPS, Configuration, SweepFolder, SweepSettings, examples, make_runs
+from cluster.trial import StoragePaths
 from runner.planning import check_read
 from runner.run_collection import status_after
 from runner.session import Session

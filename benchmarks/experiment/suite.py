@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from benchmarks.experiment.profiles import Profile, find_profile
 from benchmarks.experiment.published import COMPONENTS
 from benchmarks.experiment.titles import title_method
-from cluster.run import validation_targets
+from cluster.trial import validation_targets
 from procap.errors import UsageError, UserError, describe_invalid
 from procap.methods import METHODS, data_use, learns_from_features
 from procap.recipe import Recipe

@@ -45,7 +45,8 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         path, hash            the run's folder below `results`; the first 8 digits of its configuration's SHA-256
         method, variant       the method's name; a title that distinguishes settings of one method within this frame
         config                the `runner.config.RunConfig`
-        options, settings     dicts: the method's options; other settings of the run (recipe fields with dots)
+        options, settings     dicts: the method's options; as texts, all that tells rows apart except data set, target
+                              and seed: settings of run and evaluation, recipe (`recipe.lr`), code, files
         dataset, classes      what was trained on: data set; all, base or novel classes
         shots, seed           training images per class, 0 for all; seed of the samples and of the training
         sampling              their rule: balanced, decay:0.06, natural or natural-any
@@ -75,7 +76,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         train_seconds         NaN for a method that trains nothing, and for imported weights
         steps                 of the optimizer; 0 for a method that trains nothing, and for imported weights
         gradient_norms        norms of the weighted loss terms' gradients at the end, by term; {} if not recorded
-        losses                the method's first loss term, mean over the training images of each epoch, a list
+        losses                the method's first loss term, mean over the steps of each epoch, a list
         manifest              digest of the packed test set: equal digests are equal images in equal order
         contents              digests of the data sets that were used, by name: trained on, and evaluated
         backbone_digest       of the backbone's weights

@@ -13,7 +13,7 @@ from benchmarks.suites.trial_progress import CollectionTrackers, RunProgress
 from cluster.launcher import Launcher, connect, launch
 from cluster.preflight import TRAINING_SPLITS, check_nodes
 from cluster.ray_cluster import Capacity, nodes
-from cluster.run import StoragePaths
+from cluster.trial import StoragePaths
 from runner.config import Target
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, RunState

@@ -1,4 +1,4 @@
-"""Plan the runs of one or several suites from their options, merge them, and read what exists of a run."""
+"""Merge the planned runs of suites, count their images, find what stops a suite, and read its last options."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.console.output import note_trace
-from cluster.run import TrialReport
+from cluster.trial import TrialReport
 from runner.progress_bar import ProgressDisplay
 from runner.run_collection import Status
 from runner.run_state import RunSpec

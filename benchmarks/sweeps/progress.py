@@ -7,9 +7,9 @@ from typing import Any
 
 from benchmarks.suites.trial_progress import TrialProgress
 from benchmarks.sweeps.outcome import find_best, format_configuration
-from cluster.run import TrialReport
 from cluster.sweep import Sweep
 from cluster.sweep_record import Configuration
+from cluster.trial import TrialReport
 from runner.progress_bar import ProgressDisplay
 from runner.run_collection import Collection, Status
 from runner.tracking.exporter import CollectionTracker

@@ -86,7 +86,7 @@ def _mean_of(frame: pd.DataFrame, target: str, measure: str) -> Metric | None:
 
 
 def title_runs(frame: pd.DataFrame, reference: str = "") -> pd.DataFrame:
-    """Return one result per row, seed and target, with a column `title`.
+    """Return one result per row, seed and target, sorted, with columns `title`, `order` (of titles) and `dataset_rank`.
 
     Results of methods that draw nothing get the seeds of the other rows. Raises UserError if images of a data set or
     weights of a backbone differ.

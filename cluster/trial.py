@@ -1,4 +1,4 @@
-"""Define a run as it is sent to a machine, with the folders there, the reports about it, and its score."""
+"""Define what a trial is sent and what it reports: folders, progress, rungs, and the targets of its score."""
 
 from __future__ import annotations
 
