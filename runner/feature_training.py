@@ -156,7 +156,7 @@ class SampleEncoder:
         session = self.session
         key, stored = session.read_features(self.clip, images, acceleration=session.acceleration, **how)
         if stored:
-            self.meter.add(stored.seconds, rated=False)
+            self.meter.add(stored.seconds, in_step=False)
             return stored.features.to(self.clip.device)
         start = time.perf_counter()
         features = self._encode(source, prepare, len(images))

@@ -264,7 +264,7 @@ def prepare_inference(
     """Make the classifier of the classes of `space`, with draws of its Gaussian tokens if asked for, and warm up."""
     config, session, settings, trained = run.config, run.session, run.eval_settings, load_trained(run)
     method, precision, meter = trained.method, settings.precision or config.precision, Meter(session.device)
-    with meter.phase("classes", rated=False), autocast(precision, session.device):
+    with meter.phase("classes", in_step=False), autocast(precision, session.device):
         warn_of_names(method, space)
         if settings.samples:
             # The first draws are the same for any number of samples, and on every process and device.
@@ -275,7 +275,7 @@ def prepare_inference(
             classifier = method.classifier(space)
     inference = Inference(trained.clip, classifier, images, precision, session.acceleration, logit_settings)
     inference.meter = meter
-    with meter.phase("warm-up", rated=False):
+    with meter.phase("warm-up", in_step=False):
         # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
         # is enough: two full batches could cost as much as the evaluation.
         full_batch = min(config.recipe.test_batch_size, len(images))

@@ -29,25 +29,25 @@ class Rate:
 
 @dataclass
 class MeterState:
-    """Measurements in seconds up to a saved state. rate: of rated steps. stored_seconds: what `add` has added."""
+    """Measurements in seconds up to a saved state. rate: of timed steps. stored_seconds: what `add` has added."""
 
     phases: dict[str, Amount] = field(default_factory=dict)
     # Wall time, and the time in phases of steps.
     seconds: Amount = 0.0
     step_seconds: Amount = 0.0
     rate: Rate = field(default_factory=Rate)
-    unrated_steps: Annotated[Count, Field(alias="warmup_steps")] = 0
+    untimed_steps: Annotated[Count, Field(alias="warmup_steps")] = 0
     stored_seconds: Amount = 0.0
 
 
 class Meter(MeterState):
     """Time by named phase, and rates over steps; on CUDA by events in the stream, so that the host does not wait."""
 
-    def __init__(self, device: torch.device, unrated_steps: int = 0, phases: Sequence[str] = ()) -> None:
-        """unrated_steps: the first ones of this process, left out of rates; phases: names reported even at zero."""
+    def __init__(self, device: torch.device, untimed_steps: int = 0, phases: Sequence[str] = ()) -> None:
+        """untimed_steps: the first ones of this process, left out of rates; phases: names reported even at zero."""
         super().__init__(phases=dict.fromkeys(phases, 0.0))
         self.device = device
-        self._unrated_left, self._unrated_rate = unrated_steps, Rate()
+        self._untimed_left, self._untimed_rate = untimed_steps, Rate()
         self._spans: list[tuple[str, Rate | None, Mark, Mark]] = []
         self._last = time.perf_counter()
 
@@ -61,17 +61,17 @@ class Meter(MeterState):
 
     @property
     def _current_rate(self) -> Rate:
-        return self._unrated_rate if self._unrated_left else self.rate
+        return self._untimed_rate if self._untimed_left else self.rate
 
     @contextmanager
-    def phase(self, name: str, *, rated: bool = True) -> Iterator[None]:
-        """Time the block under `name`. rated: whether it is part of the current step."""
+    def phase(self, name: str, *, in_step: bool = True) -> Iterator[None]:
+        """Time the block under `name`. in_step: whether it is part of the current step."""
         start = self._mark()
         try:
             yield
         finally:
-            # The rate of now: `step` may end the unrated steps before `settle` reads the span.
-            self._spans.append((name, self._current_rate if rated else None, start, self._mark()))
+            # The rate of now: `step` may end the untimed steps before `settle` reads the span.
+            self._spans.append((name, self._current_rate if in_step else None, start, self._mark()))
 
     def iterate(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
         """Iterate over `items`, timing the wait for each one as phase `name`."""
@@ -87,17 +87,17 @@ class Meter(MeterState):
     def step(self, images: int) -> None:
         """Count a finished step over `images` images."""
         self._current_rate.images += images
-        if self._unrated_left:
-            self._unrated_left -= 1
-            self.unrated_steps += 1
+        if self._untimed_left:
+            self._untimed_left -= 1
+            self.untimed_steps += 1
 
-    def add(self, seconds: Mapping[str, float], *, rated: bool = True) -> None:
+    def add(self, seconds: Mapping[str, float], *, in_step: bool = True) -> None:
         """Add seconds by phase of earlier work whose result is read now, so that times are those of the whole work."""
         for name, value in seconds.items():
             self.phases[name] = self.phases.get(name, 0.0) + value
             self.seconds += value
             self.stored_seconds += value
-            if rated:
+            if in_step:
                 self.rate.seconds[name] = self.rate.seconds.get(name, 0.0) + value
                 self.step_seconds += value
 
@@ -129,12 +129,12 @@ class Meter(MeterState):
         self.step_seconds += state.step_seconds
         # A copy, because this process adds to its rate, and `state` stays as it was saved.
         self.rate = deepcopy(state.rate)
-        self.unrated_steps += state.unrated_steps
+        self.untimed_steps += state.untimed_steps
         self.stored_seconds = state.stored_seconds
 
     def images_per_second(self, *phases: str) -> float | None:
-        """Compute the rate over `phases` (default: whole steps), without the unrated steps if any follow them."""
-        rate = self.rate if self.rate.images else self._unrated_rate
+        """Compute the rate over `phases` (default: whole steps), without the untimed steps if any follow them."""
+        rate = self.rate if self.rate.images else self._untimed_rate
         seconds = sum(value for name, value in rate.seconds.items() if not phases or name in phases)
         return rate.images / seconds if rate.images and seconds > 0 else None
 

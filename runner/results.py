@@ -244,7 +244,7 @@ MCM = "MCM"
 
 
 class ScoreResult(TargetResult):
-    """How well each image of a target fits the classes that the run was trained on."""
+    """How well each image of a target fits the classes trained on; the score of a run is that of `run_state.score`."""
 
     FOLDER = "scores"
 

@@ -70,7 +70,7 @@ class ResumableTraining:
     def begin_stage(self, stage: int) -> None:
         """Go on with `stage` of the training, in a new engine for what it learns."""
         self.engine.close()
-        with self.meter.phase("compile", rated=False):
+        with self.meter.phase("compile", in_step=False):
             with autocast(self.config.precision, self.meter.device):
                 self.setup.method.begin_stage(stage)
             self.setup = replace(self.setup, engine=self.setup.make_engine())
@@ -82,7 +82,7 @@ class ResumableTraining:
 
     def save(self, status: RunStatus = "running") -> None:
         """Write the state, then the progress."""
-        with self.meter.phase("state", rated=False):
+        with self.meter.phase("state", in_step=False):
             self.meter.settle()
             self.state.meter = self.meter.state()
             # On all ranks, because DeepSpeed gathers the parts of its optimizer here.
@@ -95,7 +95,7 @@ class ResumableTraining:
                 self.state_files.save(self.state, parts)
         self.write_progress(status)
         if self.group.ranks.is_first:
-            with self.meter.phase("tracking", rated=False):
+            with self.meter.phase("tracking", in_step=False):
                 self.run.session.remote.try_push(self.config.path)
         self._saved_time = time.monotonic()
 

@@ -127,7 +127,10 @@ def read_result(run: Run, target: str) -> EvalResult | None:
 
 
 def score(accuracies: Sequence[float]) -> float:
-    """Compute the score of a run: its accuracy, for two targets their harmonic mean, for more the mean."""
+    """Compute the score of a run: its accuracy, for two targets their harmonic mean, for more the mean.
+
+    Configurations are chosen by it. `ScoreResult` has scores of single images instead.
+    """
     return harmonic_mean(*accuracies) if len(accuracies) == 2 else fmean(accuracies)
 
 

@@ -38,7 +38,7 @@ from shards.device.loader import DeviceTrainLoader
 from shards.rng import generator
 from shards.transfer import to_device
 
-UNRATED_STEPS = 5
+UNTIMED_STEPS = 5
 """Steps that are left out of images per second, `warmup_steps` in `train.json`."""
 PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "state", "tracking")
 UNTIMED_PHASES = ("load", "compile", "tracking", "validation", "statistics")
@@ -126,11 +126,11 @@ def _prepare(run: Run, stop: StopRequest, *, force: bool) -> ResumableTraining:
         # Otherwise the peak memory of this run would include the teacher of an earlier one.
         release_teacher()
     start_memory_peak(session.device)
-    meter = Meter(session.device, UNRATED_STEPS, PHASES)
-    with meter.phase("load", rated=False):
+    meter = Meter(session.device, UNTIMED_STEPS, PHASES)
+    with meter.phase("load", in_step=False):
         setup = set_up(run, initial, load_teacher(run))
     if isinstance(setup.method, FeatureMethod):
-        with meter.phase("features", rated=False):
+        with meter.phase("features", in_step=False):
             setup = learn_from_features(run, setup, stop, meter)
     if session.is_first:
         if force:
@@ -187,7 +187,7 @@ def train_epochs(training: ResumableTraining, validator: Validator, epochs: int)
                 loop.train_epoch(epoch)
                 validator.validate()
                 if session.is_first:
-                    with training.meter.phase("tracking", rated=False):
+                    with training.meter.phase("tracking", in_step=False):
                         session.exporter.post_epoch(training.config.path)
                 # After the last epoch the callback waits until the result is written.
                 if epoch < training.config.recipe.epochs - 1:
@@ -261,7 +261,7 @@ class TrainLoop:
         self.training.engine.set_rates(rates)
         batch = Batch.make(self.method, self.config.seed, number, images, labels)
         if self.train_step.needs_capture:
-            with self.meter.phase("compile", rated=False):
+            with self.meter.phase("compile", in_step=False):
                 self.train_step.capture(batch)
         outcome = self.train_step(batch)
         if self.config.recipe.iterations and self.config.precision == "fp16":
@@ -320,7 +320,7 @@ class TrainLoop:
         norms: dict[str, float] = {}
         is_last = epoch == self.config.recipe.epochs - 1
         if isinstance(self.method, DiagnosedMethod) and (is_last or (epoch + 1) % self._measure_every == 0):
-            with self.meter.phase("statistics", rated=False):
+            with self.meter.phase("statistics", in_step=False):
                 norms = measure_terms(self.training)
         self.state.close_epoch(last_rate, self.meter.step_seconds, norms)
 
@@ -374,7 +374,7 @@ def _write_result(training: ResumableTraining) -> TrainResult:
         # The steps of a method on features see no image.
         images_per_second=None if on_features else meter.images_per_second(),
         images_per_second_model=None if on_features else meter.images_per_second("forward", "backward", "optimizer"),
-        warmup_steps=meter.unrated_steps if meter.rate.images else 0,
+        warmup_steps=meter.untimed_steps if meter.rate.images else 0,
         phases=meter.phases_with_other(),
         stored_seconds=meter.stored_seconds,
         peak_memory_bytes=peak_memory(meter.device),

@@ -54,7 +54,7 @@ class Validator:
         self._targets: list[tuple[Target, LabelSpace, ImageList]] = []
         # Opened before the first step, so that a target that cannot be validated ends the run at once.
         if self.callbacks.targets:
-            with training.meter.phase("validation", rated=False):
+            with training.meter.phase("validation", in_step=False):
                 for target in self.callbacks.targets:
                     dataset = session.dataset(target.dataset)
                     self.group.check_same(f"the content of {target.dataset}", dataset.manifest.digest)
@@ -91,7 +91,7 @@ class Validator:
         # The memory of a graph, and images that are resized on the device, are for longer work than this.
         acceleration = replace(training.setup.acceleration, graphs=False, images=False)
         try:
-            with training.meter.phase("validation", rated=False):
+            with training.meter.phase("validation", in_step=False):
                 for target, space, images in self._targets:
                     with autocast(config.precision, clip.device):
                         classifier = self.method.classifier(space)
@@ -104,7 +104,7 @@ class Validator:
         # Only now: counts of a validation that a signal has stopped are made again.
         self._counts = counts
         if self.group.ranks.is_first:
-            with training.meter.phase("validation", rated=False):
+            with training.meter.phase("validation", in_step=False):
                 history = ValidationHistory(config_hash=training.config.hash, counts=counts)
                 write_json(training.folder.validation_file, history)
 
@@ -113,7 +113,7 @@ class Validator:
         if not self.group.ranks.is_first or self.callbacks.on_epoch_end is None:
             return
         try:
-            with self.training.meter.phase("tracking", rated=False):
+            with self.training.meter.phase("tracking", in_step=False):
                 self.callbacks.on_epoch_end(self.training.state.epochs[-1])
         except BaseException:
             # With several ranks the others do not save: they lose the connection to this one.

@@ -113,7 +113,7 @@ def test_every_cell_of_every_table_is_in_the_page_with_its_mark(tree, results):
     sections, _ = read_sections(results)
     every_table = [table for section in sections for table in section.make_tables()]
     assert {table.name for table in every_table} >= {"base-to-novel", "ablation"}
-    marks: Counter[str | None] = Counter()
+    ranks: Counter[str | None] = Counter()
     for table in every_table:
         rows = [row.all("td")[len(table.labels) :] for row in shown[table.title].all("tr") if row.all("td")]
         assert len(rows) == len(table.rows)
@@ -124,11 +124,11 @@ def test_every_cell_of_every_table_is_in_the_page_with_its_mark(tree, results):
                     assert text.startswith(f"{item.mean:.{table.columns[place].digits}f}".replace("-", "−"))
                 else:
                     assert text == (item or "-")
-                mark = table.marks().get((number, place))
+                rank = table.ranks().get((number, place))
                 tags = {node.tag for node in cell.all("strong", "u")}
-                assert tags == ({{"best": "strong", "second": "u"}[mark]} if mark else set())
-                marks[mark] += 1
-    assert marks["best"] and marks["second"]
+                assert tags == ({{"best": "strong", "second": "u"}[rank]} if rank else set())
+                ranks[rank] += 1
+    assert ranks["best"] and ranks["second"]
 
 
 def section(text: str, name: str) -> str:

@@ -327,11 +327,11 @@ def test_every_number_says_its_n_where_seeds_differ():
         text = render(UNEVEN, form)
         assert f"{plus_minus} 1.00 (n=2) (+1.00)" in text and f"72.00 (n=1) {dagger}" in text
         assert text.count("(n=") == 3 and "number of seeds" in text
-    assert UNEVEN.marks() == {(3, 0): "best", (0, 0): "second", (0, 1): "best", (1, 1): "second"}
+    assert UNEVEN.ranks() == {(3, 0): "best", (0, 0): "second", (0, 1): "best", (1, 1): "second"}
     assert "(n=" not in render(SAMPLE, "md") + render(SAMPLE, "latex")
     whole = replace(UNEVEN.rows[1], cells=(Metric(72.0, seeds=(1,)), None, None))
     uneven = replace(UNEVEN, rows=(UNEVEN.rows[0], whole, *UNEVEN.rows[2:]))
-    assert not any(column == 0 for _, column in uneven.marks()), "neither of ours nor of theirs"
+    assert not any(column == 0 for _, column in uneven.ranks()), "neither of ours nor of theirs"
 
 
 def test_latex_has_as_many_cells_in_every_row_and_no_bare_sign():

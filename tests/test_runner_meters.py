@@ -46,17 +46,17 @@ def run_steps(meter: meters.Meter, clock: Clock, seconds: list[float], images: i
 
 
 def test_the_first_steps_are_left_out_of_the_rate_and_counted(clock):
-    meter = meters.Meter(CPU, unrated_steps=2)
+    meter = meters.Meter(CPU, untimed_steps=2)
     run_steps(meter, clock, [0.2, 0.2, 0.01, 0.01])
-    assert meter.images_per_second() == pytest.approx(20 / 0.02) and meter.unrated_steps == 2
+    assert meter.images_per_second() == pytest.approx(20 / 0.02) and meter.untimed_steps == 2
     assert meter.step_seconds == pytest.approx(0.42) == pytest.approx(meter.phases["model"])
 
 
-def test_a_run_of_unrated_steps_alone_has_a_rate_all_the_same(clock):
-    meter = meters.Meter(CPU, unrated_steps=2)
+def test_a_run_of_untimed_steps_alone_has_a_rate_all_the_same(clock):
+    meter = meters.Meter(CPU, untimed_steps=2)
     run_steps(meter, clock, [0.02, 0.02])
     assert meter.images_per_second() == pytest.approx(20 / 0.04)
-    assert meters.Meter(CPU, unrated_steps=2).images_per_second() is None
+    assert meters.Meter(CPU, untimed_steps=2).images_per_second() is None
 
 
 def test_waiting_for_data_and_other_phases_are_told_apart(clock):
@@ -74,7 +74,7 @@ def test_waiting_for_data_and_other_phases_are_told_apart(clock):
             clock.sleep(0.01)
         meter.step(1)
         clock.sleep(0.005)
-    with meter.phase("state", rated=False):
+    with meter.phase("state", in_step=False):
         clock.sleep(0.1)
     meter.settle()
     assert seen == [0, 1, 2]
@@ -86,7 +86,7 @@ def test_waiting_for_data_and_other_phases_are_told_apart(clock):
 
 
 def test_a_meter_goes_on_from_what_an_earlier_process_measured(clock):
-    first, second = meters.Meter(CPU, unrated_steps=1), meters.Meter(CPU, unrated_steps=1)
+    first, second = meters.Meter(CPU, untimed_steps=1), meters.Meter(CPU, untimed_steps=1)
     run_steps(first, clock, [0.01, 0.02, 0.02])
     before = first.state()
     second.resume(before)
@@ -95,16 +95,16 @@ def test_a_meter_goes_on_from_what_an_earlier_process_measured(clock):
     run_steps(second, clock, [0.1, 0.02])
     assert second.seconds == pytest.approx(waited + 0.12) and waited >= before.seconds
     assert second.phases["model"] == pytest.approx(0.05 + 0.12)
-    assert second.images_per_second() == pytest.approx(30 / 0.06) and second.unrated_steps == 2
+    assert second.images_per_second() == pytest.approx(30 / 0.06) and second.untimed_steps == 2
 
 
 def test_features_that_a_resumed_training_reads_again_count_once(clock):
     measured = []
     for _ in range(2):
         measured.append(meter := meters.Meter(CPU))
-        with meter.phase("features", rated=False):
+        with meter.phase("features", in_step=False):
             clock.sleep(0.5)
-            meter.add({"features": 20.0}, rated=False)
+            meter.add({"features": 20.0}, in_step=False)
         meter.settle()
     first, second = measured
     second.resume(first.state(), repeated="features")

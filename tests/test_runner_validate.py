@@ -132,7 +132,7 @@ def test_validation_does_not_count_in_seconds_and_rates_of_a_training(config, ru
 
     def slow(watcher: runner.validate.Validator) -> None:
         plain(watcher)
-        with watcher.training.meter.phase("validation", rated=False):
+        with watcher.training.meter.phase("validation", in_step=False):
             time.sleep(0.02)
         spent.append(0.02)
 

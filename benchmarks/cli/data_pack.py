@@ -73,7 +73,7 @@ def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int,
     on_note = report_note if dataset.yaml_file else None
     if dataset.guessed_yaml and not is_packed(root, dataset.name):
         _write_guess(dataset)
-    source = dataset.make_source(skip_broken=True, workers=workers) if skip_broken else dataset.make_source()
+    source = dataset.read_source(skip_broken=True, workers=workers) if skip_broken else dataset.read_source()
     if dataset.guessed_yaml and is_packed(root, dataset.name):
         if not force:
             check_same_source(source, root, Path(dataset.yaml_file))

@@ -34,7 +34,7 @@ class DatasetToPack:
     """
 
     name: str
-    make_source: Callable[..., Source]
+    read_source: Callable[..., Source]
     yaml_file: str = ""
     guessed_yaml: str = ""
 

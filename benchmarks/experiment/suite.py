@@ -48,8 +48,8 @@ def _layers(options: SuiteOptions, variant: Variant, recipe_name: str) -> dict[s
 
     profile, method, is_fast = options.profile, variant.method, learns_from_features(variant.method)
     has_views = options.quick and "views" in method_class(method).Options.model_fields
-    has_recipe = recipe_name == profile.recipe and not is_fast
-    rate = method_class(method).mini_lr if has_recipe and profile.is_generated and method in METHODS else None
+    in_profiles_recipe = recipe_name == profile.recipe and not is_fast
+    rate = method_class(method).mini_lr if in_profiles_recipe and profile.is_generated and method in METHODS else None
     return {
         "profile": {
             "backbone": profile.backbone,
@@ -57,7 +57,7 @@ def _layers(options: SuiteOptions, variant: Variant, recipe_name: str) -> dict[s
             "pretrained": "" if options.backbone else profile.pretrained,
             "precision": profile.precision,
             "shots": SHOTS,
-            "overrides": profile.overrides if has_recipe else {},
+            "overrides": profile.overrides if in_profiles_recipe else {},
             "options": profile.options(method),
         },
         "rate on generated data": {"overrides": {"lr": rate} if rate else {}},
@@ -186,8 +186,8 @@ class SuiteOptions:
         The profile's is for the built-in methods for which rates were chosen; plug-ins, and methods that learn from
         features in seconds, have their published one.
         """
-        has_profile = variant.method in METHODS and not learns_from_features(variant.method)
-        return variant.recipe or self.recipe or (self.profile.recipe if has_profile else "published")
+        in_profiles_recipe = variant.method in METHODS and not learns_from_features(variant.method)
+        return variant.recipe or self.recipe or (self.profile.recipe if in_profiles_recipe else "published")
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, for `settings` of a collection."""

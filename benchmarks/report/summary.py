@@ -10,7 +10,7 @@ from benchmarks.tables.table import Row, Table
 def describe_best(table: Table) -> str:
     """Describe the best of our rows in the last ranked column, of several groups among the averages.
 
-    Rows are ranked as `Table.marks` does; "" for fewer than two, or without averages over several groups.
+    Rows are ranked as `Table.ranks` does; "" for fewer than two, or without averages over several groups.
     """
     rows = [row for row in table.rows if row.source == "ours"]
     ranked = [index for index, column in enumerate(table.columns) if column.better == "high"]

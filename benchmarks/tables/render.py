@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import csv_text, to_json
 from benchmarks.results.metrics import Metric, describe_seeds
-from benchmarks.tables.table import Mark, Table, describe_marks, describe_signs, format_rows, list_headers, list_notes
+from benchmarks.tables.table import Rank, Table, describe_signs, describe_styles, format_rows, list_headers, list_notes
 from runner.results import write_bytes
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ def markdown_grid(headers: Sequence[str], body: Sequence[Sequence[str]], left: C
 def to_markdown(table: Table) -> str:
     """Render a title, the table, and its notes as a list."""
     # Markdown has no underline; renderers of Markdown accept this HTML element.
-    marked: dict[Mark | None, str] = {"best": "**{}**", "second": "<u>{}</u>", None: "{}"}
+    styles: dict[Rank | None, str] = {"best": "**{}**", "second": "<u>{}</u>", None: "{}"}
     headers = [_escape_markdown(header) for header in list_headers(table)]
-    body = format_rows(table, marked, "*{}*", _escape_markdown)
+    body = format_rows(table, styles, "*{}*", _escape_markdown)
     # Markdown has no rule between rows: a row without text stands for that above rows that see unlabelled images.
     for number in reversed([i for i, row in enumerate(table.rows) if row.block[1] and table.starts_block(i)]):
         body.insert(number, [""] * len(headers))
@@ -92,9 +92,9 @@ def to_markdown(table: Table) -> str:
 
 def to_latex(table: Table) -> str:
     """Render a booktabs table, or a longtable if it has more than PAGE rows, with a caption and without notes."""
-    marked: dict[Mark | None, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", None: "{}"}
+    styles: dict[Rank | None, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", None: "{}"}
     signs = {ord(sign): code for sign, code in SIGNS.items()}
-    body = format_rows(table, marked, r"\textit{{{}}}", escape_latex)
+    body = format_rows(table, styles, r"\textit{{{}}}", escape_latex)
     for number, cells in enumerate(body):
         # `format_rows` escapes texts only: the ± and † of numbers are still plain.
         cells[:] = [MINUS.sub("$-$", cell).translate(signs) for cell in cells]
@@ -109,7 +109,7 @@ def to_latex(table: Table) -> str:
         column_format="@{}" + "".join("l" if is_text else "r" for is_text in table.text_columns) + "@{}",
         # pandas raises ValueError for a position in a longtable, which is always centred.
         position_float=None if is_long else "centering",
-        caption=escape_latex(f"{table.title.rstrip('.')}{seeds and ', '}{seeds}. {describe_marks(table)}".strip()),
+        caption=escape_latex(f"{table.title.rstrip('.')}{seeds and ', '}{seeds}. {describe_styles(table)}".strip()),
         label=f"tab:{table.name}",
     )
     return f"{NEEDS_LONG if is_long else NEEDS}\n{text.strip()}"
@@ -122,8 +122,8 @@ def to_html(table: Table, labelled_by: str) -> str:
     """
     import pandas as pd
 
-    marked: dict[Mark | None, str] = {"best": "<strong>{}</strong>", "second": "<u>{}</u>", None: "{}"}
-    body = format_rows(table, marked, "<em>{}</em>", escape)
+    styles: dict[Rank | None, str] = {"best": "<strong>{}</strong>", "second": "<u>{}</u>", None: "{}"}
+    body = format_rows(table, styles, "<em>{}</em>", escape)
     is_text, classes = table.text_columns, []
     for number, (row, cells) in enumerate(zip(table.rows, body, strict=True)):
         shared = f"{row.source * table.mixed} {'average' * row.average} {'first' * table.starts_block(number)}"
@@ -197,8 +197,8 @@ def to_csv(table: Table) -> str:
 
 
 def to_dict(table: Table) -> dict[str, Any]:
-    """Convert to JSON with full precision, the values of single seeds and the marks."""
-    marks, rows = table.marks(), []
+    """Convert to JSON with full precision, the values of single seeds and the ranks."""
+    ranks, rows = table.ranks(), []
     for number, row in enumerate(table.rows):
         cells: list[Any] = list(row.cells)
         for index, cell in enumerate(row.cells):
@@ -214,7 +214,7 @@ def to_dict(table: Table) -> dict[str, Any]:
                     "limited": cell.limited,
                     "chosen_on_test": cell.chosen_on_test,
                     "sees_unlabelled": cell.sees_unlabelled,
-                    "mark": marks.get((number, index)),
+                    "mark": ranks.get((number, index)),
                 }
         fields = {name: value for name, value in vars(row).items() if name != "cells"}
         rows.append({**fields, "labels": list(row.labels), "cells": cells})

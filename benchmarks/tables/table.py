@@ -11,10 +11,10 @@ from typing import Literal
 from benchmarks.results.metrics import MARKS, Metric
 
 RowSource = Literal["ours", "published"]
-Mark = Literal["best", "second"]
+Rank = Literal["best", "second"]
 ARROWS = {"high": " ↑", "low": " ↓", "": ""}
 MISSING = "-"
-PLAIN: Mapping[Mark | None, str] = {"best": "{}", "second": "{}", None: "{}"}
+PLAIN: Mapping[Rank | None, str] = {"best": "{}", "second": "{}", None: "{}"}
 WIDE = 5
 """A table with more columns than this spans both columns of a paper."""
 
@@ -107,14 +107,14 @@ class Table:
         columns = zip(*(row.cells for row in self.rows), strict=True) if self.rows else [()] * len(self.columns)
         return [True] * len(self.labels) + [any(isinstance(cell, str) for cell in column) for column in columns]
 
-    def marks(self) -> Mapping[tuple[int, int], Mark]:
+    def ranks(self) -> Mapping[tuple[int, int], Rank]:
         """Find the best and the second of each block and column, by (row, column).
 
-        Limited results and those chosen by test accuracy are left out. There is no mark where results of ours have
+        Limited results and those chosen by test accuracy are left out. There is no rank where results of ours have
         different seeds, as the best of the comparable ones would be read as the best of the block. Numbers that are
-        equal as printed share a mark.
+        equal as printed share a rank.
         """
-        marks: dict[tuple[int, int], Mark] = {}
+        ranks: dict[tuple[int, int], Rank] = {}
         for block, (index, column) in product(self.blocks, enumerate(self.columns)):
             printed: dict[int, float] = {}
             seeds = set()
@@ -127,20 +127,20 @@ class Table:
             # Distinct printed values: two equal numbers are both the best, and the next one is the second.
             order = sorted(set(printed.values()), reverse=column.better == "high")
             if column.better and len(order) > 1 and len(seeds) <= 1:
-                ranks: dict[float, Mark] = dict(zip(order, ("best", "second"), strict=False))
-                marks |= {(number, index): ranks[value] for number, value in printed.items() if value in ranks}
-        return marks
+                of_values: dict[float, Rank] = dict(zip(order, ("best", "second"), strict=False))
+                ranks |= {(number, index): of_values[value] for number, value in printed.items() if value in of_values}
+        return ranks
 
 
 def format_rows(
-    table: Table, marked: Mapping[Mark | None, str] = PLAIN, italics: str = "{}", escape: Callable[[str], str] = str
+    table: Table, styles: Mapping[Rank | None, str] = PLAIN, italics: str = "{}", escape: Callable[[str], str] = str
 ) -> list[list[str]]:
-    """Format labels and cells of every row. marked, italics: format strings for marked and for published rows.
+    """Format labels and cells of every row. styles, italics: format strings by rank, and of published rows.
 
     The first of several labels is printed only once for adjacent rows that share it. Labels of published rows among
     ours are in italics, except a first label that also applies to our rows.
     """
-    marks = table.marks()
+    ranks = table.ranks()
     shared = {row.labels[0] for row in table.rows if row.source == "ours"}
     body, previous = [], None
     for number, row in enumerate(table.rows):
@@ -155,7 +155,7 @@ def format_rows(
             labels[0] = ""
         previous = row.labels[0]
         cells = [
-            format_cell(table, cell, index, marked[marks.get((number, index))], escape)
+            format_cell(table, cell, index, styles[ranks.get((number, index))], escape)
             for index, cell in enumerate(row.cells)
         ]
         body.append([*labels, *cells])
@@ -188,18 +188,18 @@ def list_headers(table: Table) -> list[str]:
 
 
 def list_notes(table: Table) -> list[str]:
-    """List the notes below a table; the first begins with what the marks mean."""
-    first = " ".join(filter(None, [describe_marks(table), *table.notes[:1]]))
+    """List the notes below a table; the first begins with what styles and signs mean."""
+    first = " ".join(filter(None, [describe_styles(table), *table.notes[:1]]))
     return [first, *table.notes[1:]] if first else []
 
 
-def describe_marks(table: Table) -> str:
+def describe_styles(table: Table) -> str:
     """Describe what bold type, italics, brackets and signs mean."""
-    marks = set(table.marks().values())
+    ranks = set(table.ranks().values())
     sentences = []
-    if marks:
+    if ranks:
         per_group = " of each group" if len(table.blocks) > 1 else ""
-        second = ", second underlined" if "second" in marks else ""
+        second = ", second underlined" if "second" in ranks else ""
         sentences.append(f"Best{per_group} in bold{second}.")
     if table.mixed:
         sentences.append("Italics: published.")
