@@ -109,7 +109,7 @@ class Session:
     def dataset(self, name: str) -> PackedDataset:
         """Open a packed data set once; its manifest is downloaded from a URL at the first call."""
         if name not in self._datasets:
-            self._datasets[name] = open_dataset(self.runtime.data, name, stream=self.runtime.no_cache)
+            self._datasets[name] = open_dataset(self.runtime.data, name, remote=self.runtime.no_cache)
         return self._datasets[name]
 
     def read_features(self, clip: CLIP, images: ImageList, **how: Any) -> tuple[str, EncodedImages | None]:

@@ -21,4 +21,4 @@ def pipeline(name: str, split: str = "train", root: str = "") -> webdataset.WebD
     from shards.default_paths import data_root
     from shards.reader import open_dataset
 
-    return open_dataset(data_root(root), name, stream=True).pipeline(split)
+    return open_dataset(data_root(root), name, remote=True).pipeline(split)

@@ -177,7 +177,7 @@ def shard_order(images: ImageList, window_bytes: int | None, draws: torch.Genera
     """Order images at random, so that a reader of whole shards holds at most `window_bytes` of them at a time.
 
     More images are mixed as by a shuffle buffer behind shuffled shards: an image comes within a window after the place
-    of its shard. A streamed split needs that order; a stored one takes the same, so that both give equal trainings.
+    of its shard. A remote split needs that order; a stored one takes the same, so that both give equal trainings.
     """
     count, size = len(images), int(images.rows["size"].sum(dtype=np.int64))
     if window_bytes is None or size <= window_bytes:

@@ -122,7 +122,7 @@ class ImageList:
         return [self._files.paths[position] for position in self.positions.tolist()]
 
     def read(self, i: int) -> bytes:
-        """Read the encoded bytes of image `i`, of a streamed split with its whole shard."""
+        """Read the encoded bytes of image `i`, of a remote split with its whole shard."""
         if self._files.remote:
             return next(self.stream([i]))
         row = self.rows[i]
@@ -133,7 +133,7 @@ class ImageList:
         return stream_images(self._files.located_shards(), self.rows, self.positions, order)
 
     def lazy_images(self, order: Iterable[int]) -> Generator[LazyImage]:
-        """Yield each index of `order` with a function that decodes its image; a streamed split is read as `stream`."""
+        """Yield each index of `order` with a function that decodes its image; a remote split is read as `stream`."""
         if not self._files.remote:
             yield from ((i, partial(self.image, i)) for i in order)
             return
@@ -182,11 +182,11 @@ class ImageList:
 
 
 class PackedDataset:
-    """A packed data set. stream: what is read from start to end comes from the URL of a mirror and is not stored."""
+    """A packed data set. remote: what is read from start to end comes from the URL of a mirror and is not stored."""
 
-    def __init__(self, folder: Path, manifest: Manifest, *, stream: bool = False) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, *, remote: bool = False) -> None:
         self.folder, self.manifest = folder, manifest
-        self.stream = stream and is_mirror(folder.parent)
+        self.remote = remote and is_mirror(folder.parent)
         self._indices: dict[str, NDArray[np.void]] = {}
 
     @property
@@ -210,10 +210,10 @@ class PackedDataset:
     def open_images(self, split: str, *, sequential: bool = False) -> ImageList:
         """List the images of a split whose shards have the manifest's sizes; those of a mirror are downloaded first.
 
-        sequential: with `stream`, images come from the URL by `ImageList.stream` or `lazy_images`, and are not stored.
+        sequential: with `remote`, images come from the URL by `ImageList.stream` or `lazy_images`, and are not stored.
         """
-        images = self.list_images(split, remote=sequential and self.stream)
-        if not (sequential and self.stream):
+        images = self.list_images(split, remote=sequential and self.remote)
+        if not (sequential and self.remote):
             fetch_shards(self.folder, self.manifest.splits[split])
             self.check_sizes(split)
         return images
@@ -264,7 +264,7 @@ def _verify_shard(folder: Path, shard: Shard) -> None:
         raise UserError(f"'{folder.name}': {problem}; {repack_hint(folder)}")
 
 
-def open_dataset(data_root: Path, name: str, *, stream: bool = False) -> PackedDataset:
+def open_dataset(data_root: Path, name: str, *, remote: bool = False) -> PackedDataset:
     """Open `data_root/<name>/`, updated if it is a mirror; only splits that are read need to be there."""
     folder = refresh(data_root, name)
-    return PackedDataset(folder, read_manifest(folder), stream=stream)
+    return PackedDataset(folder, read_manifest(folder), remote=remote)

@@ -253,7 +253,7 @@ def flat(batches: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("workers", "world_size", "count"), [(0, 1, 17), (3, 1, 7), (2, 3, 17)])
 def test_streamed_batches_are_those_of_local_shards_and_nothing_is_stored(server, mirrored, workers, world_size, count):
     local = open_dataset(server.folder, "toy").open_images("test").subset(range(count))
-    streamed = open_dataset(mirrored, "toy", stream=True).open_images("test", sequential=True).subset(range(count))
+    streamed = open_dataset(mirrored, "toy", remote=True).open_images("test", sequential=True).subset(range(count))
     for rank in range(world_size):
         share = {"rank": rank, "world_size": world_size}
         expected = flat(evaluation_batches(local, TRANSFORM, 3, **share))
@@ -291,7 +291,7 @@ def test_a_broken_shard_is_refused_by_name(server, mirrored, kind):
     build, words = BREAK[kind]
     file = server.folder / "toy" / "test" / "1.tar"
     file.write_bytes(build(file.read_bytes()))
-    streamed = open_dataset(mirrored, "toy", stream=True).open_images("test", sequential=True)
+    streamed = open_dataset(mirrored, "toy", remote=True).open_images("test", sequential=True)
     for read in (
         lambda: list(evaluation_batches(streamed, TRANSFORM, 3)),
         lambda: list(pipeline("toy", "test", root=server.url)),
@@ -341,7 +341,7 @@ def test_streamed_training_batches_are_those_of_stored_shards_on_any_number_of_p
     server, mirrored, device, cache_bytes, window_bytes
 ):
     stored = open_dataset(server.folder, "toy").open_images("train")
-    streamed = open_dataset(mirrored, "toy", stream=True).open_images("train", sequential=True)
+    streamed = open_dataset(mirrored, "toy", remote=True).open_images("train", sequential=True)
     plain = TrainAugment(8, MEAN, STD)
     loader_class = partial(DeviceTrainLoader, device=device) if device else TrainLoader
     rooms = {"cache_bytes": cache_bytes, "window_bytes": window_bytes, "device_bytes": 900}
