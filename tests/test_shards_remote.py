@@ -152,7 +152,7 @@ def test_on_a_full_disk_nothing_is_kept(server, target):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert names(target.parent) == []
     (target.parent / "file").write_text("")
-    with pytest.raises(OSError, match=r"Not a directory|File exists"):
+    with pytest.raises(UserError, match=r"file: (Not a directory|File exists); name another folder"):
         download(f"{server.url}/a.tar", target.parent / "file" / "a.tar")
 
 
