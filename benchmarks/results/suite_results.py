@@ -71,7 +71,7 @@ class SuiteResults:
         for run in runs:
             folder, config = RunFolder(results / run.path), run.spec.config
             # The one run of a method that draws nothing counts for all seeds.
-            seeds = [config.seed] if config.depends_on_seed else options.seeds
+            seeds = [config.seed] if "seed" in options.eval_settings.sample_fields(config) else options.seeds
             columns = {"dataset": run.dataset, "number": variants.index(run.variant)}
             try:
                 training, eval_settings = folder.read_training(), options.eval_settings.for_run(config)
