@@ -176,6 +176,29 @@ def test_limits_of_different_size_are_not_averaged(tmp_path):
     assert titles == {"CoOp": [1, 2], "CoOp, limit 200": [3]}
 
 
+def test_a_limited_seed_has_a_row_of_its_own_accuracies_and_costs(tmp_path):
+    for seed, seconds in ((1, 10.0), (2, 10.0), (3, 50.0)):
+        config = put_run(tmp_path, "coop", "digits", seed=seed, seconds=seconds)
+        for half, right in (("base", 5), ("novel", 4)):
+            limited = {"of": 100, "rate": 9.0} if seed == 3 else {}
+            put_score(tmp_path, config, f"digits:{half}", right, 10 if limited else 100, **limited)
+    lines = {line.labels[1]: line for line in lines_of(tmp_path)}
+    seen = {
+        title: (line.halves[0].mean, line.halves[2].seeds, line.halves[2].limited, line.cells["training s"].mean)
+        for title, line in lines.items()
+    }
+    assert seen == {"CoOp": (5, (1, 2), False, 10), "CoOp, limit 10": (50, (3,), True, 50)}
+    assert [line.cells["FPS"].mean for line in lines.values()] == pytest.approx([200, 9])
+    # A run with a limited and a whole half: only the limited one stands apart.
+    put_score(tmp_path, config, "digits:novel", 4, 100)
+    frame = load(tmp_path)
+    assert frame.groupby("variant").limited.nunique().eq(1).all()
+    assert sorted(frame[(frame.variant == "CoOp") & (frame.target_classes == "novel")].seed) == [1, 2, 3]
+    shutil.rmtree(tmp_path / put_run(tmp_path, "coop", "digits", seed=2).path)
+    base = load(tmp_path).query("target_classes == 'base'").groupby("variant").seed.unique().map(list)
+    assert base.to_dict() == {"CoOp, limit none": [1], "CoOp, limit 10": [3]}
+
+
 def test_a_suite_leaves_out_a_seed_that_differs_in_more_than_the_seed(tmp_path):
     chosen = {"methods": ("coop",), "datasets": ("shapes",), "seeds": (1, 2, 3)}
     done = made(tmp_path, "base-to-novel", **chosen)
