@@ -49,8 +49,8 @@ PICTURES = "pictures.json"
 class SuiteResults:
     """A suite with chosen options, its planned runs, and a frame of the results that exist.
 
-    frame: columns of `benchmarks.results.load`, and `number`, the variant's index in `variants`. A result of a method
-    without training has one row for each seed. unreadable: why files of a run cannot be read, or
+    frame: columns of `benchmarks.results.load`, and `number`, the variant's index in `variants`. A result that depends
+    on no seed has one row for each. unreadable: why files of a run cannot be read, or
     how it differs from other seeds in more than the seed; its results are missing.
     """
 
@@ -211,15 +211,20 @@ class SuiteResults:
         selected = self.frame.number == self.variants.index(variant)
         return self.frame[selected & (self.frame.dataset == dataset) if dataset else selected]
 
+    def complete_rows(self, variant: Variant) -> pd.DataFrame:
+        """Return the rows of one variant on targets on which every chosen seed has a result."""
+        rows, number = self.rows(variant), self.variants.index(variant)
+        tasks = zip(rows.dataset, rows.target, strict=True)
+        return rows.loc[[(number, *task, "accuracy") in self._metrics for task in tasks]]
+
     @cached_property
     def _metrics(self) -> dict[tuple[int, str, str, str], Metric]:
         """Metrics over seeds by variant, data set, target and column. Limited results count only if all are limited."""
         metrics: dict[Any, Metric] = {}
         for key, rows in self.frame.groupby(["number", "dataset", "target"]):
             for column in ("accuracy", MACRO, *MEASURES):
-                metric = metric_over_seeds(rows, column)
                 # A mean over fewer seeds than were asked for is a missing cell.
-                if metric and set(metric.seeds) == set(self.options.seeds):
+                if metric := metric_over_seeds(rows, column, self.options.seeds):
                     metrics[*key, column] = metric
         return metrics
 
