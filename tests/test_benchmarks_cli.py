@@ -194,7 +194,7 @@ def test_a_broken_shard_is_named(capsys, tmp_path, shards):
 
 
 @pytest.mark.parametrize(("error", "code", "message"), [
-    (RuntimeError("first\nsecond"), 1, "internal error: RuntimeError: first second (run with -v for the traceback)",),
+    (RuntimeError("one\ntwo"), 1, "internal error: RuntimeError: one two (add -v to the command for the traceback)"),
     (KeyboardInterrupt(), 130, "stopped; what was finished is kept"),
     (Interrupted(signal.SIGTERM, "stopped at step 3"), 143, "SIGTERM: stopped at step 3"),
 ])  # fmt: skip

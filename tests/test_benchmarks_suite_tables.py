@@ -190,7 +190,7 @@ def test_methods_that_look_at_unlabelled_images_are_marked_and_ranked_apart(tmp_
     assert ["**80.00**" in lines[2], "**99.00** §" in lines[7], "<u>98.00</u> §" in lines[8]] == [True] * 3
     assert "<u>75.00</u> |" in lines[4]
     seen = "unlabelled test images, names of new classes, teacher"
-    note = f"KDPL (CoOp) (unlabelled few-shot images, teacher); Seeing ({seen}); "
+    note = f"KDPL (CoOp) (unlabelled few-shot images, teacher); Seeing, Streaming ({seen})."
     assert f"Data other than labelled few-shot images and base names: {note}" in " ".join(lines)
     frame = results.load(tmp_path)
     seen = {"seeing": ("few-shot", "test", "all", ("teacher",)), "kdpl": ("none", "few-shot", "base", ("teacher",))}
@@ -343,7 +343,7 @@ def test_latex_has_as_many_cells_in_every_row_and_no_bare_sign():
     assert r"\textbf{72.00}" in text and r"\underline{71.23} $\pm$ 0.50 (+1.23)" in text
     assert r"x\textasciicircum{}2 \{y\} \textasciitilde{} \textbackslash{}z" in text
     assert "[é] 😀 $<$p$>$" in text and r"\textit{theirs}" in text
-    assert r"\caption{100 \% of A \& B\_1, mean $\pm$ std of 2 seeds. " in text and SAMPLE.notes[0] not in text
+    assert r"\caption{100 \% of A \& B\_1, mean of 2 seeds. " in text and SAMPLE.notes[0] not in text
 
 
 def test_a_caption_says_the_seeds_and_that_a_run_was_quick(tmp_path):
@@ -352,7 +352,8 @@ def test_a_caption_says_the_seeds_and_that_a_run_was_quick(tmp_path):
         done = made(tmp_path, "base-to-novel", datasets=("tiles",), methods=("procap",), quick=quick, seeds=seeds)
         captions += re.findall(r"\\caption\{(.*)\}", render(table_of(done, "base-to-novel"), "latex"))
     title = "Base-to-novel generalisation"
-    assert captions == [f"{title} (quick run), seed 1.", rf"{title}, mean $\pm$ std of 3 seeds."]
+    spread = r"$\pm$: sample standard deviation of the seeds' values."
+    assert captions == [f"{title} (quick run), seed 1.", f"{title}, mean of 3 seeds. {spread}"]
 
 
 def check_latex(text: str) -> None:
@@ -420,3 +421,13 @@ def test_prompt_lengths_are_compared_with_four_tokens_of_the_reference(tmp_path,
     methods = ("coop", "procap")
     done = made(tmp_path, "prompt-length", datasets=("tiles",), methods=methods, reference=reference)
     assert table_of(done, "prompt-length-comparison").title.startswith(f"{expected} compared with")
+
+
+def test_a_note_names_methods_that_choose_settings_on_validation_images(tmp_path):
+    for method, options in (("coop", {}), ("probe", {}), ("tipadapterf", {}), ("promptkd", {"teacher": "mini"})):
+        put_halves(tmp_path, method, "tiles", (60, 100), (60, 100), options=options)
+    notes = " ".join(list_notes(run_tables(results.load(tmp_path))[0]))
+    expected = (
+        "Linear probe, Tip-Adapter-F (labelled validation images); PromptKD (unlabelled few-shot images, teacher)."
+    )
+    assert f"base names: {expected}" in notes

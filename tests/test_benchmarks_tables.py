@@ -124,7 +124,7 @@ def test_every_number_agrees_with_an_independent_recomputation_from_the_counts(t
         average = line_of(tmp_path, method, "Average")
         check(average, *averaged)
     notes = notes_of(tmp_path)
-    assert any("Seeds 1, 2, 3; ± is the sample standard deviation" in note for note in notes)
+    assert any("Seeds 1, 2, 3. " in note for note in notes)
 
 
 def edit_training(results, config, **changes):

@@ -45,7 +45,7 @@ def explain(error: Exception, arguments: Sequence[str] = ()) -> tuple[str, int]:
     from procap.methods.plugins import describe_unexpected
 
     text = describe_unexpected(error)
-    more = "" if VERBOSE.get() else " (run with -v for the traceback)"
+    more = "" if VERBOSE.get() else " (add -v to the command for the traceback)"
     return f"{'' if text.startswith('internal') else 'error: '}{text}{more}", 1
 
 

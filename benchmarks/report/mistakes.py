@@ -84,7 +84,10 @@ def _describe_target(frame: pd.DataFrame, data: Path | None, reference: str) -> 
         return Mistakes(heading, tables, (), "Some evaluations record no predictions of single images.")
     wrong = _list_wrong(evaluations)
     if len(names) <= MAX_MATRIX:
-        tables += [_matrix(by_title[title], wrong, names, f"{title}: {test_set}", name) for title in compared]
+        tables += [
+            _matrix(by_title[title], wrong, names, f"{title}: {test_set}", f"{name}-{number}")
+            for number, title in enumerate(compared, 1)
+        ]
     elif len(wrong):
         tables.append(_pair_table(wrong[wrong.title.isin(compared)], names, test_set, name))
     return Mistakes(heading, tables, *_list_images(evaluations, wrong, names, target, data))

@@ -102,7 +102,7 @@ class PageFiles:
         if rows > MAX_ROWS:
             note = f"The first {MAX_ROWS} of {rows:,} rows; the files have all."
             table = replace(table, rows=table.rows[:MAX_ROWS], notes=(note, *table.notes))
-        seeds = describe_seeds(table.metrics)
+        seeds = describe_seeds(table.metrics, std=False)
         return {
             "id": f"table-{name}",
             "title": f"Table {next(self.table_numbers)}. {table.title}",

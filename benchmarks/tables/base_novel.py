@@ -21,7 +21,7 @@ from benchmarks.tables.table import Column, Table
 
 PAPER_TOKENS = 4
 """Prompt tokens of the paper's ProCAP."""
-RULE = "HM: harmonic mean of base and novel accuracy"
+RULE = "HM: harmonic mean of mean base and mean novel accuracy"
 AMONG_ALL = tuple(Column(f"{half.title} of all") for half in HALVES)
 OPEN_WORLD = (*HALVES, *AMONG_ALL, Column("AUROC"), Column("FPR95", "low"), Column("OpenworldAUC"))
 OPEN_WORLD_RULE = (

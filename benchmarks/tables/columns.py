@@ -17,8 +17,8 @@ PARAMETERS = Column("parameters, k", "", digits=1)
 """Learned parameters in thousands."""
 NOTE_ON_SPEED = (
     "FPS: images per second of the evaluations, with decoding, without warm-up; FPS of the model: without waiting for "
-    "images. Training s: of the optimizer's steps and saved states. `procap bench runtime` measures methods in the "
-    "same conditions."
+    "images. Training s: of steps and saved states, and of the encoding for methods that learn from features, which "
+    "share it, as they share the FPS. `procap bench runtime` measures methods in the same conditions."
 )
 
 

@@ -102,7 +102,7 @@ def to_latex(table: Table) -> str:
         cells[0] = "{}" + cells[0] if cells[0].startswith("[") else cells[0]
         if table.starts_block(number):
             cells[0] = "\\midrule\n" + cells[0]
-    is_long, seeds = len(table.rows) > PAGE, describe_seeds(table.metrics)
+    is_long, seeds = len(table.rows) > PAGE, describe_seeds(table.metrics, std=False)
     text = _style(table, body, [*map(escape_latex, list_headers(table))]).to_latex(
         hrules=True,
         environment="longtable" if is_long else "table*" if table.is_wide else "table",

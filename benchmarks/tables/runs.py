@@ -131,7 +131,7 @@ def _halves_table(frame: pd.DataFrame) -> Table:
                 cells_by_row[AVERAGE, title] = [base, novel, harmonic(base, novel), *costs]
     rows = [Row(key, tuple(cells), group=key[0], average=key[0] == AVERAGE) for key, cells in cells_by_row.items()]
     averaged = any(row.average for row in rows)
-    rule = f"HM: harmonic mean{' of base and novel accuracy (of the averages)' if averaged else ''}."
+    rule = f"HM: harmonic mean{' of mean base and mean novel accuracy (of the averages)' if averaged else ''}."
     notes = _note_runs(frame, rule, metrics=[each for cells in cells_by_row.values() for each in cells[:3]])
     details, labels = (NOTE_ON_SPEED, *notes.details), ("Data set", "Method")
     return Table("table", "Base and novel classes", labels, (*HALVES, PARAMETERS, *SPEEDS), rows, notes.lines, details)

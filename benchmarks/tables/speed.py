@@ -24,6 +24,8 @@ BUSY = 0.25
 """Load of other programs on each core above which a warning is written under the table."""
 WHOLE, QUICK = (10, 5), (2, 2)
 """Epochs of training and rounds of evaluation, without and with `--quick`."""
+EARLIER: Mapping[str, Any] = {"shots": SHOTS, "options": {}}
+"""What reports of earlier versions do not say of their settings."""
 COLUMNS = (
     Column("training s", "low", digits=1),
     Column("FPS encoder", digits=1),
@@ -99,10 +101,13 @@ def find_newest(results: SuiteResults) -> Report | None:
     """Return the newest measurement with the suite's settings, of its data sets and methods at least."""
     # Through JSON, in which tuples are lists, as in the report that was read.
     asked = json.loads(json.dumps(choose_settings(results)))
+    # Rounds change what a median is of, not what it means.
+    del asked["repeats"]
     reports = []
     for _, report in load_runtime_reports(results.results):
         datasets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
-        is_same = all(report["settings"].get(name) == value for name, value in asked.items())
+        settings = EARLIER | report["settings"]
+        is_same = all(settings[name] == value for name, value in asked.items())
         if is_same and datasets >= {*results.options.datasets} and methods >= {*results.options.methods}:
             reports.append(report)
     # Times in UTC of equal length sort as texts.
@@ -130,7 +135,7 @@ def _metric(number: float | None, factor: float = 1.0, published: float | None =
 
 def list_notes(report: Report) -> list[str]:
     """List what was measured where, and what limits the numbers."""
-    settings, machine = report["settings"], report["environment"]
+    settings, machine = EARLIER | report["settings"], report["environment"]
     device = machine["gpu"] or f"{machine['cpu']['name']}, {plural(machine['cpu']['threads'], 'thread')}"
     weights = "random weights" if settings["pretrained"] == "random" else f"weights {report['backbone']['weights']}"
     notes = [

@@ -206,7 +206,9 @@ def describe_marks(table: Table) -> str:
     if any(metric.delta is not None for metric in table.metrics):
         sentences.append("In brackets: ours minus published.")
     if table.seeds_differ:
-        sentences.append("n: number of seeds, which differ; such means are not ranked.")
+        sentences.append("n: number of seeds; means over different seeds are not ranked.")
+    if any(metric.std is not None for metric in table.metrics):
+        sentences.append("±: sample standard deviation of the seeds' values.")
     return " ".join([*sentences, *describe_signs(table)])
 
 
