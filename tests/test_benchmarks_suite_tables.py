@@ -423,6 +423,14 @@ def test_prompt_lengths_are_compared_with_four_tokens_of_the_reference(tmp_path,
     assert table_of(done, "prompt-length-comparison").title.startswith(f"{expected} compared with")
 
 
+def test_a_seed_with_a_limited_result_is_left_out_by_name(tmp_path):
+    done = made(tmp_path, "base-to-novel", datasets=("tiles",), methods=("coop", "maple"), seeds=(1, 2))
+    limited = next(run for run in done.runs if run.variant.method == "coop" and run.seed == 2)
+    put_score(tmp_path, limited.spec.config, "tiles:novel", 5, 8, of=300)
+    notes = " ".join(SuiteResults.read(done.suite, done.options, tmp_path).make_tables()[0].notes)
+    assert f"LEFT OUT: {limited.path}: tiles:novel:test is limited to 8 images, but not of other seeds: " in notes
+
+
 def test_a_note_names_methods_that_choose_settings_on_validation_images(tmp_path):
     for method, options in (("coop", {}), ("probe", {}), ("tipadapterf", {}), ("promptkd", {"teacher": "mini"})):
         put_halves(tmp_path, method, "tiles", (60, 100), (60, 100), options=options)
