@@ -140,11 +140,6 @@ class RunConfig(FrozenModel):
         return is_chosen_on_test(self.options)
 
     @property
-    def depends_on_seed(self) -> bool:
-        """Whether results do: a training draws from it, and a method that adapts to test images their order."""
-        return self.recipe.epochs > 0 or data_use(self.method).unlabelled == "test"
-
-    @property
     def stability_hint(self) -> str:
         """What to try if numbers are not finite, as part of an error message."""
         return "a lower lr" if self.precision == "fp32" else "a lower lr or --precision fp32"
@@ -197,6 +192,15 @@ class EvalSettings(FrozenModel):
         if self.temperature and (why := _describe_leak(config)):
             raise UsageError(f"--temperature {self.temperature}: {why}")
         return self.model_copy(update={"precision": None}) if self.precision == config.precision else self
+
+    def sample_fields(self, config: RunConfig) -> tuple[str, ...]:
+        """Name which of shots, sampling and seed the results of a run depend on."""
+        if config.recipe.epochs:
+            return "shots", "sampling", "seed"
+        if self.temperature:
+            return "shots", "seed"
+        # It orders the images to which a method adapts.
+        return ("seed",) if data_use(config.method).unlabelled == "test" else ()
 
     @property
     def name(self) -> str:

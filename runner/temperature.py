@@ -23,6 +23,7 @@ from runner.train import train_run
 from runner.trained_runs import load_trained
 from shards.image_selection import select_training_images, split_fold
 from shards.reader import ImageList
+from shards.uneven_samples import BALANCED
 
 FOLDS = 4
 LOWEST, HIGHEST = 0.05, 20.0
@@ -40,7 +41,9 @@ def fit_temperature(run: Run, stop: StopRequest, *, force: bool = False) -> floa
     if run.temperature is None:
         config, session = run.config, run.session
         dataset, folds = session.dataset(config.dataset), min(FOLDS, config.shots) if config.recipe.epochs else 0
-        images = select_training_images(dataset, config.shots, config.seed, config.classes, config.sampling).train
+        # A run without training is one for all samplings.
+        sampling = config.sampling if folds else BALANCED
+        images = select_training_images(dataset, config.shots, config.seed, config.classes, sampling).train
         trainings, parts = session.elsewhere(run.folder.path / ".folds", tracking_uri="off"), []
         for fold in (f"{number}/{folds}" for number in range(1, folds + 1)):
             stop.check_ranks(session.group, f"stopped the temperature of {run.path}; it goes on when repeated")

@@ -159,6 +159,30 @@ def test_tables_name_the_settings_of_each_row(procap, config, runtime):
     assert code == 0 and "ProCAP, evaluation default" in out and "ProCAP, evaluation 3 samples" in out
 
 
+def test_a_suite_has_a_run_without_training_for_the_shots_and_each_seed_of_a_temperature(tmp_path):
+    def plan_zeroshot(name: str, shots: str):
+        flags = SuiteFlags(methods="zeroshot", datasets="digits", seeds="1,2", shots=shots)
+        [planned] = plan_suites([name], flags, RuntimeConfig(tmp_path, tmp_path, evaluation=settings))
+        return planned.suite, planned.options, planned.suite.plan(planned.options)
+
+    settings = EvalSettings()
+    assert [run.path.split("/")[-2] for run in plan_zeroshot("base-to-novel", "4")[2]] == ["16shot"]
+    settings = EvalSettings(temperature="shots")
+    runs = plan_zeroshot("few-shot", "2,4")[2]
+    assert [(run.seed, run.spec.config.shots) for run in runs] == [(1, 4), (2, 4)]
+    suite, options, runs = plan_zeroshot("base-to-novel", "4")
+    assert [(run.seed, run.spec.config.shots) for run in runs] == [(1, 4), (2, 4)]
+    for run in runs:
+        file = put_score(tmp_path, put_config(tmp_path, run.spec.config), "digits:base", 50 + run.seed, 100)
+        result = results.EvalResult.model_validate_json(file.read_bytes())
+        result = result.model_copy(update={"settings": settings, "temperature": 2.0})
+        results.write_json(
+            run_folders.RunFolder(tmp_path / run.path).result_file(Target("digits", "base"), settings), result
+        )
+    metric = SuiteResults.read(suite, options, tmp_path).halves(runs[0].variant, "digits")[0]
+    assert dict(zip(metric.seeds, metric.values, strict=True)) == {1: 51, 2: 52}
+
+
 def test_a_suite_reads_the_results_of_its_own_settings(tmp_path):
     flags = SuiteFlags(methods="procap", datasets="digits", seeds="1", quick=True)
     evaluation = EvalSettings(precision="bf16", samples=2)

@@ -252,7 +252,7 @@ def test_a_missing_half_seed_or_data_set_leaves_the_rest(results):
 
 def test_different_images_are_never_compared(results):
     edit(file_of(results, "maple", "dtd", 3, "base"), manifest_digest="e" * 16)
-    frame = read_frame(results, dict().__setitem__, lambda path, config: True)
+    frame = read_frame(results, dict().__setitem__, lambda *_: True)
     compared = compare(split_variants(frame), "ProCAP", "MaPLe", draws=50)
     assert list(compared.tasks.seeds) == [(1, 2), (1, 2, 3), (1, 2, 3)]
     with pytest.raises(UserError, match="results on different contents of dtd do not compare"):

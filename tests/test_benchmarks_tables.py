@@ -176,6 +176,29 @@ def test_limits_of_different_size_are_not_averaged(tmp_path):
     assert titles == {"CoOp": [1, 2], "CoOp, limit 200": [3]}
 
 
+def test_a_limited_seed_has_a_row_of_its_own_accuracies_and_costs(tmp_path):
+    for seed, seconds in ((1, 10.0), (2, 10.0), (3, 50.0)):
+        config = put_run(tmp_path, "coop", "digits", seed=seed, seconds=seconds)
+        for half, right in (("base", 5), ("novel", 4)):
+            limited = {"of": 100, "rate": 9.0} if seed == 3 else {}
+            put_score(tmp_path, config, f"digits:{half}", right, 10 if limited else 100, **limited)
+    lines = {line.labels[1]: line for line in lines_of(tmp_path)}
+    seen = {
+        title: (line.halves[0].mean, line.halves[2].seeds, line.halves[2].limited, line.cells["training s"].mean)
+        for title, line in lines.items()
+    }
+    assert seen == {"CoOp": (5, (1, 2), False, 10), "CoOp, limit 10": (50, (3,), True, 50)}
+    assert [line.cells["FPS"].mean for line in lines.values()] == pytest.approx([200, 9])
+    # A run with a limited and a whole half: only the limited one stands apart.
+    put_score(tmp_path, config, "digits:novel", 4, 100)
+    frame = load(tmp_path)
+    assert frame.groupby("variant").limited.nunique().eq(1).all()
+    assert sorted(frame[(frame.variant == "CoOp") & (frame.target_classes == "novel")].seed) == [1, 2, 3]
+    shutil.rmtree(tmp_path / put_run(tmp_path, "coop", "digits", seed=2).path)
+    base = load(tmp_path).query("target_classes == 'base'").groupby("variant").seed.unique().map(list)
+    assert base.to_dict() == {"CoOp, limit none": [1], "CoOp, limit 10": [3]}
+
+
 def test_a_suite_leaves_out_a_seed_that_differs_in_more_than_the_seed(tmp_path):
     chosen = {"methods": ("coop",), "datasets": ("shapes",), "seeds": (1, 2, 3)}
     done = made(tmp_path, "base-to-novel", **chosen)
@@ -417,6 +440,45 @@ def test_rows_are_means_over_data_sets_with_the_deviation_over_seeds(done):
     for cell, column in zip(row.cells, columns, strict=True):
         by_seed = [mean(frame[frame.seed == seed][column]) for seed in (1, 2)]
         assert (cell.mean, cell.std) == (pytest.approx(mean(by_seed)), pytest.approx(stdev(by_seed)))
+
+
+def test_a_missing_seed_gives_dashes_in_every_table_of_a_suite(done, tmp_path):
+    shutil.copytree(done.results, tmp_path, dirs_exist_ok=True)
+    for file in tmp_path.glob("base/*/maple/*/*/seed2-*/eval/*-novel-test.json"):
+        file.unlink()
+    again = SuiteResults.read(done.suite, done.options, tmp_path)
+    rows = {row.labels: row.cells for row in table_of(again, "base-to-novel-calibration").rows}
+    empty = {labels for labels, cells in rows.items() if None in cells}
+    assert empty == {("novel classes, 2 data sets (trained on base)", "MaPLe")}
+    for folder in tmp_path.glob("base/*/kgcoop"):
+        shutil.rmtree(folder)
+    again = SuiteResults.read(done.suite, done.options, tmp_path)
+    compared = {row.labels: row.cells for row in table_of(again, "base-to-novel-comparison").rows}
+    assert compared.pop(("MaPLe", "0")) == compared.pop(("KgCoOp", "0")) == (None,) * 6
+    assert {labels[1] for labels in compared} == {"2"} and all(cells[2].seeds == (1, 2) for cells in compared.values())
+    titles = [axes.get_title(loc="left") for axes in draw_styled(done.suite.plots(again)["reliability"]).figure.axes]
+    assert sum("ECE -" in title for title in titles) == 1
+
+
+def test_calibration_names_a_single_data_set_and_ranks_no_different_trainings(done, tmp_path, capsys):
+    shutil.copytree(done.results, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "base/petals/coop")
+    [file, *_] = tmp_path.glob("base/shapes/coop/*/*/seed1-*/eval/shapes-base-test.json")
+    for config, target in (
+        (put_run(tmp_path, "coop", "shapes", classes="all"), "shapes:all"),
+        (put_run(tmp_path, "maple", "shapes", seed=1, recipe="procap"), "shapes:all"),
+    ):
+        made_file = put_score(tmp_path, config, target, 1, 2)
+        made_up = json.loads(file.read_text()) | {
+            name: json.loads(made_file.read_text())[name] for name in ("config_hash", "target", "checkpoint_sha256")
+        }
+        made_file.write_text(json.dumps(made_up))
+    code, out, _ = run(capsys, "table", "calibration", "--results", tmp_path, "--format", "json")
+    [table] = json.loads(out)["tables"]
+    groups = {row["labels"][0]: row["group"] for row in table["rows"]}
+    assert code == 0 and len({*groups.values()}) == len(groups)
+    assert {"base classes, 2 data sets (trained on base)", "base classes, shapes (trained on base)"} <= {*groups}
+    assert {"all classes, shapes (trained on all)", "all classes, shapes (trained on base)"} <= {*groups}
 
 
 def test_the_diagram_shows_the_accuracy_of_every_bin(done):

@@ -15,6 +15,7 @@ from sessions import evaluate, load_trained, train
 from small_runs import make_runtime
 
 from benchmarks.cli import main
+from benchmarks.results import load
 from procap.errors import UsageError
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.distributed.process_group import init_process_group
@@ -110,6 +111,38 @@ def test_the_calibration_table_has_both_settings_and_the_temperature(runtime, ca
     assert [column["title"] for column in table["columns"]][2:] == ["NLL", "ECE", "Brier", "T"]
     assert main(["ls", "runs", "--results", str(runtime.results), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out.splitlines()[-1])) == 1, "folds are no runs of their own"
+
+
+def test_without_training_it_depends_on_the_shots_and_the_seed(few_digits, short_checkpoint, tmp_path, capsys):
+    default, temperatures = make_runtime(few_digits, tmp_path / "a"), {}
+    for shots, seed in ((2, 1), (3, 1), (3, 2)):
+        config = plan(str(short_checkpoint), "zeroshot", shots=shots, seed=seed, overrides={})
+        train(config, default)
+        assert evaluate(config, TARGETS[0], default).temperature is None
+        temperatures[shots, seed] = evaluate(config, TARGETS[0], replace(default, evaluation=FITTED)).temperature
+    assert len({*temperatures.values()}) == 3
+    frame = load(default.results, evaluation=None)
+    fitted = frame[frame.evaluation != ""]
+    assert dict(zip(zip(fitted.shots, fitted.seed, strict=True), fitted.temperature, strict=True)) == temperatures
+    assert len(frame) == 4, "without a temperature they are one result"
+    assert fitted.groupby("variant").seed.unique().map(list).to_list() == [[1], [1, 2]]
+    name, printed = (
+        "CLIP (zero-shot), {}evaluation temperature shots",
+        {"1": temperatures[3, 1], "2": temperatures[3, 2]},
+    )
+    for flags, title, by_seed in (
+        ([], "shots 3, ", printed),
+        (["--shots", "3", "--seeds", "2"], "", {"2": printed["2"]}),
+    ):
+        assert main(["table", "calibration", "--results", str(default.results), *flags, "--json"]) == 0
+        [table] = json.loads(capsys.readouterr().out.splitlines()[-1])["tables"]
+        cells = {row["labels"][1]: row["cells"][-1] for row in table["rows"]}
+        assert cells[name.format(title)]["seeds"] == by_seed and (len(cells) == 2) == bool(flags)
+    uneven = plan(str(short_checkpoint), "zeroshot", shots=3, overrides={}, sampling="decay:0.25")
+    assert uneven.hash == plan(str(short_checkpoint), "zeroshot", shots=3, overrides={}).hash
+    other = make_runtime(few_digits, tmp_path / "b", evaluation=FITTED)
+    train(uneven, other)
+    assert evaluate(uneven, TARGETS[0], other).temperature == temperatures[3, 1], "it is one run for all samplings"
 
 
 def fit_again(data: str, results: str, checkpoint: str) -> None:

@@ -13,7 +13,7 @@ from benchmarks.console.output import columns, note, note_trace, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import parse_methods, parse_options, split_names
 from procap.errors import UsageError, check_names
-from runner.config import RuntimeConfig
+from runner.config import EvalSettings, RuntimeConfig
 from shards.default_paths import data_root
 
 
@@ -48,7 +48,7 @@ def method(
     pack_missing_with_progress([dataset], root)
     runtime = RuntimeConfig(root, Path(), device="cpu", tracking_uri="off", quiet=True)
     case = CheckCase.plan(name, runtime, dataset=dataset, backbone=backbone, options=options)
-    if not case.config.depends_on_seed:
+    if not EvalSettings().sample_fields(case.config):
         raise UsageError(f"{name} trains nothing: there is nothing to check")
     results = []
     for result in check_method(case, names):

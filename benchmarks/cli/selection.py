@@ -198,7 +198,7 @@ def run_filter(selection: SelectionFlags) -> Selected:
         "precision": precisions,
     }
 
-    def is_selected(path: str, config: RunConfig | None) -> bool:
+    def is_selected(path: str, config: RunConfig | None, settings: EvalSettings) -> bool:
         if config is None:
             parts = RunConfig.parse_path(path)
             return all(parts[name] in (chosen[name] or parts[name]) for name in ("classes", "dataset", "method"))
@@ -206,9 +206,8 @@ def run_filter(selection: SelectionFlags) -> Selected:
         named = itertools.starmap(canonical_name, weights)
         if (backbones or tags) and (config.backbone, config.pretrained) not in named:
             return False
-        # A run without training counts for all samples, and for all seeds if it draws nothing.
-        unread = () if config.recipe.epochs else ("shots", "sampling")
-        unread = unread if config.depends_on_seed else (*unread, "seed")
+        # A result counts for all values of what it does not depend on.
+        unread = {"shots", "sampling", "seed"} - {*settings.sample_fields(config)}
         compared = [field for field in chosen if field not in unread]
         return all(not chosen[field] or getattr(config, field) in chosen[field] for field in compared)
 

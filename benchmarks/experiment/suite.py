@@ -17,7 +17,7 @@ from benchmarks.experiment.published import COMPONENTS
 from benchmarks.experiment.titles import title_method
 from cluster.trial import validation_targets
 from procap.errors import UsageError, UserError, describe_invalid
-from procap.methods import METHODS, data_use, learns_from_features
+from procap.methods import METHODS, learns_from_features
 from procap.recipe import Recipe
 from runner.config import EvalSettings, RunConfig, Target
 from runner.planning import can_classify, check_read, control_options, plan_run
@@ -33,13 +33,6 @@ ALL_OFF: Mapping[str, Any] = {**dict.fromkeys(COMPONENTS, False), **INDEPENDENT}
 """Options of ProCAP without any of its components: deep prompts of both towers, a token set for each layer."""
 QUICK_VIEWS = 2
 """Random views of an image under `--quick`, of a method that encodes several."""
-
-
-def is_trained(method: str) -> bool:
-    """Whether the method is trained at all; zero-shot CLIP is not."""
-    from procap.methods import method_class
-
-    return method_class(method).recipe().epochs > 0
 
 
 def _layers(options: SuiteOptions, variant: Variant, recipe_name: str) -> dict[str, dict[str, Any]]:
@@ -167,12 +160,12 @@ class SuiteOptions:
                     settings[name] = value
         settings |= {"recipe": recipe_name, "seed": seed}
         planned = partial(plan_run, method=variant.method, dataset=dataset, classes=classes, task=task, data=self.data)
-        if not is_trained(variant.method):
-            # Without training no field is read, and shots change nothing. All seeds are one run, but for a method that
-            # adapts to test images, whose order they draw.
-            seed = seed if data_use(variant.method).unlabelled == "test" else 1
-            return planned(**settings | {"seed": seed, "shots": SHOTS})
         config = planned(**settings)
+        if not config.recipe.epochs:
+            # Without training no recipe is read, and runs with equal results are one.
+            read = self.eval_settings.sample_fields(config)
+            usual = {"seed": 1, "shots": SHOTS, "sampling": BALANCED}
+            return planned(**settings | {name: value for name, value in usual.items() if name not in read})
         check_read([config], variant.overrides)
         # A share of the epochs, and a shorter warm-up, follow from the resolved recipe, which may be the published one.
         changes = _shorten(
@@ -223,11 +216,6 @@ class SuiteRun:
         return self.spec.config.path
 
 
-def unchanged(options: SuiteOptions, method: str) -> list[Variant]:
-    """Return the method without changes."""
-    return [Variant(method)]
-
-
 @dataclass(frozen=True)
 class Suite:
     """An experiment: its runs for given options, and the tables and plots of their results.
@@ -236,7 +224,7 @@ class Suite:
     methods, seeds: the defaults. datasets: those trained on, by profile; all of a profile that is not named.
     classes: the classes trained on. task: whose published recipes count, see `plan_run`.
     held_out: also train on half of the base classes and validate on both halves, as `procap sweep --metric held-out`.
-    variants: the variants of a method. trains: whether they are runs; else `finish` measures them by itself.
+    variants: those of a method, by default itself. trains: whether they are runs; else `finish` measures them.
     tested: the classes, or classes:split, of the data set trained on that are evaluated.
     other_sets: further data sets, of which all classes are evaluated.
     tables, plots: make its tables and plots from a `SuiteResults`.
@@ -255,7 +243,7 @@ class Suite:
     classes: str = "base"
     held_out: bool = False
     task: str | None = None
-    variants: Callable[[SuiteOptions, str], Sequence[Variant]] = unchanged
+    variants: Callable[[SuiteOptions, str], Sequence[Variant]] = lambda options, method: [Variant(method)]
     trains: bool = True
     tested: tuple[str, ...] = ("base", "novel")
     other_sets: Callable[[SuiteOptions], Sequence[str]] = lambda options: ()
@@ -310,7 +298,7 @@ class Suite:
                 known = tuple(str(target) for target in parsed if can_classify(configs[0], target, options.data))
                 runs += [
                     SuiteRun(variant, dataset, config.seed, RunSpec(config=config, targets=known))
-                    # The configurations of an untrained method are equal for all seeds: they are one run.
+                    # The configurations of a method that draws nothing are equal for all seeds: they are one run.
                     for config in {config.path: config for config in configs}.values()
                 ]
         return runs

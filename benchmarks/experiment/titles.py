@@ -74,7 +74,8 @@ def title_variants(frame: Any) -> list[str]:
     """Make a title for each row: the method's, and the values of settings that vary, as `MaPLe, lr 0.01`.
 
     The classes trained on are no part of it. A recipe is one value if all rows of its method have a recipe with a
-    name, else its fields are. What more than half of the rows of a method have is not named, unless it is SHARED.
+    name, else its fields are. What more than half of the rows of a method have is not named, unless it is SHARED or an
+    evaluation that is not the default.
     Rows that would have one title on a data set, and differ in anything but the seed, are named by that as well.
     frame: anything with the columns `method`, `dataset`, `target`, `path` and `settings`.
     """
@@ -92,6 +93,8 @@ def title_variants(frame: Any) -> list[str]:
         if name == "classes" or of_recipe or name in WITHIN or name.startswith("file."):
             return False
         values = counts[method, name]
+        if name == "evaluation" and value != "default":
+            return len(values) > 1
         return 2 * values[value] <= values.total()
 
     titles = []
@@ -100,16 +103,21 @@ def title_variants(frame: Any) -> list[str]:
         titles.append(", ".join([title_method(method), *(" ".join(item) for item in named)]))
     groups: dict[tuple[str, ...], list[tuple[str, Mapping[str, str]]]] = {}
     for *key, path, settings in zip(titles, frame.dataset, frame.target, frame.path, frame.settings, strict=True):
-        groups.setdefault((*key, settings["classes"]), []).append((path, settings))
-    further: dict[tuple[str, str], dict[str, None]] = {}
-    for (title, *_), runs in groups.items():
+        # A whole result has no limit.
+        groups.setdefault((*key, settings["classes"]), []).append((path, {"limit": "none", **settings}))
+    further: dict[tuple[str, str, str], dict[str, None]] = {}
+    for (title, _, target, _), runs in groups.items():
         for name, values in find_differences(settings for _, settings in runs).items():
             for path, settings in runs:
                 if name in settings and 2 * values[settings[name]] <= values.total():
                     words = f"{name.rpartition('.')[2]} {settings[name]}"
-                    further.setdefault((title, path), {})[words] = None
-    keys = zip(titles, frame.path, strict=True)
-    return [", ".join([title, *further.get((title, path), {})]) for title, path in keys]
+                    # Results of a run can have different limits, but share all else.
+                    further.setdefault((title, path, target if name == "limit" else ""), {})[words] = None
+    keys = zip(titles, frame.path, frame.target, strict=True)
+    return [
+        ", ".join([title, *further.get((title, path, ""), {}), *further.get((title, path, target), {})])
+        for title, path, target in keys
+    ]
 
 
 def variant_order(method: str, settings: Mapping[str, str]) -> tuple[Any, ...]:

@@ -164,7 +164,7 @@ def reliability(suite: SuiteResults) -> Figure | None:
         half, title = halves[number // across], titles[number % across]
         rows = frames[title][frames[title].target_classes == half]
         # The ECE of pooled images can be lower, as errors of different sign in two data sets cancel in a bin.
-        cells.append(ece := average_over_tests(rows, "ece"))
+        cells.append(ece := average_over_tests(rows, "ece", suite.options.seeds))
         words = f"ECE {ece.mean:.1f} %" if ece else "ECE -"
         panel.set_title(words if number >= across else f"{textwrap.fill(title, WIDTH)}\n{words}")
         if not number % across:

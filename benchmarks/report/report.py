@@ -106,7 +106,8 @@ def _read_sections(results: Path, choices: ReportChoices) -> tuple[list[Section]
         if path not in members:
             problems.append((path, str(error)))
 
-    folders = run_folders(results, on_error, choices.selected or (lambda path, config: True))
+    selected = choices.selected or (lambda *_: True)
+    folders = run_folders(results, on_error, selected)
     other_sets = {config.dataset for _, config in folders if config.path not in members}
 
     def is_other(config: RunConfig) -> bool:
@@ -115,7 +116,7 @@ def _read_sections(results: Path, choices: ReportChoices) -> tuple[list[Section]
 
     if shown := [(folder, config) for folder, config in folders if choices.selected or is_other(config)]:
         heading = "Selected runs" if choices.selected else "Other runs"
-        read = partial(read_runs, shown, heading, choices.reference)
+        read = partial(read_runs, shown, heading, selected, choices.reference)
         runs = read() if choices.selected else _attempt(problems, "runs", "the other runs", read, None)
         sections += [runs] if runs else []
     return sections, problems

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in
-from benchmarks.results.frame import make_frame, make_records, run_folders
+from benchmarks.results.frame import Selected, make_frame, make_records, run_folders
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.plans import last_options
@@ -137,9 +137,9 @@ def _sort(unfinished: Mapping[str, RunState]) -> dict[str, RunState]:
     return dict(sorted(unfinished.items(), key=lambda item: STATES.index(item[1].status)))
 
 
-def read_runs(folders: Folders, heading: str, reference: str = "") -> Section:
-    """Read the results of runs."""
-    frame, unfinished = _read_results(folders)
+def read_runs(folders: Folders, heading: str, selected: Selected, reference: str = "") -> Section:
+    """Read the selected results of runs."""
+    frame, unfinished = _read_results(folders, selected)
 
     def make_tables() -> list[Table]:
         kinds = (run_tables, calibration_of_runs, unknown_of_runs)
@@ -149,16 +149,17 @@ def read_runs(folders: Folders, heading: str, reference: str = "") -> Section:
     return Section("runs", heading, titled, [config.path for _, config in folders], make_tables, unfinished)
 
 
-def _read_results(folders: Folders) -> tuple[pd.DataFrame, dict[str, RunState]]:
+def _read_results(folders: Folders, selected: Selected = lambda *_: True) -> tuple[pd.DataFrame, dict[str, RunState]]:
     records, unfinished = [], {}
     for folder, config in folders:
         evaluations, unreadable = [], {}
         try:
             if training := folder.read_training():
-                evaluations = list(make_records(folder, config, training, folder.read_evaluations()))
+                evaluations = folder.read_evaluations()
+                shown = (each for each in evaluations if selected(config.path, config, each.settings))
+                records += list(make_records(folder, config, training, shown))
         except UserError as error:
-            unreadable[config.path] = str(error)
-        records += evaluations
+            evaluations, unreadable[config.path] = [], str(error)
         if not evaluations:
             unfinished[config.path] = read_unfinished(folder, config.path, {}, unreadable)
     return make_frame(records), _sort(unfinished)
@@ -172,7 +173,7 @@ def _read_sweep(folder: Path, session: Session) -> Section:
     settings, configurations = record.settings, [read_scores(stored, session) for stored in record.configurations]
     broken: dict[str, UserError] = {}
     started = [path for path in collection.runs if RunFolder(results / path).config_file.exists()]
-    folders = run_folders(results, broken.__setitem__, lambda path, config: path in started)
+    folders = run_folders(results, broken.__setitem__, lambda path, *_: path in started)
     frame, unfinished = _read_results(folders)
     unfinished = {path: RunState("broken", reason=str(error)) for path, error in broken.items()} | unfinished
     # Runs that a scheduler has stopped early are not unfinished.

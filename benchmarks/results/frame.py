@@ -18,7 +18,7 @@ from benchmarks.experiment.titles import describe_settings, order_in, title_vari
 from benchmarks.results.detection import MEASURES, detect_unknown, measure_open_world
 from procap.errors import UserError
 from procap.methods import data_use
-from runner.config import RunConfig, Target
+from runner.config import EvalSettings, RunConfig, Target
 from runner.planning import known_target
 from runner.results import EvalResult, ScoreResult, TrainResult
 from runner.run_collection import COLLECTIONS, read_collection
@@ -27,16 +27,17 @@ from runner.run_folders import RUNS, OnError, RunFolder, find_runs, locate_run
 if TYPE_CHECKING:
     import pandas as pd
 
-Selected = Callable[[str, RunConfig | None], bool]
-"""Whether a run is selected, by its path below the results and its configuration; None: whether it can be."""
+Selected = Callable[[str, RunConfig | None, EvalSettings], bool]
+"""Whether results of a run under some settings are selected, by the run's path below the results and its configuration;
+None: whether they can be. Under the default settings: whether the run is."""
 
 
 def load(results: str | Path, suite: str | None = None, *, evaluation: str | None = "") -> pd.DataFrame:
     """Load every evaluation of every finished run, one row per run and target.
 
     results: a results folder, or a URL of one (`s3://...`), of which the documents are copied to the cache first.
-    suite: only runs of the collection that `procap bench SUITE` has recorded there. Of runs without training that
-        differ only in seed or shots, which change nothing, one is loaded.
+    suite: only runs of the collection that `procap bench SUITE` has recorded there. Of results without training that
+        differ only in seed or shots, where these change nothing, one is loaded.
     evaluation: only results under these settings, named as in the column `evaluation`; empty: the default settings;
         None: all, with one row per run, target and settings.
 
@@ -64,6 +65,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         images, limited       size of the test set, and whether only its first `total` images were evaluated
         evaluation            settings of the evaluation that differ from the default, as `fp32, squash, 8 samples`
         temperature           what divided the logits, fitted on few-shot images; 1 without `--temperature`
+        depends_on_seed       whether the result does; else it counts for every seed
         fps, fps_model        evaluated images per second with and without decoding
         labelled, unlabelled, names, models
                               what the method looks at, as `procap.methods.data_use.DataUse` defines it
@@ -104,16 +106,20 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         if collection is None:
             raise UserError(f"no suite {suite} at {results}; run it: procap bench {suite} --results {results}")
         runs = collection.runs
-    frame = read_frame(root, broken.__setitem__, lambda path, config: runs is None or path in runs, evaluation)
+    frame = read_frame(root, broken.__setitem__, lambda path, *_: runs is None or path in runs, evaluation)
     for path, error in broken.items():
         warnings.warn(f"{path} is left out: {error}", stacklevel=2)
-    # Runs without training that differ only in shots, or in a seed that orders no test images, have the same results.
-    # As text, because the dicts in `settings` cannot be hashed.
-    columns = frame[["method", "dataset", "target", "manifest", "settings", "limited"]].astype(str)
-    columns["seed"] = frame.seed.where(frame.unlabelled == "test", 0)
-    frame = frame[~columns.duplicated() | (frame.epochs > 0)]
+    frame = drop_equal(frame)
     check_contents(frame)
     return frame
+
+
+def drop_equal(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep one of the results without training that differ only in a seed or shots by which nothing is drawn."""
+    # As text, because the dicts in `settings` cannot be hashed.
+    columns = frame[["method", "dataset", "target", "manifest", "settings", "limited"]].astype(str)
+    columns["seed"] = frame.seed.where(frame.depends_on_seed, 0)
+    return frame[~columns.duplicated() | (frame.epochs > 0)]
 
 
 def open_results(results: str | Path) -> Path:
@@ -136,12 +142,13 @@ def read_frame(results: Path, on_error: OnError, selected: Selected, evaluation:
     """
     records: list[dict[str, Any]] = []
     deeper = [file.parent for file in sorted(results.glob(f"*/{RUNS}/config.json"))]
-    deeper = [path for path in deeper if selected("/".join(path.parts[-6:]), None)]
+    deeper = [path for path in deeper if selected("/".join(path.parts[-6:]), None, EvalSettings())]
     left_out = {"is not finished": [], "is deeper in the folder": deeper}
     for folder, config in run_folders(results, on_error, selected):
         try:
             if training := folder.read_training():
-                records += list(make_records(folder, config, training, folder.read_evaluations()))
+                shown = (each for each in folder.read_evaluations() if selected(config.path, config, each.settings))
+                records += list(make_records(folder, config, training, shown))
             else:
                 left_out["is not finished"].append(folder.path)
         except UserError as error:
@@ -157,13 +164,13 @@ def run_folders(results: Path, on_error: OnError, selected: Selected) -> list[tu
     runs = []
     for folder in find_runs(results):
         path = folder.path.relative_to(results).as_posix()
-        if not selected(path, None):
+        if not selected(path, None, EvalSettings()):
             continue
         try:
             # `locate_run` raises for a run that was moved; it resolves links, which most folders need not pay for.
             if (config := folder.read_config()) is None or config.path != path:
                 config, _ = locate_run(folder.path)
-            if selected(path, config):
+            if selected(path, config, EvalSettings()):
                 runs.append((folder, config))
         except UserError as error:
             on_error(path, error)
@@ -190,6 +197,8 @@ def make_records(
             )
         target, calibration = Target.parse_unchecked(result.target), result.calibration
         limit = {"limit": str(result.limit)} if result.limited else {}
+        read = result.settings.sample_fields(config)
+        shots = {"shots": str(config.shots or "full")} if "shots" in read else {}
         unknown = detect_unknown(known, scores, result.settings) if target == known else {}
         digests = {Target.parse_unchecked(name).dataset: each.unknown.manifest_digest for name, each in unknown.items()}
         result_fields = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "calibration", "limited")
@@ -197,7 +206,7 @@ def make_records(
             **run,
             **{name: getattr(result, name) for name in (*result_fields, "backbone_digest", "written")},
             # In `settings`, so that titles name evaluations under different settings as they do varied options.
-            "settings": (settings := run_settings | {"evaluation": result.settings.name or "default", **limit}),
+            "settings": (settings := run_settings | shots | {"evaluation": result.settings.name or "default", **limit}),
             "group": digest_of([config.method, settings]),
             "target": str(target),
             "target_dataset": target.dataset,
@@ -209,6 +218,7 @@ def make_records(
             "images": result.dataset_size,
             "evaluation": result.settings.name,
             "temperature": result.temperature or 1.0,
+            "depends_on_seed": "seed" in read,
             "fps": result.images_per_second or math.nan,
             "fps_model": result.images_per_second_model or math.nan,
             "manifest": result.manifest_digest,
@@ -248,7 +258,7 @@ COLUMNS = (
     *("sampling", "backbone", "pretrained", "precision", "recipe", "epochs"),
     *("target", "target_dataset", "target_classes", "split"),
     *("correct", "total", "accuracy", "macro_accuracy", "nll", "brier", "ece", "calibration", "per_class"),
-    *("images", "limited", "evaluation", "temperature", "fps", "fps_model"),
+    *("images", "limited", "evaluation", "temperature", "depends_on_seed", "fps", "fps_model"),
     *("chosen_on_test", "imported", "imported_file"),
     *("labelled", "unlabelled", "names", "models"),
     *("source", "group"),
@@ -264,7 +274,7 @@ def make_frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
     frame = pd.DataFrame(list(records), columns=[name for name in COLUMNS if name != "variant"])
     # Without rows all columns would have dtype object, which cannot be used as a mask.
-    types: dict[str, type] = dict.fromkeys(("limited", "chosen_on_test", "imported"), bool)
+    types: dict[str, type] = dict.fromkeys(("limited", "depends_on_seed", "chosen_on_test", "imported"), bool)
     frame = frame.astype(types | {"correct": int, "total": int, "accuracy": float, "fps": float})
     frame.insert(COLUMNS.index("variant"), "variant", title_variants(frame))
     frame[[*MEASURES]] = measure_open_world(frame)

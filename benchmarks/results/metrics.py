@@ -75,12 +75,15 @@ def _combine(metrics: Sequence[Metric | None], combine: Callable[[Sequence[float
     return make_metric(values, present[0].seeds, combine([metric.mean for metric in present]), **marks)
 
 
-def metric_over_seeds(rows: pd.DataFrame, column: str = "accuracy") -> Metric | None:
-    """Average a column of a target over seeds; None if it has a NaN. Limited results count if all are limited."""
+def metric_over_seeds(rows: pd.DataFrame, column: str = "accuracy", needed: Sequence[int] = ()) -> Metric | None:
+    """Average a column of a target over seeds; None if it has a NaN, or lacks one of the `needed` seeds.
+
+    Limited results count if all are limited.
+    """
     limited = bool(rows.limited.all())
     # By seed, as metrics are paired seed by seed in harmonic means and averages.
     rows = (rows if limited else rows[~rows.limited]).sort_values("seed")
-    if rows.empty or rows[column].isna().any():
+    if rows.empty or rows[column].isna().any() or not {*needed} <= {*rows.seed}:
         return None
     values, seeds = list(map(float, rows[column])), tuple(map(int, rows.seed))
     return make_metric(values, seeds, limited=limited, **marks_of(rows))

@@ -49,8 +49,8 @@ PICTURES = "pictures.json"
 class SuiteResults:
     """A suite with chosen options, its planned runs, and a frame of the results that exist.
 
-    frame: columns of `benchmarks.results.load`, and `number`, the variant's index in `variants`. A result of a method
-    without training has one row for each seed. unreadable: why files of a run cannot be read, or
+    frame: columns of `benchmarks.results.load`, and `number`, the variant's index in `variants`. A result that depends
+    on no seed has one row for each. unreadable: why files of a run cannot be read, or
     how it differs from other seeds in more than the seed; its results are missing.
     """
 
@@ -71,7 +71,7 @@ class SuiteResults:
         for run in runs:
             folder, config = RunFolder(results / run.path), run.spec.config
             # The one run of a method that draws nothing counts for all seeds.
-            seeds = [config.seed] if config.depends_on_seed else options.seeds
+            seeds = [config.seed] if "seed" in options.eval_settings.sample_fields(config) else options.seeds
             columns = {"dataset": run.dataset, "number": variants.index(run.variant)}
             try:
                 training, eval_settings = folder.read_training(), options.eval_settings.for_run(config)
@@ -213,15 +213,20 @@ class SuiteResults:
         selected = self.frame.number == self.variants.index(variant)
         return self.frame[selected & (self.frame.dataset == dataset) if dataset else selected]
 
+    def complete_rows(self, variant: Variant) -> pd.DataFrame:
+        """Return the rows of one variant on targets on which every chosen seed has a result."""
+        rows, number = self.rows(variant), self.variants.index(variant)
+        tasks = zip(rows.dataset, rows.target, strict=True)
+        return rows.loc[[(number, *task, "accuracy") in self._metrics for task in tasks]]
+
     @cached_property
     def _metrics(self) -> dict[tuple[int, str, str, str], Metric]:
         """Metrics over seeds by variant, data set, target and column. Limited results count only if all are limited."""
         metrics: dict[Any, Metric] = {}
         for key, rows in self.frame.groupby(["number", "dataset", "target"]):
             for column in ("accuracy", MACRO, *MEASURES):
-                metric = metric_over_seeds(rows, column)
                 # A mean over fewer seeds than were asked for is a missing cell.
-                if metric and set(metric.seeds) == set(self.options.seeds):
+                if metric := metric_over_seeds(rows, column, self.options.seeds):
                     metrics[*key, column] = metric
         return metrics
 

@@ -11,10 +11,11 @@ Published: curves only, no figures.
 
 from __future__ import annotations
 
-from benchmarks.experiment.suite import SHOTS, Suite, SuiteOptions, Variant, is_trained
+from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
 from benchmarks.plots.curves import shots_plots
 from benchmarks.tables.grid import few_shot_tables
 from procap.errors import UsageError
+from procap.methods import method_class
 
 CURVE = (1, 2, 4, 8, 16)
 QUICK_CURVE = (1, 4, 16)
@@ -25,8 +26,9 @@ def by_shots(options: SuiteOptions, method: str) -> list[Variant]:
     curve = options.shots or (QUICK_CURVE if options.quick else CURVE)
     if 0 in curve:
         raise UsageError("--shots: a curve is over numbers of shots; for example --shots 1,2,4")
-    if not is_trained(method):
-        return [Variant(method, key={"shots": 0}, shots=SHOTS)]
+    if not method_class(method).recipe().epochs:
+        # A fitted temperature reads shots.
+        return [Variant(method, key={"shots": 0}, shots=max(curve))]
     return [Variant(method, key={"shots": shots}, shots=shots) for shots in sorted(curve)]
 
 

@@ -10,14 +10,15 @@ evaluations; 110 runs, those of balanced samples, are runs of base-to-novel.
 
 from __future__ import annotations
 
-from benchmarks.experiment.suite import Suite, SuiteOptions, Variant, is_trained
+from benchmarks.experiment.suite import Suite, SuiteOptions, Variant
 from benchmarks.tables.grid import imbalance_tables
+from procap.methods import method_class
 from shards.uneven_samples import BALANCED, NATURAL
 
 
 def by_sampling(options: SuiteOptions, method: str) -> list[Variant]:
     """Return one variant per sampling, one in all for a method that trains nothing."""
-    samplings = (BALANCED, "decay:0.25", "decay:0.06", NATURAL) if is_trained(method) else ()
+    samplings = (BALANCED, "decay:0.25", "decay:0.06", NATURAL) if method_class(method).recipe().epochs else ()
     return [Variant(method, key={"sampling": name}, sampling=name) for name in samplings] or [Variant(method)]
 
 

@@ -36,7 +36,7 @@ def base_to_novel_tables(results: SuiteResults) -> list[Table]:
     if len(results.options.datasets) > 1:
         tables.insert(0, _average_table(results))
     rows = {title: results.rows(variant) for title, variant in results.by_title.items()}
-    calibration = calibration_tables(rows, suite_notes(results, MEANS_RULE), results.name)
+    calibration = calibration_tables(rows, suite_notes(results, MEANS_RULE), results.name, results.options.seeds)
     return [*tables, *_speed_tables(results), *calibration, *comparison_tables(results)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
@@ -28,11 +28,13 @@ IMAGES = ("base classes", "novel classes", "all classes", "other data sets")
 MEANS_RULE = "Means over data sets. Macro accuracy: mean over classes. NLL in nats. ECE: 15 equal bins. Brier: 0 to 2."
 
 
-def calibration_tables(variants: Mapping[str, pd.DataFrame], notes: Notes, suite: str = "") -> list[Table]:
+def calibration_tables(
+    variants: Mapping[str, pd.DataFrame], notes: Notes, suite: str = "", seeds: Sequence[int] = ()
+) -> list[Table]:
     """Make a row for each title and group of test images; no table without calibration.
 
     variants: parts of the frame by title. Rows of the same data sets and targets are compared. notes: with MEANS_RULE.
-    suite: its name, if any.
+    suite, seeds: its name, and the seeds that each mean needs, if any.
     """
     is_fitted = any((frame.temperature != 1).any() for frame in variants.values())
     measures = {name: column for name, column in MEASURES.items() if is_fitted or name != "temperature"}
@@ -43,20 +45,26 @@ def calibration_tables(variants: Mapping[str, pd.DataFrame], notes: Notes, suite
         images = (frame.target_classes + " classes").where(frame.target_dataset == frame.dataset, IMAGES[-1])
         for (classes, tested, split), results in frame.groupby([frame.classes, images, frame.split]):
             tests = tuple(sorted({*(results.dataset + " " + results.target)}))
-            count = plural(len(tests), "data set") if tested != IMAGES[-1] else str(len(tests))
-            words = f"{tested}, {count} (trained on {classes}{', ' + split if split != 'test' else ''})"
-            cells = tuple(average_over_tests(results, column) for column in measures)
+            count, trained_on = plural(len(tests), "data set") if tested != IMAGES[-1] else str(len(tests)), classes
+            if len(tests) == 1:
+                count = results.target_dataset.iloc[0]
+                trained_on += f" of {results.dataset.iloc[0]}" * (tested == IMAGES[-1])
+            words = f"{tested}, {count} (trained on {trained_on}{', ' + split if split != 'test' else ''})"
+            cells = tuple(average_over_tests(results, column, seeds) for column in measures)
             group = (classes != "base", order_in(tested, IMAGES)[0], words, tests)
-            # Only rows whose means are over the same tests are ranked.
-            groups.setdefault(group, []).append(Row((words, title), cells, group=repr(tests)))
+            # Only rows whose means are over the same trainings and tests are ranked.
+            groups.setdefault(group, []).append(Row((words, title), cells, group=repr(group)))
     # Trained on base classes first, then in the order of IMAGES; within a group in the order of `variants`.
     rows = [row for group in sorted(groups) for row in groups[group]]
     name, labels, columns = f"{suite}-calibration".strip("-"), ("Test images", "Method"), [*measures.values()]
     return [Table(name, "Calibration", labels, columns, rows, notes.lines, notes.details)] if rows else []
 
 
-def average_over_tests(frame: pd.DataFrame, column: str) -> Metric | None:
-    """Average a column over seeds, then over data sets and targets; None if a value is missing or seeds differ."""
+def average_over_tests(frame: pd.DataFrame, column: str, seeds: Sequence[int] = ()) -> Metric | None:
+    """Average a column over seeds, then over data sets and targets; None if a value is missing or seeds differ.
+
+    seeds: those that each mean needs, if any.
+    """
     # Groups of a wide frame are slow to make.
-    needed = frame[["dataset", "target", "seed", "limited", "chosen_on_test", "unlabelled", column]]
-    return average([metric_over_seeds(rows, column) for _, rows in needed.groupby(["dataset", "target"])])
+    narrow = frame[["dataset", "target", "seed", "limited", "chosen_on_test", "unlabelled", column]]
+    return average([metric_over_seeds(rows, column, seeds) for _, rows in narrow.groupby(["dataset", "target"])])

@@ -27,31 +27,35 @@ def comparison_tables(
 
     variants: by title; None: all. reference: the title that the others are compared with; None: see `reference_title`.
     """
-    titled = {title: variant for title, variant in (variants or results.by_title).items() if len(results.rows(variant))}
-    if len(titled) < 2:
+    titled = variants or results.by_title
+    frames = {title: results.complete_rows(variant) for title, variant in titled.items()}
+    compared = {title: variant for title, variant in titled.items() if len(frames[title])}
+    if len(compared) < 2:
         return []
-    if reference not in titled:
-        reference = reference_title(titled, results.options.reference)
-    frames = {title: results.rows(variant) for title, variant in titled.items()}
+    if reference not in compared:
+        reference = reference_title(compared, results.options.reference)
     table = comparison_table(frames, reference, f"{results.name}-comparison")
-    return [table] if table.rows else []
+    return [table] if table.metrics else []
 
 
 def comparison_table(
     variants: Mapping[str, pd.DataFrame], reference: str, name: str = "comparison", *, draws: int = DRAWS
 ) -> Table:
-    """Make a row for each variant that has results of the same images as the reference.
+    """Make a row for each variant, with dashes unless it has results of the same images as the reference.
 
     variants: parts of the frame by title. Limited results are not compared.
     """
     # A is the reference in every comparison, so that a positive difference is in its favour.
-    compared = ((title, compare(variants, reference, title, draws=draws)) for title in variants if title != reference)
-    comparisons = {title: comparison for title, comparison in compared if len(comparison.tasks)}
+    comparisons = {title: compare(variants, reference, title, draws=draws) for title in variants if title != reference}
     tested = [title for title, comparison in comparisons.items() if len(comparison.tasks) >= LEAST_TASKS]
     corrected = dict(zip(tested, holm([comparisons[title].p for title in tested]), strict=True))
     tasks, measure = {"hm": ("data sets", "mean of HMs"), "accuracy": ("targets", "accuracy")}[measure_of(variants)]
-    rows = []
+    titles = (f"{measure} of {reference}", measure, "Difference", "95 % interval", "p", "p (Holm)")
+    columns, rows = [Column(title, "") for title in titles], []
     for title, comparison in comparisons.items():
+        if comparison.tasks.empty:
+            rows.append(Row((title, "0"), (None,) * len(columns)))
+            continue
         means, seeds = comparison.tasks[["a", "b"]].mean(), comparison.seeds
         ours = make_metric((), seeds, float(means.a), **marks_of(variants[reference]))
         theirs = make_metric((), seeds, float(means.b), **marks_of(variants[title]))
@@ -67,7 +71,5 @@ def comparison_table(
         f"bootstrap over test images, {draws:,} draws. p: permutation test over {tasks}, "
     )
     note += " ".join(compress((holm_note, few_note), (tested, len(tested) < len(comparisons))))
-    titles = (f"{measure} of {reference}", measure, "Difference", "95 % interval", "p", "p (Holm)")
-    columns = [Column(title, "") for title in titles]
     heading = f"{reference} compared with every other row, {measure}"
     return Table(name, heading, ("Against", tasks.capitalize()), columns, rows, [note])

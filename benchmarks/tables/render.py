@@ -184,10 +184,7 @@ def to_csv(table: Table) -> str:
             if isinstance(cell, Metric):
                 numbers = (cell.mean, cell.std, len(cell.seeds) or None, cell.published, cell.delta)
                 cells += ["" if number is None else str(round(number, 6)) for number in numbers]
-                cells += [
-                    str(cell.limited).lower(),
-                    *("true" if mark else "" for mark in (cell.chosen_on_test, cell.sees_unlabelled)),
-                ]
+                cells += [str(cell.limited).lower(), "true" * cell.chosen_on_test, "true" * cell.sees_unlabelled]
             else:
                 cells += [cell or "", *[""] * (len(parts) - 1)]
         lines.append(cells)
@@ -204,16 +201,10 @@ def to_dict(table: Table) -> dict[str, Any]:
         for index, cell in enumerate(row.cells):
             if isinstance(cell, Metric):
                 by_seed = dict(zip(map(str, cell.seeds), cell.values, strict=True)) if cell.values else None
-                cells[index] = {
-                    "mean": cell.mean,
-                    "std": cell.std,
+                cells[index] = {name: value for name, value in vars(cell).items() if name != "values"} | {
                     "n": len(cell.seeds) or None,
                     "seeds": by_seed or list(cell.seeds),
-                    "published": cell.published,
                     "delta": cell.delta,
-                    "limited": cell.limited,
-                    "chosen_on_test": cell.chosen_on_test,
-                    "sees_unlabelled": cell.sees_unlabelled,
                     "mark": ranks.get((number, index)),
                 }
         fields = {name: value for name, value in vars(row).items() if name != "cells"}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from benchmarks.experiment.published import AVERAGE, title_target
 from benchmarks.experiment.titles import choose_reference, sort_methods, title_method, title_variants, variant_order
 from benchmarks.results.detection import score_rule
-from benchmarks.results.frame import check_contents, dataset_order, is_half
+from benchmarks.results.frame import check_contents, dataset_order, drop_equal, is_half
 from benchmarks.results.metrics import Metric, average, harmonic, metric_over_seeds
 from benchmarks.tables.calibration_means import MEANS_RULE, calibration_tables
 from benchmarks.tables.columns import HALVES, NOTE_ON_SPEED, PARAMETERS, SPEEDS, average_speeds, count_parameters
@@ -104,12 +104,11 @@ def title_runs(frame: pd.DataFrame, reference: str = "") -> pd.DataFrame:
         order=[ranks[repr(key)] for key in keys],
         dataset_rank=[dataset_order(name) for name in frame.dataset],
     )
-    # As `RunConfig.depends_on_seed`.
-    is_drawn = (frame.epochs > 0) | (frame.unlabelled == "test")
-    drawn = frame[is_drawn]
+    frame = drop_equal(frame)
+    drawn = frame[frame.depends_on_seed]
     seeds = drawn.groupby(["dataset", "classes", "target"]).seed.unique()
     parts = [drawn]
-    for key, rows in frame[~is_drawn].groupby(["dataset", "classes", "target", "title"]):
+    for key, rows in frame[~frame.depends_on_seed].groupby(["dataset", "classes", "target", "title"]):
         # Seeds of drawn results on the same target, else of all drawn results, else its own.
         used_seeds = set(seeds.get(key[:3], drawn.seed.unique())) or set(rows.seed)
         parts += [rows.head(1).assign(seed=seed) for seed in sorted(used_seeds)]
