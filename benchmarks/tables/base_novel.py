@@ -99,7 +99,7 @@ def ablation_tables(results: SuiteResults) -> list[Table]:
     columns = [Column(display_name(name)) for name in sets]
     rules = [" ".join(filter(None, [_hm_rule(results, means=True), _describe_gradients(results)]))]
     heading = Heading(results.name, results.suite.heading, ["Variant"], columns, rules)
-    main = suite_table(results, heading, cells, printed=printed, key_of=lambda variant: variant.key.get("variant"))
+    main = suite_table(results, heading, cells, printed=printed, twin_of=lambda variant: variant.key.get("variant"))
     title = f"{results.suite.heading}: both halves"
     halves = halves_table(results, f"{results.name}-halves", title, label="Variant")
     return [main, halves, *comparison_tables(results)]
@@ -116,7 +116,7 @@ def _describe_gradients(results: SuiteResults) -> str:
 
 def prompt_length_tables(results: SuiteResults) -> list[Table]:
     """Make base, novel and HM by the number of tokens, for every data set and on average."""
-    main = halves_table(results, results.name, "Number of prompt tokens", key=("n_ctx", "Tokens"))
+    main = halves_table(results, results.name, "Number of prompt tokens", varied=("n_ctx", "Tokens"))
     reference = choose_reference((variant.method for variant in results.variants), results.options.reference)
     unchanged = {
         variant.method: title for title, variant in results.by_title.items() if variant.key.get("n_ctx") == PAPER_TOKENS
@@ -132,14 +132,14 @@ def duration_tables(results: SuiteResults) -> list[Table]:
         average_title = f"{title}, on average over {count} data sets"
         table = suite_table(
             results,
-            Heading(name, average_title, ["Method", "Epochs"], HALVES, [_hm_rule(results)], key="epochs"),
+            Heading(name, average_title, ["Method", "Epochs"], HALVES, [_hm_rule(results)], varied="epochs"),
             lambda variant, _: results.halves(variant, AVERAGE),
             printed=lambda _: _printed_rows(results, AVERAGE, "training_duration"),
             # A shorter training changes the recipe, but is published for its epochs.
-            key_of=lambda variant: (variant.method, variant.key.get("epochs")),
+            twin_of=lambda variant: (variant.method, variant.key.get("epochs")),
         )
         tables, name = [table], f"{name}-datasets"
-    tables.append(halves_table(results, name, title, key=("epochs", "Epochs")))
+    tables.append(halves_table(results, name, title, varied=("epochs", "Epochs")))
     return [*tables, *comparison_tables(results)]
 
 
@@ -150,11 +150,11 @@ def halves_table(
     *,
     printed: str = "",
     label: str = "Method",
-    key: tuple[str, str] = ("", ""),
+    varied: tuple[str, str] = ("", ""),
 ) -> Table:
     """Make base, novel and HM of every variant, for every data set and on average.
 
-    printed: the paper's table whose rows are next to ours. key: of the variants, and the label of its column.
+    printed: the paper's table whose rows are next to ours. varied: as in `Heading`, and the label of its column.
     """
     # Table 1 and the durations print the HM of the averages, this one the mean of the data sets' HMs.
     means = printed == "seed_stability"
@@ -163,10 +163,10 @@ def halves_table(
         base, novel, hm = results.halves(variant, dataset)
         return base, novel, results.hm(variant, dataset) if means else hm
 
-    labels, rules = ["Data set", label, *filter(None, key[1:])], [_hm_rule(results, means=means)]
+    labels, rules = ["Data set", label, *filter(None, varied[1:])], [_hm_rule(results, means=means)]
     return suite_table(
         results,
-        Heading(name, title, labels, HALVES, rules, key=key[0]),
+        Heading(name, title, labels, HALVES, rules, varied=varied[0]),
         cells,
         datasets=results.datasets_and_average,
         printed=lambda dataset: _printed_rows(results, dataset, printed),
@@ -186,8 +186,8 @@ def _printed_rows(results: SuiteResults, dataset: str, table: str) -> Iterator[P
             deviations = (getattr(row, f"{half}_std", None) for half in ("base", "novel", "hm"))
             numbers = map(Metric, (row.base, row.novel, row.hm), deviations)
             title = published_title(row.method, row.venue)
-            labels, key = ([title, str(row.epochs)], (row.key, row.epochs)) if row.epochs else ([title], row.key)
-            yield PrintedRow(labels, list(numbers), key)
+            labels, twin = ([title, str(row.epochs)], (row.key, row.epochs)) if row.epochs else ([title], row.key)
+            yield PrintedRow(labels, list(numbers), twin)
 
 
 def open_world_tables(results: SuiteResults) -> list[Table]:

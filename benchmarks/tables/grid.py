@@ -47,7 +47,7 @@ def imbalance_tables(results: SuiteResults) -> list[Table]:
     # Without marks: samplings do not compete.
     columns, labels = [Column(half.title, "") for half in HALVES], ["Data set", "Method", "Sampling"]
     rule = "Macro accuracies, in which every class counts alike, and their harmonic mean."
-    heading = Heading(results.name, results.suite.heading, labels, columns, [rule], key="sampling")
+    heading = Heading(results.name, results.suite.heading, labels, columns, [rule], varied="sampling")
     cells = partial(results.halves, column=MACRO)
     return [suite_table(results, heading, cells, datasets=results.datasets_and_average)]
 

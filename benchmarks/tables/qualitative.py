@@ -39,7 +39,7 @@ def _accuracy_table(results: SuiteResults) -> Table:
         cells,
         datasets=results.options.datasets,
         printed=printed,
-        key_of=lambda variant: variant.method,
+        twin_of=lambda variant: variant.method,
     )
 
 

@@ -16,15 +16,15 @@ from benchmarks.tables.table import Column, Row, Table
 
 
 class PrintedRow(NamedTuple):
-    """A row of the paper. key: the variant that is compared with this row; None: no variant is."""
+    """A row of the paper. twin: identifies the variant that is compared with this row; None: no variant is."""
 
     labels: Sequence[str]
     numbers: Sequence[Metric | float | None]
-    key: Any = None
+    twin: Any = None
 
 
 def unchanged_method(variant: Variant) -> str | None:
-    """Return the key of a variant in tables whose rows are methods: its method's name; None for a changed method."""
+    """Identify a variant in tables whose rows are methods, by its method; None for a changed method."""
     return None if variant.changed else variant.method
 
 
@@ -32,8 +32,8 @@ def unchanged_method(variant: Variant) -> str | None:
 class Heading:
     """What stands around the cells of a suite's table.
 
-    rules: what the cells are, for the notes; empty ones are left out. key: of the variants, shown in the last column of
-        labels.
+    rules: what the cells are, for the notes; empty ones are left out. varied: a name in `Variant.key`, whose values are
+        the last column of labels.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Heading:
     labels: Sequence[str]
     columns: Sequence[Column]
     rules: Sequence[str] = ()
-    key: str = ""
+    varied: str = ""
     details: Sequence[str] = ()
 
 
@@ -52,36 +52,36 @@ def suite_table(
     *,
     datasets: Sequence[str] = (),
     printed: Callable[[str], Iterable[PrintedRow]] = lambda dataset: (),
-    key_of: Callable[[Variant], Any] = unchanged_method,
+    twin_of: Callable[[Variant], Any] = unchanged_method,
 ) -> Table:
     """Make a table with a row for each variant, once or for each of `datasets`.
 
     cells: makes the cells of a variant on a data set, "" without `datasets`. printed: makes the paper's rows of a data
-    set, whose numbers are compared with those of the variant that has their key by `key_of`.
+    set, whose numbers are compared with those of the variant with that `twin_of`.
     """
-    rows, key = [], heading.key
+    rows, varied = [], heading.varied
     for dataset in datasets or ("",):
         group, first = display_name(dataset), (display_name(dataset),) if dataset else ()
         is_average = dataset == AVERAGE
         # Published rows have their own best if ours are not comparable with them.
         apart = " published" if results.why_incomparable else ""
         published: dict[Any, Iterable[Metric | None]] = {}
-        for words, numbers, printed_key in printed(dataset) if results.in_paper else ():
+        for words, numbers, twin in printed(dataset) if results.in_paper else ():
             # Numbers are plain floats, or Metrics already if they have a deviation; None is a missing cell.
             metrics = tuple(Metric(number) if isinstance(number, float) else number for number in numbers)
             rows.append(Row((*first, *words), metrics, "published", group + apart, is_average))
-            published.setdefault(printed_key, metrics)
+            published.setdefault(twin, metrics)
         published.pop(None, None)
-        for variant_title, variants in results.group_by_title(key).items():
+        for variant_title, variants in results.group_by_title(varied).items():
             for variant in variants:
-                words = (variant_title, str(variant.key.get(key) or "-")) if key else (variant_title,)
-                beside = published.get(key_of(variant), repeat(None))
+                words = (variant_title, str(variant.key.get(varied) or "-")) if varied else (variant_title,)
+                beside = published.get(twin_of(variant), repeat(None))
                 ours = tuple(map(results.with_published, cells(variant, dataset), beside))
                 rows.append(Row((*first, *words), ours, group=group, average=is_average))
     notes = suite_notes(results, *filter(None, heading.rules))
     details, labels = (*heading.details, *notes.details), tuple(heading.labels)
     about = (heading.name, heading.title, labels, heading.columns)
-    return Table(*about, rows, notes.lines, details, reference=results.reference(key))
+    return Table(*about, rows, notes.lines, details, reference=results.reference(varied))
 
 
 def published_title(method: str, venue: str = "") -> str:
