@@ -127,10 +127,7 @@ def read_result(run: Run, target: str) -> EvalResult | None:
 
 
 def score(accuracies: Sequence[float]) -> float:
-    """Compute the score of a run: its accuracy, for two targets their harmonic mean, for more the mean.
-
-    Configurations are chosen by it. `ScoreResult` has scores of single images instead.
-    """
+    """Compute the score of a run (not of images, as `ScoreResult`): accuracy, for two targets HM, for more the mean."""
     return harmonic_mean(*accuracies) if len(accuracies) == 2 else fmean(accuracies)
 
 

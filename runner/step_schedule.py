@@ -26,10 +26,7 @@ def distinct_peak_rates(method: Method, recipe: Recipe) -> list[float]:
 
 
 class StepSchedule:
-    """The `total` steps of a training, counted from 0: batches, rates, and stages, from their `stage_starts` on.
-
-    Rates change after every step or epoch, as the recipe's field `schedule` says.
-    """
+    """The `total` steps of a training, counted from 0: batches, stages, and the rates of a schedule by step or by epoch."""
 
     def __init__(self, recipe: Recipe, loader: TrainLoader, method: Method) -> None:
         self.recipe = recipe

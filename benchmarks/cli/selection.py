@@ -11,14 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.flags import (
-    ChoiceFlags,
-    EvalFlags,
-    RecipeFlags,
-    SelectionFlags,
-    StorageFlags,
-    given_options,
-)
+from benchmarks.cli.flags import ChoiceFlags, EvalFlags, RecipeFlags, SelectionFlags, StorageFlags, given_options
 from benchmarks.console.output import note, plural, quote
 from benchmarks.console.parse import (
     expand_datasets,

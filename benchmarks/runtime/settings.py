@@ -79,11 +79,7 @@ def run_config(
         pretrained=settings.pretrained,
         precision=precision,
         recipe="procap",
-        overrides={
-            "epochs": settings.epochs,
-            "batch_size": settings.batch,
-            "test_batch_size": settings.test_batch,
-        },
+        overrides={"epochs": settings.epochs, "batch_size": settings.batch, "test_batch_size": settings.test_batch},
         options={**METHOD_OPTIONS.get(method, {}), **settings.options.get(method, {})},
         data=data,
     )
