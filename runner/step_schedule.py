@@ -26,7 +26,7 @@ def distinct_peak_rates(method: Method, recipe: Recipe) -> list[float]:
 
 
 class StepSchedule:
-    """The `total` steps of a training, counted from 0: batches, stages, and the rates of a schedule by step or by epoch."""
+    """The `total` steps of a training, from 0 on: batches, stages, and rates, by step or epoch (`Recipe.schedule`)."""
 
     def __init__(self, recipe: Recipe, loader: TrainLoader, method: Method) -> None:
         self.recipe = recipe

@@ -47,7 +47,7 @@ def suite_settings(results: SuiteResults, runtime: RuntimeConfig, device: torch.
     """Make the settings of the measurement from the options of the suite."""
     options = results.options
     if on_features := [name for name in options.methods if learns_from_features(name)]:
-        raise UsageError(f"runtime compares steps on images: leave out {', '.join(on_features)}, on features")
+        raise UsageError(f"runtime compares steps on images; leave out those on features: {', '.join(on_features)}")
     chosen = choose_settings(results)
     return make_settings(runtime, device, methods=options.methods, datasets=options.datasets, **chosen)
 
