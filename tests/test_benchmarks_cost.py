@@ -1,5 +1,7 @@
 """What plain runs and sweeps cost, and the summary of a report: averages by hand, pictures, and the best row."""
 
+import re
+
 import pytest
 from made_results import made, put_halves, put_run, put_score
 
@@ -50,7 +52,7 @@ def test_the_report_of_plain_runs_begins_with_the_best_method_and_has_both_plots
         for dataset in ("digits", "tiles"):
             put_halves(results, method, dataset, (right, 100), (right, 100), seed=2)
     page = write_report(results, tmp_path / "page").read_text()
-    summary = "best by HM on average: MaPLe with 90.00\xa0%; ProCAP is number 2 of 3 with 50.00\xa0%"
+    summary = "best (HM, average): MaPLe with 90.00\xa0%; ProCAP is number 2 of 3 with 50.00\xa0%"
     assert summary in page.split("<main")[0]
     names = {path.name for path in (tmp_path / "page" / "figures").iterdir()}
     assert {"accuracy-bars.svg", "cost.pdf"} <= names
@@ -74,7 +76,7 @@ def test_the_summary_of_a_suite_leaves_out_what_its_table_does_not_rank(tmp_path
     average = done.make_tables()[0]
     means = {row.labels[0]: row.cells[-1].mean for row in average.rows if row.labels[0] in ("CLIP (zero-shot)", "CoOp")}
     best = max(means, key=means.get)
-    assert describe_best(average) == f"best by mean of HMs: {best} with {means[best]:.2f} %"
+    assert describe_best(average) == f"best (mean of HMs): {best} with {means[best]:.2f} %"
 
 
 def test_the_summary_names_all_that_share_the_best_number_and_takes_target_means(tmp_path):
@@ -87,4 +89,9 @@ def test_the_summary_names_all_that_share_the_best_number_and_takes_target_means
             counts = {"zeroshot": (60, 60), "coop": (99, 50), "procap": (70, 60)}[entry.variant.method]
             put_score(tmp_path, entry.spec.config, target, counts[not is_source], 100)
     [table, *_] = type(done).read(done.suite, done.options, tmp_path).make_tables()
-    assert describe_best(table) == "best by Target mean: CLIP (zero-shot) and ProCAP with 60.00 %"
+    assert describe_best(table) == "best (Target mean): CLIP (zero-shot) and ProCAP with 60.00 %"
+
+
+def test_the_summary_names_what_varies_between_the_rows_of_a_method(tmp_path):
+    table = made(tmp_path, "prompt-length", datasets=("tiles",)).make_tables()[0]
+    assert re.fullmatch(r"best \(HM\): ProCAP, tokens \d+ with \d\d\.\d\d %", describe_best(table))

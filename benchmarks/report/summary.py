@@ -20,14 +20,15 @@ def describe_best(table: Table) -> str:
     for row in rows:
         cell = row.cells[ranked[-1]]
         if row.group == rows[-1].group and isinstance(cell, Metric) and _is_ranked(cell):
-            numbers[_name(row)] = round(cell.mean, column.digits)
+            numbers[_name(table, row)] = round(cell.mean, column.digits)
             seeds.add(cell.seeds)
     if len(numbers) < 2 or len(seeds) > 1:
         return ""
     best = max(numbers.values())
-    winners = " and ".join(name for name, number in numbers.items() if number == best)
-    measure = column.title.removesuffix(", %") + (" on average" if rows[-1].average else "")
-    text = f"best by {measure}: {winners} with {best:.2f} %"
+    *others, last = (name for name, number in numbers.items() if number == best)
+    winners = f"{', '.join(others)} and {last}" if others else last
+    measure = column.title.removesuffix(", %") + (", average" if rows[-1].average else "")
+    text = f"best ({measure}): {winners} with {best:.2f} %"
     # A method can have several rows, such as one for each number of tokens.
     ours = [number for name, number in numbers.items() if name.partition(",")[0] == title_method("procap")]
     if not ours or max(ours) == best:
@@ -41,6 +42,7 @@ def _is_ranked(cell: Metric) -> bool:
     return not (cell.limited or cell.chosen_on_test or cell.sees_unlabelled)
 
 
-def _name(row: Row) -> str:
-    """Return the labels of a row without that of its group."""
-    return ", ".join(row.labels[row.labels[0] == row.group :])
+def _name(table: Table, row: Row) -> str:
+    """Return the labels of a row without that of its group: "ProCAP, tokens 4"."""
+    (_, name), *more = [*zip(table.labels, row.labels, strict=True)][row.labels[0] == row.group :]
+    return ", ".join([name, *(f"{heading.lower()} {label}" for heading, label in more)])

@@ -107,7 +107,7 @@ def find_newest(results: SuiteResults) -> Report | None:
     for _, report in load_runtime_reports(results.results):
         datasets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
         settings = EARLIER | report["settings"]
-        is_same = all(settings[name] == value for name, value in asked.items())
+        is_same = all(settings.get(name) == value for name, value in asked.items())
         if is_same and datasets >= {*results.options.datasets} and methods >= {*results.options.methods}:
             reports.append(report)
     # Times in UTC of equal length sort as texts.
