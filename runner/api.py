@@ -84,10 +84,12 @@ def evaluate(
 ) -> EvalResult:
     """Count the correct images of `target`, `dataset[:classes[:split]]`; an existing result is read.
 
-    run: what `train` returns, or its folder. settings: fields of `runner.config.RuntimeConfig`; they, and `data`, are
-    those of its session for a run that `train` has returned.
+    run: what `train` returns, or its folder. settings: fields of `runner.config.RuntimeConfig`; a run that `train` has
+    returned takes none, because its session has them.
     """
     if isinstance(run, Run):
+        if given := [*(["data"] if data else []), *settings]:
+            raise UsageError(f"{', '.join(given)}: a run has the settings of its session; give its folder instead")
         return run.evaluate(target, force=force)
     return Session(data=data, **settings).find(run).evaluate(target, force=force)
 

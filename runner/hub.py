@@ -88,13 +88,14 @@ def model_card(shared: SharedRun, results: list[EvalResult], repository: str) ->
         eval_results=measured or None,
     )
     shots = f"{config.shots} images per class ({config.sampling})" if config.shots else "all images"
-    seen = f"{shots} of the {config.classes} classes of {config.dataset}"
+    seen = f"{shots} of {'the ' * (config.classes != 'all')}{config.classes} classes of {config.dataset}"
     if pool := shared.training.unlabelled:
         seen = f"{pool.images} images of {config.dataset} without labels ({pool.pool})"
+    trained = f"Learned from {seen}, seed {config.seed}," if config.recipe.epochs else "Used"
     summary, looked_at = describe_method(config.method)["summary"], str(data_use(config.method, config.options))
     lines = [
         f"---\n{data.to_yaml()}\n---\n# {title}\n",
-        f"{summary}. Trained on {seen}, seed {config.seed}, on the frozen CLIP {config.backbone_name} "
+        f"{summary}. {trained} on the frozen CLIP {config.backbone_name} "
         f"(digest of its weights: {shared.training.backbone_digest}), by procap-bench {shared.procap_version}.\n",
         f"Beside the frozen CLIP it has looked at: {looked_at or 'nothing'}.\n",
         f"```sh\nprocap eval {HUB}{repository}\n```\n",

@@ -33,7 +33,9 @@ class Collection(StoredDocument):
     settings: dict[str, Any] = Field(default_factory=dict, description="the options of the command, for display")
     source: str = Field(default="", description="name and digest of the user's file that defines a suite")
     status: Status = "running"
-    metrics: dict[str, float] = Field(default_factory=dict, description="hm/procap of a suite, best/val of a sweep")
+    metrics: dict[str, float] = Field(
+        default_factory=dict, description="hm/procap or accuracy/procap of a suite, best/val of a sweep"
+    )
     failed: dict[str, MaskedText] = Field(
         default_factory=dict, description="reasons, of runs whose last attempt failed"
     )

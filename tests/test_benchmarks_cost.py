@@ -7,9 +7,10 @@ from made_results import made, put_halves, put_run, put_score
 
 from benchmarks.plots.runs import average_results
 from benchmarks.report.report import write_report
-from benchmarks.report.summary import describe_best
 from benchmarks.results import load
+from benchmarks.suites.outputs import metrics_of
 from benchmarks.tables.runs import run_tables
+from benchmarks.tables.summary import describe_best
 
 
 @pytest.fixture
@@ -90,6 +91,17 @@ def test_the_summary_names_all_that_share_the_best_number_and_takes_target_means
             put_score(tmp_path, entry.spec.config, target, counts[not is_source], 100)
     [table, *_] = type(done).read(done.suite, done.options, tmp_path).make_tables()
     assert describe_best(table) == "best (Target mean): CLIP (zero-shot) and ProCAP with 60.00 %"
+    expected = {"accuracy/zeroshot": 60.0, "accuracy/coop": 50.0, "accuracy/procap": 60.0}
+    assert metrics_of(type(done).read(done.suite, done.options, tmp_path), [table]) == expected
+
+
+def test_a_suite_has_the_accuracy_of_most_shots_and_none_of_variants_that_differ_in_more(tmp_path):
+    shots = made(tmp_path / "shots", "few-shot", datasets=("tiles",), methods=("zeroshot", "coop"), seeds=(1,))
+    tables = shots.make_tables()
+    [of_coop] = [row.cells[-1].mean for row in tables[0].rows if row.labels[-1] == "CoOp"]
+    assert metrics_of(shots, tables)["accuracy/coop"] == round(of_coop, 2)
+    ablation = made(tmp_path / "ablation", "prompt-length", datasets=("tiles",), seeds=(1,))
+    assert metrics_of(ablation, ablation.make_tables()) == {}
 
 
 def test_the_summary_names_what_varies_between_the_rows_of_a_method(tmp_path):

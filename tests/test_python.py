@@ -29,6 +29,8 @@ def test_a_folder_is_packed_trained_on_and_evaluated_in_a_few_lines(tmp_path):
     run = procap.train(method="ncm", dataset="birds", classes="all", shots=2, data="shards", tracking_uri="off")
     result = procap.evaluate(run, "birds")
     assert result.total == manifest.counts["test"]
+    with pytest.raises(UsageError, match="data, limit: a run has the settings of its session"):
+        procap.evaluate(run, "birds", data="elsewhere", limit=2)
     again = procap.evaluate(run.folder, "birds", data="shards", tracking_uri="off")
     assert again == result
     [row] = procap.load_results("results").to_dict("records")

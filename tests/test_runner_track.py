@@ -165,6 +165,14 @@ def test_validation_accuracy_is_a_curve_under_its_own_name(store, folder, export
     assert "accuracy" not in run.data.metrics, "validation must not look like a test"
 
 
+def test_an_accuracy_of_base_classes_alone_is_no_accuracy_beside_harmonic_means(store, folder, export):
+    tracked_runs.finish(folder)
+    tracked_runs.evaluate(folder, "base", 60)
+    export()
+    (run,) = runs_of(store, folder)
+    assert run.data.metrics["accuracy/base"] == 75.0 and "accuracy" not in run.data.metrics
+
+
 def test_a_new_result_replaces_the_old_one_and_parts_and_other_settings_do_not_count(store, folder, export):
     finished(folder)
     export()

@@ -62,7 +62,7 @@ def test_a_run_records_its_pool_and_says_what_it_has_looked_at(few_digits, short
         assert record.pool == pool and record.images == {"few-shot": 10, "base": 61, "all": 120}[pool]
         digests.add((config.hash, record.digest))
         card = shared_files(make_run(config, runtime), "me/promptkd")["README.md"].decode()
-        assert f"Trained on {record.images} images of digits without labels ({pool}), seed 1" in card
+        assert f"Learned from {record.images} images of digits without labels ({pool}), seed 1" in card
         assert f"it has looked at: {data_use('promptkd', config.options)}." in card
         for half in ("base", "novel"):
             evaluate(config, Target("digits", half), runtime)

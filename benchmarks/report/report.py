@@ -15,8 +15,8 @@ from benchmarks.plots.style import Plots
 from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, Picture, draw_picture, load_picture, write_page
 from benchmarks.report.sections import Problem, Section, read_runs, read_sections
-from benchmarks.report.summary import describe_best
 from benchmarks.results.frame import Selected, run_folders
+from benchmarks.tables.summary import describe_best
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
 from runner.results import describe_failure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from benchmarks.experiment.suite import Suite, SuiteOptions
 from benchmarks.plots.style import FORMATS, save_plots
 from benchmarks.results.suite_results import SuiteResults, write_plan
 from benchmarks.tables.render import SUFFIXES, write_tables
+from benchmarks.tables.summary import rank_rows
 from benchmarks.tables.table import Table
 from runner.results import describe_failure, write_json
 from runner.run_collection import COLLECTIONS
@@ -79,15 +80,23 @@ def make_outputs(suite: Suite, options: SuiteOptions, session: Session, *, force
             note_trace(traceback.format_exc())
             failed.append(describe_failure(error))
     failed_runs = {**{path: MISSING for path, _ in done.missing}, **done.unreadable}
-    return SuiteOutputs(suite, folder, tuple(tables), metrics_of(done), "; ".join(failed), failed_runs)
+    return SuiteOutputs(suite, folder, tuple(tables), metrics_of(done, tables), "; ".join(failed), failed_runs)
 
 
-def metrics_of(done: SuiteResults) -> dict[str, float]:
-    """Return HM over the data sets as `hm/maple`, of each method with one variant and all of its results."""
+def metrics_of(done: SuiteResults, tables: Sequence[Table]) -> dict[str, float]:
+    """Return HM over the data sets as `hm/maple`, of each method with one variant and all of its results.
+
+    A suite without HMs has `accuracy/maple`, of the methods with one row in the last ranked column of its first table.
+    """
     methods = [variant.method for variant in done.variants]
     variants = [variant for variant in done.variants if methods.count(variant.method) == 1]
     hms = {variant.method: done.halves(variant, AVERAGE)[2] for variant in variants}
-    return {f"hm/{method}": hm.mean for method, hm in hms.items() if hm}
+    if found := {f"hm/{method}": hm.mean for method, hm in hms.items() if hm}:
+        return found
+    numbers = rank_rows(tables[0])[1] if tables and not done.frame.empty else {}
+    shown = {variant.name: variant.method for variant in done.variants if variant.name in numbers}
+    titles = [*shown.values()]
+    return {f"accuracy/{method}": numbers[name] for name, method in shown.items() if titles.count(method) == 1}
 
 
 def remove_outdated(folder: Path, names: Iterable[str]) -> None:

@@ -131,8 +131,8 @@ def _epoch_curves(
 def result_metrics(config: RunConfig, evaluations: Iterable[EvalResult]) -> dict[str, float]:
     """Return accuracies in percent and FPS of a finished run, few enough for MLflow's pages.
 
-    `accuracy` is the harmonic mean over base and novel classes of the run's data set, else the accuracy on its classes;
-    `accuracy/transfer` the mean over other sets. Limited results, and those under other settings, are left out.
+    `accuracy` is the harmonic mean over base and novel classes of the run's data set, on other classes the accuracy on
+    those; `accuracy/transfer` the mean over other sets. Limited results, and those under other settings, are left out.
     """
     whole = [result for result in evaluations if not result.limited and not result.settings.name]
     metrics: dict[str, float] = {}
@@ -147,7 +147,7 @@ def result_metrics(config: RunConfig, evaluations: Iterable[EvalResult]) -> dict
         metrics["accuracy/transfer"] = statistics.fmean(transfer)
     if {"accuracy/base", "accuracy/novel"} <= metrics.keys():
         metrics["accuracy"] = harmonic_mean(metrics["accuracy/base"], metrics["accuracy/novel"])
-    elif f"accuracy/{config.classes}" in metrics:
+    elif config.classes != "base" and f"accuracy/{config.classes}" in metrics:
         metrics["accuracy"] = metrics[f"accuracy/{config.classes}"]
     rates = [result.images_per_second for result in whole if result.images_per_second]
     if whole and len(rates) == len(whole):
@@ -171,18 +171,17 @@ def method_rows(metrics: Mapping[str, float]) -> list[tuple[str, ...]]:
 def collection_content(collection: Collection, folder: Path, runs: Iterable[Content]) -> Content:
     """Describe a suite or sweep with accuracy, FPS and training seconds of each method, and a sweep's best score.
 
-    Accuracies are those of the tables (`hm/procap`), else means over the runs; FPS and seconds are means over the runs.
+    Accuracies are those of the tables (`hm/procap`, `accuracy/procap`); FPS and seconds are means over the runs.
     The settings are tags, as parameters of MLflow cannot change later.
     """
     values: dict[str, list[float]] = defaultdict(list)
     for run in runs:
-        for name in {"accuracy", "fps", "train_seconds"} & run.metrics.keys():
+        for name in {"fps", "train_seconds"} & run.metrics.keys():
             values[f"{name}/{run.params['method']}"].append(run.metrics[name])
     metrics = {name: statistics.fmean(each) for name, each in values.items()}
     for name, value in collection.metrics.items():
         kind, _, of = name.partition("/")
-        if kind in ("hm", "best"):
-            metrics[f"accuracy/{of}" if kind == "hm" else name] = value
+        metrics[f"accuracy/{of}" if kind == "hm" else name] = value
     tags = {collection.kind: collection.name, "folder": str(folder.resolve())}
     tags |= {f"settings.{name}": format_value(value) for name, value in collection.settings.items() if value}
     if values:

@@ -8,26 +8,13 @@ from benchmarks.tables.table import Row, Table
 
 
 def describe_best(table: Table) -> str:
-    """Describe the best of our rows in the last ranked column, of several groups among the averages.
-
-    Rows are ranked as `Table.ranks` does; "" for fewer than two, or without averages over several groups.
-    """
-    rows = [row for row in table.rows if row.source == "ours"]
-    ranked = [index for index, column in enumerate(table.columns) if column.better == "high"]
-    if not ranked or (len({row.group for row in rows}) > 1 and not rows[-1].average):
-        return ""
-    column, numbers, seeds = table.columns[ranked[-1]], dict[str, float](), set()
-    for row in rows:
-        cell = row.cells[ranked[-1]]
-        if row.group == rows[-1].group and isinstance(cell, Metric) and _is_ranked(cell):
-            numbers[_name(table, row)] = round(cell.mean, column.digits)
-            seeds.add(cell.seeds)
-    if len(numbers) < 2 or len(seeds) > 1:
+    """Describe the best of `rank_rows`, and the place of ProCAP; "" for fewer than two rows."""
+    measure, numbers = rank_rows(table)
+    if len(numbers) < 2:
         return ""
     best = max(numbers.values())
     *others, last = (name for name, number in numbers.items() if number == best)
     winners = f"{', '.join(others)} and {last}" if others else last
-    measure = column.title.removesuffix(", %") + (", average" if rows[-1].average else "")
     text = f"best ({measure}): {winners} with {best:.2f} %"
     # A method can have several rows, such as one for each number of tokens.
     ours = [number for name, number in numbers.items() if name.partition(",")[0] == title_method("procap")]
@@ -35,6 +22,25 @@ def describe_best(table: Table) -> str:
         return text
     place = 1 + sum(number > max(ours) for number in numbers.values())
     return f"{text}; ProCAP is number {place} of {len(numbers)} with {max(ours):.2f} %"
+
+
+def rank_rows(table: Table) -> tuple[str, dict[str, float]]:
+    """Return the measure of the last ranked column, and its numbers by our rows, of several groups those of averages.
+
+    Rows are those that `Table.ranks` compares: there are none without averages over several groups, or if seeds differ.
+    """
+    rows = [row for row in table.rows if row.source == "ours"]
+    ranked = [index for index, column in enumerate(table.columns) if column.better == "high"]
+    if not ranked or (len({row.group for row in rows}) > 1 and not rows[-1].average):
+        return "", {}
+    column, numbers, seeds = table.columns[ranked[-1]], dict[str, float](), set()
+    for row in rows:
+        cell = row.cells[ranked[-1]]
+        if row.group == rows[-1].group and isinstance(cell, Metric) and _is_ranked(cell):
+            numbers[_name(table, row)] = round(cell.mean, column.digits)
+            seeds.add(cell.seeds)
+    measure = column.title.removesuffix(", %") + (", average" if rows and rows[-1].average else "")
+    return measure, numbers if len(seeds) < 2 else {}
 
 
 def _is_ranked(cell: Metric) -> bool:
