@@ -89,7 +89,7 @@ def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_for
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     shutil.copy(mlflow_database, tmp_path)
     run = tracked_runs.evaluated(tmp_path, 1)
-    write_collection(tmp_path, Collection(kind="suite", name="base-to-novel", runs=(run,)))
+    write_collection(tmp_path, Collection(kind="suite", name="base-to-novel", runs=(run,), metrics={"hm/maple": 60.0}))
     store = TrackingStore.choose(tmp_path)
     store.client.create_run(store.experiment_id, tags={"method": "theirs"})
     started: list[list[str]] = []
