@@ -67,7 +67,7 @@ def test_missing_and_limited_results_never_agree(tmp_path, capsys):
     assert check(tmp_path, *DTD[:-4], "--methods", "zeroshot", "--seeds", "1,2,3") == 0, "a part that was chosen"
     put_score(tmp_path, gone.spec.config, "dtd:novel", 70, 100, of=400)
     assert check(tmp_path, *DTD) == 4
-    assert "limited to 100 images, but not of other seeds" in capsys.readouterr().err
+    assert "limited to 100 images, other seeds are whole" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("world", "chosen", "why"), [

@@ -428,7 +428,7 @@ def test_a_seed_with_a_limited_result_is_left_out_by_name(tmp_path):
     limited = next(run for run in done.runs if run.variant.method == "coop" and run.seed == 2)
     put_score(tmp_path, limited.spec.config, "tiles:novel", 5, 8, of=300)
     notes = " ".join(SuiteResults.read(done.suite, done.options, tmp_path).make_tables()[0].notes)
-    assert f"LEFT OUT: {limited.path}: tiles:novel:test is limited to 8 images, but not of other seeds: " in notes
+    assert f"LEFT OUT: {limited.path}: tiles:novel:test is limited to 8 images, other seeds are whole: " in notes
 
 
 def test_a_note_names_methods_that_choose_settings_on_validation_images(tmp_path):

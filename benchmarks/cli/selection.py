@@ -230,9 +230,9 @@ def find_selected_run(selection: SelectionFlags, session: Session, *, best: bool
     session.remote.pull()
     broken: dict[str, UserError] = {}
     runs = run_folders(session.runtime.results, broken.__setitem__, run_filter(selection))
-    for error in broken.values():
+    if broken:
         # It may be the run that is meant.
-        raise error
+        raise next(iter(broken.values()))
     if best and len(runs) > 1:
         return best_run([config for folder, config in runs if folder.train_file.exists()], session)
     folders = [folder.path for folder, _ in runs]

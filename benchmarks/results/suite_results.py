@@ -85,7 +85,7 @@ class SuiteResults:
         unlike = {}
         for _, rows in frame.groupby(["number", "dataset", "target"]):
             for row in rows[rows.limited].itertuples() if not rows.limited.all() else ():
-                unlike[row.path] = f"{row.target} is limited to {row.total} images, but not of other seeds: repeat it"
+                unlike[row.path] = f"{row.target} is limited to {row.total} images, other seeds are whole: repeat it"
             for name, values in find_differences(rows.settings).items():
                 usual = values.most_common(1)[0][0]
                 for path, settings in zip(rows.path, rows.settings, strict=True):

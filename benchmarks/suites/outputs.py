@@ -91,8 +91,8 @@ def metrics_of(done: SuiteResults, tables: Sequence[Table]) -> dict[str, float]:
     methods = [variant.method for variant in done.variants]
     variants = [variant for variant in done.variants if methods.count(variant.method) == 1]
     hms = {variant.method: done.halves(variant, AVERAGE)[2] for variant in variants}
-    if found := {f"hm/{method}": hm.mean for method, hm in hms.items() if hm}:
-        return found
+    if metrics := {f"hm/{method}": hm.mean for method, hm in hms.items() if hm}:
+        return metrics
     numbers = rank_rows(tables[0])[1] if tables and not done.frame.empty else {}
     shown = {variant.name: variant.method for variant in done.variants if variant.name in numbers}
     titles = [*shown.values()]

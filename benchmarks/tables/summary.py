@@ -20,8 +20,8 @@ def describe_best(table: Table) -> str:
     ours = [number for name, number in numbers.items() if name.partition(",")[0] == title_method("procap")]
     if not ours or max(ours) == best:
         return text
-    place = 1 + sum(number > max(ours) for number in numbers.values())
-    return f"{text}; ProCAP is number {place} of {len(numbers)} with {max(ours):.2f} %"
+    rank = 1 + sum(number > max(ours) for number in numbers.values())
+    return f"{text}; ProCAP is number {rank} of {len(numbers)} with {max(ours):.2f} %"
 
 
 def rank_rows(table: Table) -> tuple[str, dict[str, float]]:
