@@ -20,10 +20,10 @@ WHOLE = 10_000
 """Test images: as many as printed figures with two decimals tell apart."""
 
 
-def as_published(results, name, *, off=0.0, limited=False, **chosen):
+def as_published(results, name, profile=PAPER, *, off=0.0, limited=False, **chosen):
     """Results that are the printed figures of Table 1 and of transfer, but for `off` points outside novel classes."""
     suite = load_suite(name)
-    options = suite.options(PAPER, **chosen)
+    options = suite.options(profile, **chosen)
     transfer = {row.key: row for row in published.load_rows("cross_dataset")}
     table1 = {(row.key, row.dataset): row for row in published.load_rows("base_to_novel")}
     for entry in suite.plan(options):
@@ -77,6 +77,7 @@ def test_missing_and_limited_results_never_agree(tmp_path, capsys):
     (PAPER, {**CHOSEN, "seeds": (7,)}, "the seeds are 7, not 1, 2, 3"),
     (PAPER, {**CHOSEN, "precision": "fp32"}, "precision fp32 instead of bf16"),
     (PAPER, {**CHOSEN, "precision": "fp16"}, "precision fp16 instead of bf16"),
+    (MINI, {**CHOSEN, "backbone": "ViT-B/16", "precision": "bf16"}, "the profile mini"),
     (PAPER, {**CHOSEN, "evaluation": {"resize": "squash"}}, "evaluation with squash"),
     (PAPER, {**CHOSEN, "evaluation": {"precision": "fp16"}}, "evaluation with fp16"),
     (PAPER, {**CHOSEN, "limited": True}, "no result here has"),
@@ -87,8 +88,8 @@ def test_what_does_not_compare_exits_with_1_and_one_line(tmp_path, capsys, world
     chosen = {name: value for name, value in chosen.items() if name not in ("limited", "empty")}
     options = load_suite("base-to-novel").options(world, **chosen)
     tmp_path.joinpath("collections").mkdir()
-    if world is PAPER and not empty:
-        as_published(tmp_path, "base-to-novel", limited=limited, **chosen)
+    if "tiles" not in options.datasets and not empty:
+        as_published(tmp_path, "base-to-novel", world, limited=limited, **chosen)
     write_collection(tmp_path, Collection(kind="suite", name="base-to-novel", settings=options.to_json()))
     assert check(tmp_path) == 1
     said = capsys.readouterr()
@@ -105,7 +106,7 @@ def test_the_accuracies_of_the_pictures_pass_or_exit_with_4(tmp_path):
         assert check(tmp_path, "--profile", "paper", suite="qualitative") == code
 
 
-def contest(results, backbone):
+def contest(results, **chosen):
     """Runtime measured on the paper's data sets, on a CPU."""
 
     def row(dataset: str, method: str) -> dict[str, Any]:
@@ -114,10 +115,12 @@ def contest(results, backbone):
                 "accuracy": 95.0, "accuracy_note": "", "peak_bytes": {"train": None, "eval": None}}  # fmt: skip
 
     suite = load_suite("runtime")
-    options = suite.options(PAPER, backbone=backbone)
+    options = suite.options(PAPER, **chosen)
+    settings = choose_settings(SuiteResults.read(suite, options, results))
     report = {
-        "schema": SCHEMA, "written": "2026-01-31T12:00:00Z", "backbone": {"name": backbone, "weights": None},
-        "settings": choose_settings(SuiteResults.read(suite, options, results)) | {"batch": 32, "test_batch": 100},
+        "schema": SCHEMA, "written": "2026-01-31T12:00:00Z",
+        "backbone": {"name": settings["backbone"], "weights": None},
+        "settings": settings | {"batch": 32, "test_batch": 100},
         "environment": {"gpu": None, "cpu": {"name": "some CPU", "threads": 2, "cores": 2}}, "load_average": [0, 0],
         "rows": [row(name, method) for name in options.datasets for method in options.methods],
     }  # fmt: skip
@@ -125,9 +128,12 @@ def contest(results, backbone):
     return SuiteResults.read(suite, options, results)
 
 
-def test_runtime_of_another_backbone_is_not_compared(tmp_path):
-    done = contest(tmp_path, "ViT-B-32")
-    why = "the backbone is ViT-B-32, not ViT-B-16"
+@pytest.mark.parametrize(("chosen", "why"), [
+    ({"backbone": "ViT-B/32"}, "the backbone is ViT-B-32, not ViT-B-16"),
+    ({"shots": (4,)}, "shots 4 instead of 16"),
+])  # fmt: skip
+def test_runtime_in_another_setting_is_not_compared(tmp_path, chosen, why):
+    done = contest(tmp_path, **chosen)
     with pytest.raises(UserError, match="runtime: nothing to check"):
         check_table(done, 1.0)
     table = table_of(done, "runtime")
@@ -140,6 +146,7 @@ def test_runtime_of_another_backbone_is_not_compared(tmp_path):
     (["stability", "--recipe", "mine"], "unknown recipe 'mine'"),
     (["--profile", "mini"], "all runs takes no --profile mini"),
     (["base-to-novell"], "did you mean base-to-novel"),
+    (["stability", "--tolerance", "2"], "stability without --check takes no --tolerance 2"),
     (["stability", "--classes", "all"], "takes no --classes all"),
     (["imbalance", "--sampling", "natural"], "takes no --sampling natural"),
     (["stability", "--shots", "4,8"], "stability takes one number"),

@@ -133,6 +133,8 @@ def _suite_tables(
             raise UserError(f"sweep {sweep} cannot be read: {reason}")
         return sections[0].make_tables(), 0
     _refuse(name, flags.SelectionFlags(classes=selection.classes, sampling=selection.sampling))
+    if not suite_flags.check:
+        _refuse(f"{name} without --check", TableFlags(tolerance=suite_flags.tolerance))
     suite = load_suite(name)
     recorded = last_options(suite, root, data, profile=suite_flags.profile)
     chosen = {"recipe": suite_flags.recipe, "reference": suite_flags.reference}

@@ -171,7 +171,10 @@ class SuiteResults:
             changes += [f"{method}.{name} {value}" for name, value in named.items()]
         changes += ["the short schedules of --quick"] if chosen.quick else []
         changes += ["each method in ProCAP's recipe"] if chosen.recipe == "procap" else []
-        if chosen.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in self.variants):
+        changes += [f"the profile {chosen.profile.name}"] if chosen.profile != PAPER else []
+        # A suite that measures without runs has no variants.
+        has_own_shots = self.suite.trains and all(variant.shots is not None for variant in self.variants)
+        if chosen.shots not in ((), (SHOTS,)) and not has_own_shots:
             changes.append(f"shots {chosen.shots[0] or 'all'} instead of {SHOTS}")
         if chosen.eval_settings.name:
             changes.append(f"evaluation with {chosen.eval_settings.name}")
