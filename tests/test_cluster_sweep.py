@@ -18,7 +18,8 @@ from small_runs import make_runtime
 from benchmarks.cli import main
 from benchmarks.cli.flags import EngineFlags
 from benchmarks.cli.sweep_settings import make_commands
-from benchmarks.sweeps.outcome import find_best
+from benchmarks.sweeps.outcome import find_best, sweep_table
+from benchmarks.tables.summary import describe_best
 from cluster import distributed_trial, executor, ray_cluster
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
 from cluster.sweep_record import Configuration, SweepSettings, make_runs
@@ -44,12 +45,18 @@ def test_the_score_of_two_targets_is_their_harmonic_mean_and_of_more_their_mean(
     assert score([70.0]) == 70.0 and score([10.0, 20.0, 60.0]) == 30.0
 
 
-def test_the_best_configuration_is_a_finished_one():
+def test_the_best_configuration_is_a_finished_one(tmp_path):
     run = plan_run(method="coop", dataset="digits").path
-    stopped = Configuration(values={"lr": 1.0}, runs=(run,), state="stopped", curve={1: 99.0}, epochs=3)
-    assert find_best([stopped, Configuration(values={"lr": 2.0})]) is None
-    finished = Configuration(values={"lr": 3.0}, runs=(run,), state="finished", scores={run: 9.0}, epochs=3)
+    stopped = Configuration(values={"recipe.lr": 1.0}, runs=(run,), state="stopped", curve={1: 99.0}, epochs=3)
+    assert find_best([stopped, Configuration(values={"recipe.lr": 2.0})]) is None
+    finished, second = (
+        Configuration(values={"recipe.lr": lr}, runs=(run,), state="finished", scores={run: score}, epochs=3)
+        for lr, score in ((3.0, 9.0), (4.0, 8.0))
+    )
     assert find_best([stopped, finished]) == finished
+    table = sweep_table(sweep_settings(space={"recipe.lr": [1, 3, 4]}), [stopped, finished, second], tmp_path)
+    ranks = {table.rows[row].cells[0]: rank for (row, _), rank in table.ranks().items()}
+    assert ranks == {"3.0": "best", "4.0": "second"} and describe_best(table) == "best (val): 1 with 9.00 %"
 
 
 @pytest.mark.parametrize(("words", "named"), [

@@ -45,7 +45,9 @@ def sweep_table(settings: SweepSettings, configurations: Sequence[Configuration]
         values = [format_value(configuration.values.get(field)) for field in settings.domains]
         epochs = f"{configuration.epoch} of {configuration.epochs}"
         cells = (*values, score, _count_parameters(configuration, results), epochs, configuration.state)
-        rows.append(Row((str(number),), cells))
+        # The score of a shorter training is not ranked with those of finished ones.
+        group = "" if configuration.state == "finished" else f"{configuration.state} {configuration.epoch}"
+        rows.append(Row((str(number),), cells, group=group))
     fields = [Column(field.rpartition(".")[2], "") for field in settings.domains]
     score_column = Column(f"{settings.metric}, %", "high")
     columns = (*fields, score_column, PARAMETERS, Column("Epochs", ""), Column("State", ""))

@@ -30,6 +30,8 @@ def rank_rows(table: Table) -> tuple[str, dict[str, float]]:
     Rows are those that `Table.ranks` compares: there are none without averages over several groups, or if seeds differ.
     """
     rows = [row for row in table.rows if row.source == "ours"]
+    # Of a sweep, only configurations that were stopped have a group.
+    rows = [row for row in rows if not row.group] or rows
     ranked = [index for index, column in enumerate(table.columns) if column.better == "high"]
     if not ranked or (len({row.group for row in rows}) > 1 and not rows[-1].average):
         return "", {}
