@@ -102,10 +102,9 @@ class Meter(MeterState):
                 self.step_seconds += value
 
     def settle(self) -> None:
-        """Read all pending times (on CUDA: synchronize first) and add the time since the last call to `seconds`."""
+        """Read all pending times, for which a GPU is waited for, and add the time since the last call to `seconds`."""
         # Events have no times until the stream has passed them.
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        torch.get_device_module(self.device).synchronize(self.device)
         for name, rate, start, end in self._spans:
             # The distance of events is in milliseconds.
             seconds = end - start if isinstance(start, float) else start.elapsed_time(end) / 1000

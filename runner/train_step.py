@@ -15,6 +15,7 @@ from procap.methods.hooks import GradientRule
 from runner.cuda_graphs import capture_objective
 from runner.engine import Batch, Engine, Objective
 from runner.meters import Meter
+from shards.transfer import staging
 
 MAX_PENDING_STEPS = 32
 """How many steps the host may run ahead of the device."""
@@ -82,8 +83,10 @@ class AsyncLosses:
     """Copy loss terms from the device to the host without waiting, in order of the steps."""
 
     def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._waiting: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+        self._device = device
+        # torch.cuda, or torch.cpu, whose events have always happened.
+        self._module = torch.get_device_module(device)
+        self._waiting: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
     def __len__(self) -> int:
         """Number of steps whose terms were sent and not yet taken."""
@@ -91,26 +94,22 @@ class AsyncLosses:
 
     def send(self, terms: Tensor) -> None:
         """Start the copy of terms [T + 2]."""
-        if not self._on_gpu:
-            self._waiting.append((terms.clone(), None))
-            return
-        copied = torch.empty(terms.shape, dtype=terms.dtype, pin_memory=True)
+        copied = staging(terms.shape, terms.dtype, self._device)
         # In the stream before the next step overwrites `terms`. Only a copy to page-locked memory does not block.
         copied.copy_(terms, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record(torch.cuda.current_stream(terms.device))
+        arrived = self._module.Event()
+        arrived.record(self._module.current_stream(self._device))
         self._waiting.append((copied, arrived))
 
     def have_arrived(self) -> bool:
         """Whether the terms of all steps so far have arrived."""
-        arrived = self._waiting[-1][1] if self._waiting else None
-        return arrived is None or arrived.query()
+        return not self._waiting or self._waiting[-1][1].query()
 
     def take(self, *, everything: bool = False) -> Iterator[list[float]]:
         """Yield the terms that have arrived; with `everything`, wait for all of them."""
         while self._waiting:
             terms, arrived = self._waiting[0]
-            if arrived is not None and not arrived.query():
+            if not arrived.query():
                 if not everything and len(self._waiting) <= MAX_PENDING_STEPS:
                     return
                 arrived.synchronize()

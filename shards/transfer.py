@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,9 @@ class SideStream:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         self.device = device
-        self._stream = _cuda_stream(device) if device.type == "cuda" else None
+        # torch.cuda, or torch.cpu, whose streams and events do nothing.
+        self._module = torch.get_device_module(device)
+        self._stream = _side_stream(device)
 
     def run(self, work: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:
         """Issue `work`, and return a function that returns its tensors for use on the then current stream.
@@ -49,15 +52,12 @@ class SideStream:
         That stream waits for them, the host does not. Memory that `work` allocates must be used on the side stream
         only, except for the tensors it returns.
         """
-        if self._stream is None:
-            tensors = work()
-            return lambda: tensors
-        with torch.cuda.stream(self._stream):
+        with self._module.stream(self._stream):
             tensors = work()
             done = self._stream.record_event()
 
         def take() -> tuple[Tensor, ...]:
-            stream = torch.cuda.current_stream(self.device)
+            stream = self._module.current_stream(self.device)
             stream.wait_event(done)
             for tensor in tensors:
                 # The memory was allocated on the side stream. Without this it could be reused there as soon as the last
@@ -70,9 +70,9 @@ class SideStream:
 
 
 @lru_cache
-def _cuda_stream(device: torch.device) -> torch.cuda.Stream:
+def _side_stream(device: torch.device) -> Any:
     # One stream per device, because the allocator reuses freed memory only for the stream it was allocated on.
-    return torch.cuda.Stream(device)
+    return torch.get_device_module(device).Stream(device)
 
 
 def staging(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -93,8 +93,6 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 
 def upload_all(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Copy tensors of one type and any shapes to `device` as `upload` does, in one copy from one page-locked buffer."""
-    if device.type != "cuda":
-        return [tensor.to(device) for tensor in tensors]
     sizes = [tensor.numel() for tensor in tensors]
     buffer = staging((sum(sizes),), tensors[0].dtype, device)
     for part, tensor in zip(buffer.split(sizes), tensors, strict=True):

@@ -49,15 +49,10 @@ class Timing:
     seconds: float = 0.0
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 @contextmanager
 def timed(device: torch.device) -> Iterator[Timing]:
     """Time a block from an idle device until the device is idle again."""
+    synchronize = torch.get_device_module(device).synchronize
     synchronize(device)
     timing = Timing()
     began = time.perf_counter()
@@ -89,11 +84,11 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
     the process this does not depend on earlier work; scratch memory inside libraries is not included.
     """
     if device.type == "cuda":
-        synchronize(device)
+        torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         work()
-        synchronize(device)
+        torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     from torch.profiler import ProfilerActivity, profile
 
