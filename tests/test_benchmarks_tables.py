@@ -467,6 +467,7 @@ def test_calibration_names_a_single_data_set_and_ranks_no_different_trainings(do
     for config, target in (
         (put_run(tmp_path, "coop", "shapes", classes="all"), "shapes:all"),
         (put_run(tmp_path, "maple", "shapes", seed=1, recipe="procap"), "shapes:all"),
+        *((put_run(tmp_path, "tcp", name, recipe="procap"), f"{name}:base") for name in ("shapes", "tiles")),
     ):
         made_file = put_score(tmp_path, config, target, 1, 2)
         made_up = json.loads(file.read_text()) | {
@@ -477,7 +478,9 @@ def test_calibration_names_a_single_data_set_and_ranks_no_different_trainings(do
     [table] = json.loads(out)["tables"]
     groups = {row["labels"][0]: row["group"] for row in table["rows"]}
     assert code == 0 and len({*groups.values()}) == len(groups)
-    assert {"base classes, 2 data sets (trained on base)", "base classes, shapes (trained on base)"} <= {*groups}
+    pairs = {f"base classes, 2 data sets (trained on base): {pair}" for pair in ("petals, shapes", "shapes, tiles")}
+    assert pairs <= {*groups} and "novel classes, 2 data sets (trained on base)" in groups
+    assert "base classes, shapes (trained on base)" in groups
     assert {"all classes, shapes (trained on all)", "all classes, shapes (trained on base)"} <= {*groups}
 
 

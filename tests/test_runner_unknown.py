@@ -90,6 +90,17 @@ def test_the_table_and_the_page_show_them(made, capsys):
     assert code == 0 and (made / "report/figures/unknown-scores.svg").stat().st_size > 1000
 
 
+def test_a_mean_without_a_limited_seed_names_the_others(made, capsys):
+    second = put_run(made, "maple", "digits", seed=2)
+    put_score(made, second, "digits:base", 2, 3)
+    put_scores(made, second, "digits:base", [0.5, 0.4, 0.3])
+    put_scores(made, second, "shapes", [0.1, 0.2])
+    [limited] = made.rglob("seed1-*/scores/tiles*")
+    limited.unlink()
+    _, text, _ = run(capsys, "table", "--results", made)
+    assert "†" not in (table := text.partition("**Unknown images**")[2]) and "Seed 2." in table
+
+
 def test_the_page_of_a_sweep_shows_them(made, capsys):
     [config] = load(made).config
     settings = SweepSettings(name="rates", space={"lr": [0.1]}, methods=("maple",), datasets=("digits",), seeds=(1,))

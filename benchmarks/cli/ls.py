@@ -68,7 +68,7 @@ def ls(
     if rows:
         show(text)
     show_json(rows)
-    return note_unreadable(unreadable)
+    return max(note_unreadable(unreadable), any(row.get("state") == "broken" for row in rows))
 
 
 def _methods(names: Sequence[str], whole: bool) -> Listing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -38,24 +39,29 @@ def calibration_tables(
     """
     is_fitted = any((frame.temperature != 1).any() for frame in variants.values())
     measures = {name: column for name, column in MEASURES.items() if is_fitted or name != "temperature"}
-    groups: dict[tuple[bool, int, str, tuple[str, ...]], list[Row]] = {}
+    groups: dict[tuple[bool, int, str, tuple[str, ...]], list[tuple[str, Sequence[Metric | None]]]] = {}
     for title, frame in variants.items():
         if frame.nll.isna().all():
             continue
         images = (frame.target_classes + " classes").where(frame.target_dataset == frame.dataset, IMAGES[-1])
         for (classes, tested, split), results in frame.groupby([frame.classes, images, frame.split]):
-            tests = tuple(sorted({*(results.dataset + " " + results.target)}))
-            count, trained_on = plural(len(tests), "data set") if tested != IMAGES[-1] else str(len(tests)), classes
+            is_transfer, trained_on = tested == IMAGES[-1], classes
+            tests = tuple(sorted({*(results.dataset + " to " + results.target if is_transfer else results.dataset)}))
+            count = str(len(tests)) if is_transfer else plural(len(tests), "data set")
             if len(tests) == 1:
                 count = results.target_dataset.iloc[0]
-                trained_on += f" of {results.dataset.iloc[0]}" * (tested == IMAGES[-1])
+                trained_on += f" of {results.dataset.iloc[0]}" * is_transfer
             words = f"{tested}, {count} (trained on {trained_on}{', ' + split if split != 'test' else ''})"
             cells = tuple(average_over_tests(results, column, seeds) for column in measures)
             group = (classes != "base", order_in(tested, IMAGES)[0], words, tests)
             # Only rows whose means are over the same trainings and tests are ranked.
-            groups.setdefault(group, []).append(Row((words, title), cells, group=repr(group)))
+            groups.setdefault(group, []).append((title, cells))
+    uses, rows = Counter(words for _, _, words, _ in groups), list[Row]()
     # Trained on base classes first, then in the order of IMAGES; within a group in the order of `variants`.
-    rows = [row for group in sorted(groups) for row in groups[group]]
+    for (_, _, words, tests), lines in sorted(groups.items()):
+        # As many data sets, but different ones, are named.
+        label = f"{words}: {', '.join(tests)}" if uses[words] > 1 else words
+        rows += [Row((label, title), tuple(cells), group=label) for title, cells in lines]
     name, labels, columns = f"{suite}-calibration".strip("-"), ("Test images", "Method"), [*measures.values()]
     return [Table(name, "Calibration", labels, columns, rows, notes.lines, notes.details)] if rows else []
 

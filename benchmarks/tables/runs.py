@@ -72,7 +72,8 @@ def unknown_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]:
             rules[f"{title} has its own score, {score}."] = None
     names = [*map(title_target, targets), *["mean"] * (len(targets) > 1)]
     columns = [column for name in names for column in (Column(f"{name} AUROC"), Column(f"{name} FPR95", "low"))]
-    notes, labels = _note_runs(frame, *rules), ("Known images", "Method")
+    notes = _note_runs(frame, *rules, metrics=[cell for row in rows for cell in row.cells if isinstance(cell, Metric)])
+    labels = ("Known images", "Method")
     return [Table("unknown", "Unknown images", labels, columns, rows, notes.lines, notes.details)]
 
 
