@@ -47,6 +47,14 @@ def test_an_accuracy_of_base_classes_alone_is_not_ranked_against_harmonic_means(
     assert [*averages(results).index] == ["ProCAP", "CoOp"]
 
 
+def test_a_run_on_all_classes_counts_by_its_accuracy_on_all(tmp_path):
+    for method, right in (("coop", {"all": 90, "base": 50, "novel": 50}), ("maple", {"all": 80})):
+        config = put_run(tmp_path, method, "shapes", classes="all")
+        for classes, correct in right.items():
+            put_score(tmp_path, config, f"shapes:{classes}", correct, 100)
+    assert averages(tmp_path).accuracy.to_dict() == {"CoOp": 90.0, "MaPLe": 80.0}
+
+
 def test_the_report_of_plain_runs_begins_with_the_best_method_and_has_both_plots(results, tmp_path):
     put_halves(results, "maple", "tiles", (90, 100), (90, 100))
     for method, right in (("coop", 50), ("maple", 90)):

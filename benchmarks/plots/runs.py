@@ -32,13 +32,14 @@ def cost_plots(frame: pd.DataFrame) -> Plots:
 def average_results(frame: pd.DataFrame) -> pd.DataFrame:
     """Average results by their column `title`: method, accuracy, measure, train_seconds, parameters.
 
-    The best accuracy is first. It is that on test images of the own data set, after base classes the harmonic mean of
-    base and novel if any title has one; where there are none, that on the images which were evaluated. Titles without
+    The best accuracy is first. It is that on test images of the own data set, after all classes on all of them, after
+    base classes the harmonic mean of base and novel if any title has one; where there are none, that on the images which were evaluated. Titles without
     results on all data sets are left out.
     """
     if frame.empty:
         return frame
-    tests = frame[(frame.split == "test") & (frame.target_dataset == frame.dataset) & ~frame.limited]
+    is_own = (frame.target_dataset == frame.dataset) & ((frame.classes != "all") | (frame.target_classes == "all"))
+    tests = frame[(frame.split == "test") & is_own & ~frame.limited]
     tests = tests if len(tests) else frame
     by_classes = tests.pivot_table(index=["title", "dataset"], columns="target_classes", values="accuracy")
     validation = "" if (tests.split == "test").any() else "validation "
