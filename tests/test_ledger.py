@@ -44,7 +44,7 @@ def test_a_run_is_exported_as_an_entry_which_digests_and_counts_must_fit(
     assert (
         entry.manifest_digest == result.manifest_digest and str(short_checkpoint.parent) not in entry.model_dump_json()
     )
-    assert "2 shots (natural)" in make_table([entry])
+    assert "base classes, 2 shots (natural)" in make_table([entry])
     document = entry.model_dump(by_alias=True, mode="json")
     for wrong in ({"backbone_digest": "0"}, {"counts": [document["counts"][0] | {"correct": 10**6}]}, {"extra": 1}):
         with pytest.raises(ValidationError):

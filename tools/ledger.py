@@ -33,7 +33,7 @@ def make_table(entries: Sequence[LedgerEntry]) -> str:
         source += ", from a finished run" if entry.init_digest else ""
         shots = f"{entry.shots} shots" if entry.shots else "all images"
         shots += f" ({entry.sampling})" if entry.sampling != BALANCED else ""
-        training = f"{entry.backbone}, {shots}<br>seed {entry.seed}, {source}"
+        training = f"{entry.backbone}, {entry.classes} classes, {shots}<br>seed {entry.seed}, {source}"
         name = f"[{entry.method}]({entry.file})"
         rows.append((entry.dataset, name, training, counts, f"{entry.device}<br>{entry.program}"))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
