@@ -163,15 +163,17 @@ def test_curves_are_averages_on_the_left_and_data_sets_on_the_right(tmp_path):
     for half in ("base", "novel"):
         means = [mean(value for at in two for value in made.values(variant, at, half)) for variant in variants[:-1]]
         assert lines[half] == near([*means, math.nan])
-    assert lines["harmonic mean"] == near([*(made.hm(variant, *two) for variant in variants[:-1]), math.nan])
+    means = near([*(mean(made.hm(variant, at) for at in two) for variant in variants[:-1]), math.nan])
+    assert lines["harmonic mean"] == means
     assert lines_of(right) == {
         "tiles": near([made.hm(variant, "tiles") for variant in variants]),
         "petals": near([*(made.hm(variant, "petals") for variant in variants[:-1]), math.nan]),
-        "mean": near([*(mean(made.hm(variant, at) for at in two) for variant in variants[:-1]), math.nan]),
+        "mean": means,
     }
     assert list(left.lines[0].get_xdata()) == [variant.key[key] for variant in variants]
     # Zero-shot CLIP has no tokens: its level is beside those of all lengths.
-    assert lines["CLIP (zero-shot),\nharmonic mean"] == near([made.hm(zeroshot, *two)] * 2)
+    level = mean(made.hm(zeroshot, at) for at in two)
+    assert lines["CLIP (zero-shot),\nharmonic mean"] == near([level] * 2)
 
 
 @pytest.fixture(scope="module")

@@ -116,7 +116,19 @@ def test_base_to_novel_agrees_with_a_recomputation_from_the_files(tmp_path):
         same(averages[(title,)], "mean of HMs", mean_of_hms(rows, sets, method=method))
 
 
-def test_stability_prints_the_mean_of_hms(tmp_path):
+@pytest.mark.parametrize(("suite", "table", "label"), [
+    ("stability", "stability", ("ProCAP",)),
+    ("prompt-length", "prompt-length", ("ProCAP", "4")),
+    ("ablation", "ablation-halves", ("Full ProCAP",)),
+])  # fmt: skip
+def test_the_average_of_hms_is_their_mean_outside_table_1_and_durations(tmp_path, suite, table, label):
+    done, sets = made(tmp_path, suite, datasets=("shapes", "tiles"), methods=("procap",)), ("shapes", "tiles")
+    rows = own_rows(table_of(done, table))
+    means = [float(rows[(name, *label)]["HM"]) for name in sets]
+    same(rows["Average", *label], "HM", np.mean(means))
+
+
+def test_stability_agrees_with_a_recomputation_from_the_files(tmp_path):
     done = made(tmp_path, "stability", datasets=("shapes", "tiles"))
     table, rows = table_of(done, "stability"), counted(tmp_path)
     row = own_rows(table)["Average", "ProCAP"]

@@ -84,9 +84,9 @@ def average_and_datasets(
     A missing point leaves a gap, a variant without such a number is a horizontal line; None for less than two values.
     """
     datasets = suite.options.datasets
-    averages = {value: suite.halves(variant, AVERAGE) for value, variant in variants.items()}
-    hms = {name: {value: suite.halves(variant, name)[2] for value, variant in variants.items()} for name in datasets}
     means = {value: suite.hm(variant, AVERAGE) for value, variant in variants.items()}
+    averages = {value: (*suite.halves(variant, AVERAGE)[:2], means[value]) for value, variant in variants.items()}
+    hms = {name: {value: suite.halves(variant, name)[2] for value, variant in variants.items()} for name in datasets}
     cells = [cell for row in [*averages.values(), *map(dict.values, hms.values())] for cell in row]
     if len(variants) < 2 or not any(cells):
         return None
@@ -96,7 +96,7 @@ def average_and_datasets(
     for half, (title, look) in enumerate(looks):
         style.draw_curve(left, {value: halves[half] for value, halves in averages.items()}, look, title)
     for other in suite.variants:
-        if not other.key and (level := suite.halves(other, AVERAGE)[2]):
+        if not other.key and (level := suite.hm(other, AVERAGE)):
             look, title = style.assign_looks({other.name: other.method})[other.name], f"{other.name},\nharmonic mean"
             cells.append(level)
             left.axhline(level.mean, **look.line(label=title, marker="", linewidth=1.2))

@@ -156,8 +156,8 @@ def halves_table(
 
     printed: the paper's table whose rows are next to ours. varied: as in `Heading`, and the label of its column.
     """
-    # Table 1 and the durations print the HM of the averages, this one the mean of the data sets' HMs.
-    means = printed == "seed_stability"
+    # Table 1 and the durations print the HM of the averages, the paper's other tables the mean of the data sets' HMs.
+    means = printed != "base_to_novel" and varied[0] != "epochs"
 
     def cells(variant: Variant, dataset: str) -> Sequence[Metric | None]:
         base, novel, hm = results.halves(variant, dataset)
