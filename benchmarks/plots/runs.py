@@ -33,8 +33,8 @@ def average_results(frame: pd.DataFrame) -> pd.DataFrame:
     """Average results by their column `title`: method, accuracy, measure, train_seconds, parameters.
 
     The best accuracy is first. It is that on test images of the own data set, after all classes on all of them, after
-    base classes the harmonic mean of base and novel if any title has one; where there are none, that on the images which were evaluated. Titles without
-    results on all data sets are left out.
+    base classes the harmonic mean of base and novel if any title has one; where there are none, that on the images
+    which were evaluated. Titles without results on all data sets are left out.
     """
     if frame.empty:
         return frame
