@@ -44,7 +44,7 @@ class CLIP(nn.Module):
     preparation: how its images are resized and normalised.
     visual, text: towers of `procap.towers`, or open_clip's own modules (`FrozenTower`), which no method changes.
     optimized: whether encoding takes the exact shortcuts of `procap.towers`.
-    fused_kernels: whether a method may use its Triton kernels; `runner.acceleration` decides.
+    fused_kernels: whether ProCAP compiles its cross-attention; `runner.acceleration` decides.
     """
 
     logit_bias: Tensor | None

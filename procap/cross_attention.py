@@ -1,6 +1,7 @@
 """The residual cross-attention that ProCAP's prompt tokens are refined with.
 
-Shapes: P prompt tokens, Dq width of the rows that are updated, Dk width of the rows attended to, H heads.
+Shapes: P prompt tokens, Dq width of the rows that are updated, Dk width of the rows attended to, H heads; Dv and Dt
+widths of vision and text.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from procap.initialisation import linear
+
+Level = tuple[Tensor, Tensor]
+"""Tokens of a level: v [P, Dv] of vision and t [P, Dt] of text."""
 
 
 class CrossAttention(nn.Module):
@@ -68,3 +72,12 @@ class CrossAttention(nn.Module):
         )
         # From [1, H, P, inner / H] back to [P, inner].
         return self.output(F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1))
+
+
+def refine_level(v: Tensor, t: Tensor, projection: nn.Module, to_vision: nn.Module, to_text: nn.Module) -> Level:
+    """Compute the next level of tokens v and t; both directions read the current level.
+
+    projection: W_p from Dv to Dt. to_vision, to_text: a `CrossAttention` each.
+    """
+    # Lines 11 to 13 of Algorithm 1.
+    return to_vision(v, t), to_text(t, projection(v))

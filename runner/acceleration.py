@@ -37,7 +37,7 @@ class Acceleration:
     graphs: training steps and evaluated batches captured as CUDA graphs and replayed.
     images: training images decoded once, kept on the device, cropped and resized there; on a GPU evaluation images
         are resized there too.
-    fused: ProCAP's cross-attention in Triton kernels.
+    fused: ProCAP's cross-attention by torch.compile, level by level.
     cudnn: attention may run in cuDNN's kernels; no name of `--accelerate`: only a device record switches it on.
     record: the digest of the device record that chose them; empty if a user did, or without one.
     """
@@ -98,17 +98,19 @@ class Acceleration:
             # torch 2.11 prefers cuDNN's attention on H100 and newer. It has given NaN gradients under masks of 64 keys
             # (modulo 128), and takes about a second for each new shape.
             torch.backends.cuda.enable_cudnn_sdp(self.cudnn)
-        if self.compile:
-            from procap.kernels.compiled import compile_blocks
+        if self.compile or self.fused:
+            from procap.compiled import allow_programs, compile_blocks
 
             # torch's default lies in the temporary folder, which machines empty when they start.
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "compiled"))
-            compile_blocks(clip)
+            allow_programs()
+            if self.compile:
+                compile_blocks(clip)
         clip.fused_kernels = self.fused
 
 
 def missing_tool(device: torch.device) -> str:
-    """Return the tool that torch.compile and Triton need and this machine lacks; "" if there is none."""
+    """Return the tool that torch.compile needs and this machine lacks; "" if there is none."""
     # Triton compiles launchers in C; on a CPU torch.compile writes C++.
     compilers = (os.environ.get("CC", ""), "cc", "gcc", "clang") if device.type == "cuda" else ("g++", "clang++")
     if not any(name and shutil.which(name) for name in compilers):

@@ -147,7 +147,7 @@ def _code_digest() -> str:
     """Hash the code that encodes images: the towers, the preparation of images, and the libraries."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     runner = ("api", "engine", "feature_training", "inference")
-    patterns = ("procap/*.py", "procap/kernels/*.py", "shards/*.py", "shards/device/*.py")
+    patterns = ("procap/*.py", "shards/*.py", "shards/device/*.py")
     for pattern in (*patterns, *(f"runner/{name}.py" for name in runner)):
         for file in sorted(root.glob(pattern)):
             digest.update(file.read_bytes())

@@ -45,7 +45,7 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
 
 LONG = (
     "test_cluster_ray", "test_runner_deepspeed", "test_runner_launch", "test_runner_ranks",
-    "test_runner_faults", "test_procap_triton", "test_shards_loader", "test_benchmarks_suites", "test_runner_track",
+    "test_runner_faults", "test_shards_loader", "test_benchmarks_suites", "test_runner_track",
 )  # fmt: skip
 """Files that take longest: because they wait for Ray, DeepSpeed or ranks, or for much that each test does."""
 

@@ -1,5 +1,6 @@
 """ProCAP equals its definition: Gaussian tokens, cross-attention, slots, losses, every ablation."""
 
+import copy
 import math
 import re
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import embed_words, normed, perturb, pictures, seeded
 
+from procap.compiled import compiled_level
 from procap.errors import UsageError
 from procap.losses import info_nce, kl_to_standard_normal, l2
 from procap.methods import build_method
@@ -140,6 +142,44 @@ def test_levels_are_those_of_the_algorithm(tiny_clip, space):
     for got, want in (*zip(vision, expected[0], strict=True), *zip(text, expected[1], strict=True)):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(vision[0], vision[1], atol=1e-3)
+
+
+def refined_with_gradients(method):
+    """Tokens of all levels, and the gradients of all that the refinement has learned."""
+    levels = [rows for modality in method.refine(*method.tokens(None)) for rows in modality]
+    parameters = [
+        p for name, p in method.named_parameters() if name.endswith("_mu") or "to_text" in name or "_att" in name
+    ]
+    loss = sum((rows * torch.linspace(-1, 1, rows.numel(), device=rows.device).view_as(rows)).sum() for rows in levels)
+    return [*levels, *torch.autograd.grad(loss, parameters)]
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize(
+    ("backend", "device"),
+    [
+        ("aot_eager", "cpu"),
+        pytest.param("inductor", "cpu", marks=pytest.mark.slow),
+        pytest.param("inductor", "cuda", marks=pytest.mark.gpu),
+    ],
+)
+def test_compiled_levels_give_the_tokens_and_gradients_of_eager_ones(
+    tiny_clip, space, norm, backend, device, monkeypatch
+):
+    """One compiled program serves all levels; `aot_eager` is the tracing of torch.compile with torch's own kernels."""
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
+    monkeypatch.setattr("procap.methods.procap.compiled_level", lambda: compiled_level(backend))
+    outcomes = []
+    for fused in (False, True):
+        clip = copy.deepcopy(tiny_clip).to(device)
+        clip.fused_kernels = fused
+        outcomes.append(refined_with_gradients(trained(clip, space, depth=4, norm=norm)))
+    for eager, compiled in zip(*outcomes, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_independent_levels_are_refined_once_each(tiny_clip, space):

@@ -11,9 +11,9 @@ from tiny_geometry import IMAGE_METHODS, SHORT_GEOMETRY, SHORT_OPTIONS, UNTRAINE
 
 from benchmarks.qualitative.eigencam import last_tokens
 from procap.clip import CLIP
+from procap.compiled import compile_blocks
 from procap.errors import UserError
 from procap.geometry import Geometry
-from procap.kernels.compiled import compile_blocks
 from procap.methods import build_method
 from procap.plan import INPUT, Plan, TokenOp
 from procap.text import LabelSpace

@@ -88,7 +88,6 @@ def test_without_a_compiler_only_an_explicit_choice_is_refused(monkeypatch, tmp_
 
 def test_off_is_off_for_the_kernels_of_procap_too(gpu, tiny_clip, tiny_space, monkeypatch):
     method = build_method("procap", tiny_clip, tiny_space, {}, torch.Generator().manual_seed(1))
-    monkeypatch.setattr("procap.methods.procap.has_kernels", lambda *_: True)
     for choice, kernels in (("fused", "fused"), ("off", "eager")):
         Acceleration.parse(choice, GPU).prepare(tiny_clip)
         assert method.kernels() == kernels
@@ -150,12 +149,12 @@ def test_an_error_of_a_compiler_is_one_line_with_a_remedy():
 def test_compiled_blocks_are_compiled_once_and_the_limit_is_set_in_every_thread(tiny_geometry):
     from threading import Thread
 
-    from procap.kernels.compiled import MAX_PROGRAMS, compile_blocks
+    from procap.compiled import MAX_PROGRAMS
 
     clip, limits, parts = CLIP.random(tiny_geometry), [], []
 
     def prepare():
-        compile_blocks(clip, backend="eager")
+        Acceleration(compile=True).prepare(clip)
         limits.append(torch._dynamo.config.recompile_limit)
         parts.append(clip.visual.transformer.resblocks[0].before_attention)
 

@@ -24,10 +24,10 @@ from benchmarks.device_check.case import (
 )
 from benchmarks.runtime.workload import Training
 from procap.clip import OPENAI_MEAN, OPENAI_STD
-from procap.cross_attention import CrossAttention
+from procap.compiled import compiled_level
+from procap.cross_attention import CrossAttention, refine_level
 from procap.errors import UserError
 from procap.initialisation import linear, normal
-from procap.kernels.refinement import eager_level, fused_level
 from runner.acceleration import Acceleration, missing_tool
 from runner.cuda_graphs import GraphedFunction
 from runner.engine import autocast
@@ -121,7 +121,7 @@ def _compare_evaluation(training: Training, images: Tensor) -> float:
 
 
 def check_fused(case: DeviceCase) -> dict[str, Any]:
-    """Compare values and gradients of the fused cross-attention with eager arithmetic in float64."""
+    """Compare values and gradients of the compiled cross-attention with eager arithmetic in float64."""
     case.require_gpu()
     differences = {}
     for tokens in TOKENS:
@@ -130,11 +130,11 @@ def check_fused(case: DeviceCase) -> dict[str, Any]:
         modules = [linear(*WIDTHS, draw), *(CrossAttention(width, WIDTHS[1], draw, **options) for width in WIDTHS)]
         rows = [normal((tokens, width), draw) for width in WIDTHS]
         ends = []
-        for level, dtype in ((eager_level, torch.float64), (fused_level, torch.float32)):
+        for level, dtype in ((refine_level, torch.float64), (compiled_level(), torch.float32)):
             built = [module.to(case.device, dtype) for module in modules]
             v, t = (x.to(case.device, dtype).requires_grad_() for x in rows)
             parameters = [p for module in built for p in module.parameters()]
-            outputs = level(v, t, *built)  # type: ignore[arg-type]
+            outputs = level(v, t, *built)
             loss = sum((x * torch.linspace(-1, 1, x.numel(), device=x.device).view_as(x)).sum() for x in outputs)
             gradients = torch.autograd.grad(loss, [v, t, *parameters])  # type: ignore[arg-type]
             named = {f"gradient {i}": x.cpu() for i, x in enumerate(gradients)}

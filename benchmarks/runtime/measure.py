@@ -109,7 +109,7 @@ def count_flops(work: Callable[[], object], method: Method | None = None) -> flo
     """Count the operations of `work`, which is executed.
 
     A multiplication and an addition are two operations; element-wise work is left out. The counter sees only plain
-    eager operations: count compiled or fused work on towers without such kernels.
+    eager operations, as which compiled functions run here.
     method: gradients of its weights are disabled, as the counter cannot look up their graph in inference mode.
     """
     trained = [] if method is None else [weight for weight in method.parameters() if weight.requires_grad]

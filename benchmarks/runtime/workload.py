@@ -10,8 +10,8 @@ Shapes: B images, C classes, S image size, T loss terms.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,20 +51,10 @@ def models_by_mode(clip: CLIP, accelerations: Acceleration) -> Models:
     """Return `clip` for each mode; if fast mode compiles it, reference mode gets a copy of the weights."""
     plain = copy.deepcopy(clip) if accelerations.compile else clip
     reference = plain.without_optimizations()
-    # A shallow copy: `prepare` switches the fused kernels of `clip` alone on.
+    # A shallow copy: `prepare` switches fused kernels on for `clip` alone.
     reference.fused_kernels = False
     accelerations.prepare(clip)
     return {"reference": reference, "fast": clip}
-
-
-@contextmanager
-def without_fused_kernels(clip: CLIP) -> Iterator[None]:
-    """Run methods on `clip` as plain torch operations."""
-    fused, clip.fused_kernels = clip.fused_kernels, False
-    try:
-        yield
-    finally:
-        clip.fused_kernels = fused
 
 
 def make_engine(method: Method, config: RunConfig, mode: ModeName) -> Engine:
@@ -137,8 +127,7 @@ class Training(_Workload):
             for _ in range(self._warm_ups):
                 step()
             peak = peak_bytes(step, self.device)
-            with without_fused_kernels(self.method.clip):
-                flops = count_flops(step)
+            flops = count_flops(step)
             if self._step.needs_capture:
                 self._step.capture(batch)
         self.preparation = Preparation(whole.seconds, peak, flops)
@@ -171,8 +160,7 @@ class Evaluation(_Workload):
             for _ in range(self._warm_ups):
                 self(images)
             peak = peak_bytes(lambda: self(images), self.device)
-            with without_fused_kernels(self.method.clip):
-                flops = count_flops(lambda: self(images), self.method)
+            flops = count_flops(lambda: self(images), self.method)
             # Kernels for the smaller last batch would otherwise be chosen while it is timed.
             if rest and self.device.type == "cuda":
                 self(images[:rest])

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
-from procap.cross_attention import CrossAttention
+from procap.compiled import compiled_level
+from procap.cross_attention import CrossAttention, refine_level
 from procap.initialisation import linear, normal
-from procap.kernels.refinement import has_kernels, refine_level
 from procap.losses import info_nce, kl_to_standard_normal, l2
 from procap.methods.method import Method, MethodOptions, Noise
 from procap.methods.prompts import PLACEHOLDER, ClassPrompts, check_blocks, deep_plans, phrase_tokens, tokenize_classes
@@ -243,6 +243,7 @@ class ProCAP(Method):
         independent = self.options.deep_tokens == "independent"
         # V_0 and T_0 enter no layer: Algorithm 1 counts D levels after them, and D layers are prompted.
         v, t = vision[0], text[0]
+        next_level = compiled_level() if self.clip.fused_kernels else refine_level
         levels = []
         for level in range(self.options.depth):
             if independent:
@@ -250,18 +251,15 @@ class ProCAP(Method):
             if self.options.cross_attention:
                 block = 0 if self.options.shared_attention else level
                 # One assignment: both directions read the previous level, not the other's update of this level.
-                attention = self.vision_attention[block], self.text_attention[block]
-                v, t = refine_level(v, t, self.vision_to_text, *attention, fused=self.clip.fused_kernels)
+                v, t = next_level(v, t, self.vision_to_text, self.vision_attention[block], self.text_attention[block])
             levels.append((v, t))
         return [v for v, _ in levels], [t for _, t in levels]
 
     def kernels(self) -> str:
-        """Return what computes the cross-attention on this device, fused or eager; empty without one."""
+        """Return how the cross-attention is computed, fused or eager; empty without one."""
         if not self.options.cross_attention:
             return ""
-        attention = self.vision_attention[0], self.text_attention[0]
-        supported = has_kernels(self.vision_mu[0], self.text_mu[0], self.vision_to_text, *attention)
-        return "fused" if self.clip.fused_kernels and supported else "eager"
+        return "fused" if self.clip.fused_kernels else "eager"
 
     def scale(self) -> Tensor:
         return self.logit_scale.exp() if self.options.learn_logit_scale else super().scale()

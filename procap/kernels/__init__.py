@@ -1,1 +1,0 @@
-"""Faster versions of plain modules: fused cross-attention and compiled blocks."""
