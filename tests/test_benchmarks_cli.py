@@ -407,26 +407,12 @@ def test_flags_are_read_from_a_file_and_written_to_one(capsys, tmp_path, shards)
     assert "line 2: the key 'methods' stands twice" in run(capsys, "train", "--config", file)[2]
 
 
-def test_what_is_typed_wins_over_another_flag_of_the_file_for_the_same_field(capsys, tmp_path, shards):
-    file, chosen = tmp_path / "flags.yaml", ["--methods", "promptkd", "--datasets", "digits", "--data", shards]
-
-    def plan(*words: str) -> tuple[int, str, str]:
-        return run(capsys, "train", *chosen, *words, "--dry-run")
-
-    for config, typed, same in (
-        ("recipe-field: {lr: 0.1, momentum: 0.5}", "--lr 0.2", "--lr 0.2 --recipe-field momentum=0.5"),
-        ("lr: 0.1\nepochs: 2", "--recipe-field lr=0.2", "--epochs 2 --recipe-field lr=0.2"),
-        ("option: {unlabelled: base, depth: 3}", "--unlabelled all", "--unlabelled all --option depth=3"),
-        ("unlabelled: base", "--option unlabelled=all", "--unlabelled all"),
-        ("unlabelled: base", "--option promptkd.unlabelled=all", "--unlabelled all"),
-    ):
-        file.write_text(config)
-        found = plan("--config", file, *typed.split())
-        assert found[0] == 0 and found == plan(*same.split())
-    file.write_text("lr: 0.1\nrecipe-field: {lr: 0.2}\n")
-    assert "--recipe-field lr=0.2: lr is given twice" in plan("--config", file)[2]
-    twice = plan("--unlabelled", "base", "--option", "unlabelled=all")
-    assert twice[0] == 2 and "--option unlabelled=all: unlabelled is given twice" in twice[2]
+def test_a_field_that_is_typed_and_in_the_file_under_another_flag_is_given_twice(capsys, tmp_path, shards):
+    (file := tmp_path / "flags.yaml").write_text("lr: 0.1\n")
+    chosen = ["--methods", "coop", "--datasets", "digits", "--data", shards, "--config", file]
+    code, _, err = run(capsys, "train", *chosen, "--recipe-field", "lr=0.2", "--dry-run")
+    assert code == 2 and "--recipe-field lr=0.2: lr is given twice" in err
+    assert run(capsys, "train", *chosen, "--lr", "0.2", "--dry-run")[0] == 0
 
 
 def test_train_then_evaluate_then_table(capsys, tmp_path, shards):
@@ -489,16 +475,6 @@ def test_a_pipe_that_closes_early_is_no_error():
     command = f"{sys.executable} -m benchmarks.cli ls datasets | head -1"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.stdout.startswith("data set") and "Traceback" not in done.stderr and "internal" not in done.stderr
-
-
-@pytest.mark.parametrize(("words", "line"), [
-    ("train --methods coop maple --datasets digits", "--methods coop,maple"),
-    ("train --datasets digits, shapes --methods coop", "--datasets digits,shapes"),
-    ("bench few-shot --seeds 1 2", "--seeds 1,2"),
-])  # fmt: skip
-def test_a_list_with_blanks_is_shown_with_commas(words, line, capsys):
-    code, _, err = run(capsys, *words.split())
-    assert code == 2 and err == f"procap: error: lists have commas: {line}\n"
 
 
 @pytest.mark.parametrize(("text", "names"), [

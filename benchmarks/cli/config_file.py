@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -17,27 +16,12 @@ from shards.credentials import mask_urls
 from shards.files import read_regular
 from shards.yaml_files import parse_yaml
 
-ASSIGNED_BY = {**dict.fromkeys(("epochs", "batch_size", "lr"), "recipe_field"), "unlabelled": "option"}
-"""Flags whose value another flag can assign as well, and that flag."""
-
 
 def read_config(context: typer.Context, file: Path | None) -> Path | None:
     """Make the values of a YAML file the defaults of a command's flags. Raises UsageError for an unknown key."""
     if file:
-        values = parse_config(file.expanduser(), context.command.params)
-        # Called after everything that is typed has been read.
-        context.default_map = {name: partial(_untyped, context, name, value) for name, value in values.items()}
+        context.default_map = parse_config(file.expanduser(), context.command.params)
     return file
-
-
-def _untyped(context: typer.Context, name: str, value: Any) -> Any:
-    """Return a flag's value in the file, without what another flag assigns on the command line."""
-    typed = [flag for flag in context.params if "COMMANDLINE" in str(context.get_parameter_source(flag))]
-    if isinstance(value, list):
-        flags = [flag for flag in typed if ASSIGNED_BY.get(flag) == name]
-        return [item for item in value if item.partition("=")[0].strip() not in flags]
-    assigned = context.params[by] if (by := ASSIGNED_BY.get(name, "")) in typed else ()
-    return None if name in [item.partition("=")[0].strip() for item in assigned] else value
 
 
 def parse_config(file: Path, parameters: list[Any]) -> dict[str, Any]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.selection import run_filter, suite_changes
-from benchmarks.console.output import note, note_unreadable, quote, show, show_json, to_json
+from benchmarks.console.output import note_unreadable, quote, show, show_json, to_json
 from benchmarks.console.parse import parse_options
 from benchmarks.report.sections import read_sections
 from benchmarks.results.frame import open_results, read_frame
-from benchmarks.results.suite_results import SuiteResults, read_chosen
+from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.plans import last_options
 from benchmarks.tables.agreement import check_table
@@ -106,21 +106,6 @@ def _tables_of_runs(
     return tables, code
 
 
-def _note_earlier(done: SuiteResults, typed: str) -> None:
-    """Say that earlier commands chose more than the last one, and which command shows it too. typed: other flags."""
-    chosen = read_chosen(done.folder, done.options)
-    if any({*values} - {*getattr(done.options, name)} for name, values in chosen.items()):
-        both: dict[str, Any] = {
-            name: tuple(dict.fromkeys([*values, *getattr(done.options, name)])) for name, values in chosen.items()
-        }
-        # The commands may have had other methods on other data sets.
-        if SuiteResults.read(done.suite, replace(done.options, **both), done.results).missing:
-            return
-        words = [f"--{name} {','.join(map(str, values))}" for name, values in both.items()]
-        command = " ".join(["procap table", done.name, *words, typed])
-        note(f"procap: what the last `procap bench {done.name}` chose; with earlier results: {command}")
-
-
 def _suite_tables(
     name: str, selection: flags.SelectionFlags, results: str, suite_flags: TableFlags
 ) -> tuple[Sequence[Table], int]:
@@ -138,8 +123,7 @@ def _suite_tables(
     suite = load_suite(name)
     recorded = last_options(suite, root, data, profile=suite_flags.profile)
     chosen = {"recipe": suite_flags.recipe, "reference": suite_flags.reference}
-    selected = suite_changes(selection, data)
-    changes = selected | {name: value for name, value in chosen.items() if value}
+    changes = suite_changes(selection, data) | {name: value for name, value in chosen.items() if value}
     if typed := flags.given_options(suite_flags.option, suite_flags.unlabelled):
         parsed = parse_options(typed, changes.get("methods", recorded.methods))
         changes["options"] = {method: values for method, values in parsed.items() if values}
@@ -147,8 +131,6 @@ def _suite_tables(
     check_names("method", filter(None, [suite_flags.reference]), options.methods)
     done = SuiteResults.read(suite, options, root)
     code = note_unreadable(done.unreadable)
-    if not selected:
-        _note_earlier(done, f"{flags.command_line(suite_flags)} --results {quote(results)}".strip())
     if suite_flags.check:
         checked, agrees = check_table(done, suite_flags.tolerance)
         return [checked], 0 if agrees else NOT_AS_PUBLISHED

@@ -38,8 +38,6 @@ MACRO = "macro_accuracy"
 RUNS = TypeAdapter(tuple[SuiteRun, ...])
 PLAN = "plan.json"
 """The last planned runs of a suite: planning them again imports the methods, and with them torch."""
-CHOSEN = ("methods", "datasets", "seeds")
-"""Options of which a later `procap bench` may choose others: the results of the earlier ones stay."""
 PICTURES = "pictures.json"
 """Pictures of more than results: the planned `runs`, `seconds` and `environment` of making them, caption and text
 (`alt`) of `pictures` by the name of their files, and the data that they show."""
@@ -261,9 +259,8 @@ class SuiteResults:
 def write_plan(folder: Path, options: SuiteOptions, runs: Sequence[SuiteRun]) -> None:
     """Write the planned runs of a suite with these options to the suite's folder."""
     # The reference only changes tables: another one must not invalidate the plan.
-    shown, chosen = replace(options, reference="").to_json(), read_chosen(folder, options)
-    chosen = {name: list(dict.fromkeys([*chosen.get(name, ()), *shown[name]])) for name in CHOSEN}
-    write_json(folder / PLAN, {"options": shown, "runs": RUNS.dump_python(tuple(runs), mode="json"), "chosen": chosen})
+    shown = replace(options, reference="").to_json()
+    write_json(folder / PLAN, {"options": shown, "runs": RUNS.dump_python(tuple(runs), mode="json")})
 
 
 def read_plan(folder: Path, options: SuiteOptions) -> tuple[SuiteRun, ...]:
@@ -274,17 +271,6 @@ def read_plan(folder: Path, options: SuiteOptions) -> tuple[SuiteRun, ...]:
         return RUNS.validate_json(json.dumps(document["runs"])) if is_current else ()
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return ()
-
-
-def read_chosen(folder: Path, options: SuiteOptions) -> dict[str, list[Any]]:
-    """Read the CHOSEN options of all plans that were like `options` otherwise; empty if the last one was not."""
-    try:
-        document = json.loads(read_regular(folder / PLAN))
-        same = replace(options, reference="").to_json() | {name: document["options"][name] for name in CHOSEN}
-        chosen = {name: list(dict.fromkeys(document["chosen"][name])) for name in CHOSEN}
-        return chosen if same == document["options"] else {}
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        return {}
 
 
 def _list_variants(runs: Sequence[SuiteRun]) -> list[Variant]:
