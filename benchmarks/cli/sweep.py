@@ -12,7 +12,7 @@ from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import make_commands, make_settings
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress, require_packable
-from benchmarks.suites.preconditions import check_code, check_training_images, check_weights, note_warmup
+from benchmarks.suites.preconditions import check_training_images, check_weights, note_warmup
 from benchmarks.sweeps import outcome
 from benchmarks.tables.render import render
 from cluster.launcher import Launcher, connect
@@ -58,9 +58,6 @@ def sweep(
     runs = [run for values in examples(settings) for run in make_runs(settings, values, runtime.data)]
     check_read([run.config for run in runs], settings.overrides)
     check_training_images((run.config for run in runs), runtime.data)
-    if not mode.force:
-        tried_paths = [path for configuration in tried for path in configuration.runs]
-        check_code(dict.fromkeys([*tried_paths, *(run.path for run in runs)]), runtime.results)
     if launcher.kind == "local":
         require_packable(settings.datasets, runtime.data)
         check_weights((run.config.backbone, run.config.pretrained) for run in runs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.console.output import note
@@ -87,18 +86,6 @@ def _missing_weights(backbone: str, pretrained: str | None) -> list[str]:
         tag = f" --pretrained {pretrained}" if pretrained else ""
         return [f"weights of {backbone}{size}: --download, or procap fetch backbone {backbone}{tag}"]
     return []
-
-
-def check_code(paths: Iterable[str], results: Path) -> None:
-    """Raise UserError if different code of a method than is installed trained one of these runs."""
-    for path in paths:
-        folder, why = RunFolder(results / path), ""
-        # The run itself reports a file that cannot be read.
-        with suppress(UserError):
-            config, training = folder.read_config(), folder.read_training()
-            why = training.changed_code(config) if config and training else ""
-        if why:
-            raise UserError(why)
 
 
 def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
