@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +16,7 @@ from benchmarks.cli.selection import find_run, find_selected_run, runtime_config
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import csv_text, note, plural, show, show_json
 from benchmarks.console.parse import parse_class_names
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError
 from runner.session import Session
 from shards.files import explain_writing, require_regular
 from shards.raw.folders import is_image_name, walk_files
@@ -94,15 +93,14 @@ def predict(
 
     chosen = parse_class_names(names)
     images = find_images(paths, on_error)
-    with _open_table(out) as table:
-        classifier = ImageClassifier(load_trained(selected), chosen)
-        config, classes = selected.config, classifier.classnames
-        if config.classes != "all" and not names:
-            known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
-            note(f"an image gets one of the {known}; --names gives others, or train with --classes all")
-        predictions = classifier.predict(images, workers, on_error)
-        labels = list(zip(classifier.space.classnames, classes, strict=True))
-        count, answers = _write_predictions(predictions, labels, min(top, len(classes)), out, table)
+    classifier = ImageClassifier(load_trained(selected), chosen)
+    config, classes = selected.config, classifier.classnames
+    if config.classes != "all" and not names:
+        known = f"{plural(len(classes), 'name')} of {config.classes} classes of {config.dataset}"
+        note(f"an image gets one of the {known}; --names gives others, or train with --classes all")
+    predictions = classifier.predict(images, workers, on_error)
+    labels = list(zip(classifier.space.classnames, classes, strict=True))
+    count, answers = _write_predictions(predictions, labels, min(top, len(classes)), out)
     if html and count:
         # Errors were reported before.
         write_page(html, f"Predictions of {config.path}", find_images(paths, lambda *_: None), answers, count)
@@ -124,33 +122,10 @@ def _is_stdout(file: Path) -> bool:
     return False
 
 
-@contextmanager
-def _open_table(out: Path | None) -> Iterator[Any]:
-    """Open what rows are written to one by one: stdout, or the file `out`, with bytes that are no UTF-8 escaped.
-
-    Raises UserError for a file that cannot be written, before the work that would be lost; what is in it stays until
-    the first row.
-    """
-    if out is None:
-        yield SimpleNamespace(write=lambda line: show(line.rstrip("\n")))
-        return
-    try:
-        with out.open("a", encoding="utf-8", errors="backslashreplace", newline="", buffering=1) as file:
-            yield file
-    except OSError as error:
-        if error.filename not in (None, str(out)):
-            raise
-        reason = error.strerror or error
-        raise UserError(f"--out {out} cannot be written ({reason}): name another file") from error
-    finally:
-        if out.is_file() and not out.stat().st_size:
-            out.unlink()
-
-
 def _write_predictions(
-    predictions: Iterator[tuple[str, Tensor]], labels: Sequence[tuple[str, str]], top: int, out: Path | None, file: Any
+    predictions: Iterator[tuple[str, Tensor]], labels: Sequence[tuple[str, str]], top: int, out: Path | None
 ) -> tuple[int, dict[str, list[tuple[str, float]]]]:
-    """Write a row for each image, after the names of the columns, unless there is no image.
+    """Write a row for each image to stdout or the file `out`, which is opened when the first image is classified.
 
     labels: the name of each class in the data set, and in prompts. Returns the number of images, and for the first of
     them, by name, the likeliest classes with their probabilities. Raises Interrupted for a signal.
@@ -160,17 +135,20 @@ def _write_predictions(
     from runner.stop_signals import StopRequest
 
     answers: dict[str, list[tuple[str, float]]] = {}
-    count, columns = 0, ("class", "label", "probability")
-    numbers = ["", *(f"_{rank}" for rank in range(2, top + 1))]
-    with ProgressDisplay("predict", 0, unit="images", quiet=out is None, timed=False) as display, StopRequest() as stop:
+    count, numbers = 0, ["", *(f"_{rank}" for rank in range(2, top + 1))]
+    rows = [["path", *(f"{name}{number}" for number in numbers for name in ("class", "label", "probability"))]]
+    with ExitStack() as stack:
+        display = stack.enter_context(ProgressDisplay("predict", 0, unit="images", quiet=out is None, timed=False))
+        stop, file = stack.enter_context(StopRequest()), None
         for count, (name, probabilities) in enumerate(predictions, 1):
-            if count == 1:
-                if out and out.is_file():
-                    file.truncate(0)
-                file.write(csv_text([["path", *(f"{column}{number}" for number in numbers for column in columns)]]))
+            if out and not file:
+                # Names of files can have bytes that are no UTF-8.
+                opened = out.open("w", encoding="utf-8", errors="backslashreplace", newline="", buffering=1)
+                file = stack.enter_context(opened)
             best = [*zip(*(values.tolist() for values in probabilities.topk(top)), strict=True)]
-            cells = [cell for value, label in best for cell in (*labels[label], f"{value:.{DIGITS}f}")]
-            file.write(csv_text([(name, *cells)]))
+            rows.append([name, *(cell for value, label in best for cell in (*labels[label], f"{value:.{DIGITS}f}"))])
+            text, rows = csv_text(rows).rstrip("\n"), []
+            print(text, file=file) if file else show(text)
             if count <= MAX_PICTURES:
                 answers[name] = [(labels[label][1], value) for value, label in best]
             display.total = count
