@@ -17,7 +17,6 @@ from benchmarks.suites import ALL, PAPER_SUITES, load_suite
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
 from benchmarks.suites.plans import SuitePlan, find_obstacle, merge_runs
 from benchmarks.suites.preconditions import note_warmup
-from benchmarks.suites.trial_progress import CollectionTrackers
 from benchmarks.tables.render import render, to_dict
 from cluster.trial import StoragePaths
 from procap.errors import UsageError, UserError, check_names
@@ -59,7 +58,7 @@ def bench(
             raise UserError(state.reason)
     title = plural(len(plans), "suite") if len(plans) > 1 else plans[0].suite.title
     note(f"{title}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} finished already")
-    trackers = CollectionTrackers([CollectionTracker(session.exporter, plan.collection) for plan in plans])
+    trackers = [CollectionTracker(session.exporter, plan.collection) for plan in plans]
     failed: dict[str, str] = {}
     try:
         if open_runs:
@@ -71,16 +70,14 @@ def bench(
             paths = StoragePaths.with_absolute_paths(runtime_flags.data, runtime_flags.results, silent)
             failed = execute(open_runs, states, paths, session, launcher, trackers, force=mode.force)
         session.remote.pull()
-        # Also if no run was open: `execute` sets it where some are.
-        trackers.started = True
         note("making tables and plots")
-        outputs = [
-            _finish(plan, tracker, failed, session, mode)
-            for plan, tracker in zip(plans, trackers.trackers, strict=True)
-        ]
+        finishing = zip(plans, trackers, strict=True)
+        outputs = [_finish(plan, tracker, failed, session, mode) for plan, tracker in finishing]
     except BaseException as error:
-        if trackers.started:
-            trackers.close(status_after(error))
+        # A command that was refused leaves the collections as they were.
+        if begun := [tracker for tracker in trackers if tracker.is_written]:
+            for tracker in begun:
+                tracker.close(status_after(error))
             session.remote.try_push()
         raise
     session.exporter.flush()

@@ -9,7 +9,7 @@ from benchmarks.console.output import note, plural
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.suites.plans import count_images
 from benchmarks.suites.preconditions import check_training_images, check_weights
-from benchmarks.suites.trial_progress import CollectionTrackers, RunProgress
+from benchmarks.suites.trial_progress import RunProgress
 from cluster.launcher import Launcher, connect, launch
 from cluster.preflight import TRAINING_SPLITS, check_nodes
 from cluster.ray_cluster import Capacity, nodes
@@ -18,6 +18,7 @@ from runner.config import Target
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, RunState
 from runner.session import Session
+from runner.tracking.exporter import CollectionTracker
 from shards.files import check_writable
 
 FEW_IMAGES = 16_000
@@ -30,7 +31,7 @@ def execute(
     paths: StoragePaths,
     session: Session,
     launcher: Launcher,
-    trackers: CollectionTrackers,
+    trackers: Sequence[CollectionTracker],
     *,
     force: bool,
 ) -> dict[str, str]:
@@ -63,8 +64,6 @@ def execute(
             delete_runs((run.path for run in runs), session)
         # Greedy packing of the longest first ends early.
         ordered = sorted(runs, key=lambda run: images_left[run.path], reverse=True)
-        # From here on an error changes the status of the collections; a refused command leaves them as they were.
-        trackers.started = True
         progress = RunProgress(ordered, trackers)
         with progress.display:
             launch(ordered, paths, capacity, progress)

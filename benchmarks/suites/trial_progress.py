@@ -8,26 +8,8 @@ from typing import Any
 from benchmarks.console.output import note_trace
 from cluster.trial import TrialReport
 from runner.progress_bar import ProgressDisplay
-from runner.run_collection import Status
 from runner.run_state import RunSpec
 from runner.tracking.exporter import CollectionTracker
-
-
-class CollectionTrackers:
-    """The trackers of several collections. started: whether a run was started; otherwise they stay unchanged."""
-
-    def __init__(self, trackers: Sequence[CollectionTracker]) -> None:
-        self.trackers = trackers
-        self.started = False
-
-    def update(self, run: str) -> None:
-        for tracker in self.trackers:
-            if run in tracker.collection.runs:
-                tracker.update([run])
-
-    def close(self, status: Status) -> None:
-        for tracker in self.trackers:
-            tracker.close(status)
 
 
 class TrialProgress:
@@ -60,14 +42,14 @@ class RunProgress(TrialProgress):
     done: the finished runs. failed: errors by run; runs in neither were stopped.
     """
 
-    def __init__(self, runs: Sequence[RunSpec], trackers: CollectionTrackers) -> None:
+    def __init__(self, runs: Sequence[RunSpec], trackers: Sequence[CollectionTracker]) -> None:
         super().__init__(ProgressDisplay("runs", len(runs), unit="done"))
         self.runs, self.done, self.failed = runs, list[int](), dict[int, str]()
         self._trackers = trackers
 
     def started(self, trial: str, drawn: Mapping[str, Any]) -> None:
         self.note_start(trial, self.runs[drawn["number"]].path)
-        self._show()
+        self._show(drawn["number"])
 
     def reported(self, trial: str, drawn: Mapping[str, Any], report: TrialReport) -> None:
         self.note_report(trial, report)
@@ -86,9 +68,11 @@ class RunProgress(TrialProgress):
         self.display.print(f"[{len(self.done) + len(self.failed)}/{len(self.runs)}] {self.runs[number].path} {how}")
         self._show(number)
 
-    def _show(self, changed: int | None = None) -> None:
-        if changed is not None:
-            self._trackers.update(self.runs[changed].path)
+    def _show(self, changed: int) -> None:
+        path = self.runs[changed].path
+        for tracker in self._trackers:
+            if path in tracker.collection.runs:
+                tracker.update([path])
         facts = {"running": f"{len(self.running)}"}
         if self.failed:
             facts["failed"] = f"{len(self.failed)}"

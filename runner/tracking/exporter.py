@@ -96,7 +96,7 @@ class CollectionTracker:
     """Write `collection.json` of a suite or sweep and export it with its runs; problems are printed, not raised."""
 
     def __init__(self, exporter: Exporter, collection: Collection) -> None:
-        self.collection = collection
+        self.collection, self.is_written = collection, False
         self._exporter = exporter
 
     def update(self, runs: Sequence[str], **changes: object) -> None:
@@ -104,7 +104,7 @@ class CollectionTracker:
         runs = tuple(dict.fromkeys([*self.collection.runs, *runs]))
         self.collection = self.collection.model_copy(update={"runs": runs, **changes})
         try:
-            self.collection = write_collection(self._exporter.remote.local, self.collection)
+            self.collection, self.is_written = write_collection(self._exporter.remote.local, self.collection), True
         except (UserError, OSError) as error:
             report(f"{error}; the runs go on")
         self._exporter.post(self.collection.path, *runs)
