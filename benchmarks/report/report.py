@@ -14,7 +14,7 @@ from benchmarks.plots.runs import cost_plots, score_histograms
 from benchmarks.plots.style import Plots
 from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, Picture, draw_picture, load_picture, write_page
-from benchmarks.report.sections import Problem, Section, read_runs, read_sections
+from benchmarks.report.sections import STATES, Problem, Section, read_runs, read_sections
 from benchmarks.results.frame import Selected, run_folders
 from benchmarks.tables.summary import describe_best
 from procap.errors import UsageError, UserError
@@ -144,6 +144,7 @@ def _make_part(section: Section, choices: ReportChoices, problems: list[Problem]
         **vars(section),
         "ui": shlex.join(ui),
         "state": section.state,
+        "unfinished": dict(sorted(section.unfinished.items(), key=lambda item: STATES.index(item[1].status))),
         "best": describe_best(tables[0]) if tables and len(section.frame) else "",
         "tables": tables,
         "pictures": _make_pictures(section, attempt),

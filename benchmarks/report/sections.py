@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in
-from benchmarks.results.frame import Selected, make_frame, make_records, run_folders
+from benchmarks.results.frame import Selected, make_frame, read_records, run_folders
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.plans import last_options
@@ -40,8 +40,7 @@ Folders = Sequence[tuple[RunFolder, RunConfig]]
 class Section:
     """A part of the report: a suite, a sweep, or runs of neither.
 
-    frame: its results, with a column `title`. unfinished: runs with missing results, the worst first. suite_results: of
-    a suite.
+    frame: its results, with a column `title`. unfinished: runs with missing results. suite_results: of a suite.
     """
 
     name: str
@@ -103,9 +102,9 @@ def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None
     open_targets: dict[str, list[str]] = {}
     for path, target in done.missing:
         open_targets.setdefault(path, []).append(target)
-    errors = collection.failed, done.unreadable
+    failed, unreadable = collection.failed, done.unreadable
     unfinished = {
-        path: read_unfinished(RunFolder(results / path), path, *errors, targets)
+        path: _read_unfinished(RunFolder(results / path), targets, failed.get(path, ""), unreadable.get(path, ""))
         for path, targets in open_targets.items()
     }
     # `number` in the frame is the index of a variant.
@@ -116,25 +115,19 @@ def _read_suite(folder: Path, word: str | None, results: Path, data: Path | None
         done.frame.assign(title=done.frame.number.map(titles)),
         done.paths,
         lambda: [*done.make_tables(), *unknown_of_runs(done.frame, reference)],
-        _sort(unfinished),
+        unfinished,
         done,
     )
 
 
-def read_unfinished(
-    folder: RunFolder, path: str, failed: Mapping[str, str], unreadable: Mapping[str, str], targets: Sequence[str] = ()
-) -> RunState:
-    """Read the state of an unfinished run. failed, unreadable: errors by run. targets: those without a result."""
-    state, failure = read_stored_state(folder, tuple(targets)), failed.get(path, "")
-    if state.status == "broken" or path in unreadable:
-        return RunState("broken", reason=state.reason or unreadable[path])
+def _read_unfinished(folder: RunFolder, targets: Sequence[str] = (), failure: str = "", why: str = "") -> RunState:
+    """Read the state of an unfinished run. targets: without a result. failure: last error. why: it is unreadable."""
+    state = read_stored_state(folder, tuple(targets))
+    if state.status == "broken" or why:
+        return RunState("broken", reason=state.reason or why)
     if state.is_trained:
         return RunState("not evaluated", reason=", ".join(filter(None, [*targets, failure])))
     return RunState("failed" if failure else state.status, reason=failure or state.reason)
-
-
-def _sort(unfinished: Mapping[str, RunState]) -> dict[str, RunState]:
-    return dict(sorted(unfinished.items(), key=lambda item: STATES.index(item[1].status)))
 
 
 def read_runs(folders: Folders, heading: str, selected: Selected, reference: str = "") -> Section:
@@ -150,19 +143,13 @@ def read_runs(folders: Folders, heading: str, selected: Selected, reference: str
 
 
 def _read_results(folders: Folders, selected: Selected = lambda *_: True) -> tuple[pd.DataFrame, dict[str, RunState]]:
-    records, unfinished = [], {}
-    for folder, config in folders:
-        evaluations, unreadable = [], {}
-        try:
-            if training := folder.read_training():
-                evaluations = folder.read_evaluations()
-                shown = (each for each in evaluations if selected(config.path, config, each.settings))
-                records += list(make_records(folder, config, training, shown))
-        except UserError as error:
-            evaluations, unreadable[config.path] = [], str(error)
-        if not evaluations:
-            unfinished[config.path] = read_unfinished(folder, config.path, {}, unreadable)
-    return make_frame(records), _sort(unfinished)
+    broken: dict[str, UserError] = {}
+    frame = make_frame(read_records(folders, broken.__setitem__, selected))
+    return frame, {
+        config.path: _read_unfinished(folder, why=str(broken.get(config.path, "")))
+        for folder, config in folders
+        if config.path in broken or not (folder.train_file.exists() and folder.result_files())
+    }
 
 
 def _read_sweep(folder: Path, session: Session) -> Section:

@@ -140,23 +140,28 @@ def read_frame(results: Path, on_error: OnError, selected: Selected, evaluation:
 
     Warns of runs that are not finished, and of those at another depth of the folder, which have no rows.
     """
-    records: list[dict[str, Any]] = []
     deeper = [file.parent for file in sorted(results.glob(f"*/{RUNS}/config.json"))]
     deeper = [path for path in deeper if selected("/".join(path.parts[-6:]), None, EvalSettings())]
-    left_out = {"is not finished": [], "is deeper in the folder": deeper}
-    for folder, config in run_folders(results, on_error, selected):
-        try:
-            if training := folder.read_training():
-                shown = (each for each in folder.read_evaluations() if selected(config.path, config, each.settings))
-                records += list(make_records(folder, config, training, shown))
-            else:
-                left_out["is not finished"].append(folder.path)
-        except UserError as error:
-            on_error(config.path, error)
-    for why, paths in left_out.items():
+    folders = run_folders(results, on_error, selected)
+    unfinished = [folder.path for folder, _ in folders if not folder.train_file.exists()]
+    for why, paths in {"is not finished": unfinished, "is deeper in the folder": deeper}.items():
         if paths:
             warnings.warn(f"{plural(len(paths), 'run')} left out, such as {paths[0]}, which {why}", stacklevel=3)
+    records = read_records(folders, on_error, selected)
     return make_frame(record for record in records if evaluation in (None, record["evaluation"]))
+
+
+def read_records(
+    folders: Iterable[tuple[RunFolder, RunConfig]], on_error: OnError, selected: Selected
+) -> Iterator[dict[str, Any]]:
+    """Make the rows of the selected results of finished runs; `on_error` gets the runs that cannot be read."""
+    for folder, config in folders:
+        try:
+            if training := folder.read_training():
+                shown = [each for each in folder.read_evaluations() if selected(config.path, config, each.settings)]
+                yield from list(make_records(folder, config, training, shown))
+        except UserError as error:
+            on_error(config.path, error)
 
 
 def run_folders(results: Path, on_error: OnError, selected: Selected) -> list[tuple[RunFolder, RunConfig]]:
