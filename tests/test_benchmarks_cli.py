@@ -365,7 +365,7 @@ def test_a_dry_run_says_what_a_training_needs_that_is_not_here(capsys, tmp_path,
     code, out, err = run(capsys, "train", *words, *weights, "--dry-run", "--json")
     needs = {entry["run"].split("/ViT")[0]: entry["needs"] for entry in json.loads(out)["runs"]}
     assert code == 0 and "needs" in err.splitlines()[0]
-    get = "weights of ViT-B-16 (598 MB): --download, or procap fetch backbone ViT-B-16"
+    get = "weights of ViT-B-16: --download, or procap fetch backbone ViT-B-16"
     get += " --pretrained dfn2b"
     assert needs["base/caltech101/coop"] == ["caltech101, not packed: procap data fetch caltech101", get]
     assert needs["base/digits/coop"][0].startswith("--shots 500: the largest base class of 'digits' has")

@@ -6,7 +6,6 @@ an idle device.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import note
+from benchmarks.results.frame import digest_of
 from benchmarks.runtime.settings import Settings, make_settings
 from benchmarks.tables.speed import SCHEMA, choose_settings, load_runtime_reports
 from procap.errors import UsageError
@@ -91,10 +91,13 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) ->
 def write(report: dict[str, Any], settings: Settings, session: Session) -> None:
     """Write the measurements below the results."""
     # Only the same measurement replaces another in its folder.
-    digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode()).hexdigest()[:8]
     weights = [] if settings.pretrained is None else [Path(settings.pretrained).stem]
-    words = settings.backbone, *weights, *settings.precisions, report["environment"]["gpu"] or "CPU", digest
-    folder = session.runtime.results / "runtime" / re.sub(r"\W+", "-", "-".join(words).lower(), flags=re.ASCII)
+    words = settings.backbone, *weights, *settings.precisions, report["environment"]["gpu"] or "CPU"
+    folder = (
+        session.runtime.results
+        / "runtime"
+        / re.sub(r"\W+", "-", "-".join([*words, digest_of(asdict(settings))]).lower(), flags=re.ASCII)
+    )
     report["folder"] = str(folder)
     write_json(folder / "runtime.json", report)
     session.remote.push("runtime")

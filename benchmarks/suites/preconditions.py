@@ -66,25 +66,15 @@ def list_needs(run: RunSpec, data: Path) -> list[str]:
 
 
 def _missing_weights(backbone: str, pretrained: str | None) -> list[str]:
-    """Describe weights that are not on this machine, with their size in float32; empty for others."""
-    import torch
-
-    from procap.clip import CLIP
-    from procap.weights.architectures import geometry_from_config, model_configs, plain_towers
+    """Describe weights that are not on this machine; empty for others."""
+    from procap.weights.architectures import model_configs
 
     try:
         check_weights([(backbone, pretrained)])
     except UserError as error:
-        config = model_configs().get(backbone)
-        if not config:
-            return [str(error)]
-        size = ""
-        if len(plain_towers(config)) == 2:
-            with torch.device("meta"):
-                clip = CLIP(geometry_from_config(config, quick_gelu=False))
-            size = f" ({sum(weight.nbytes for weight in clip.state_dict().values()) / 1e6:,.0f} MB)"
         tag = f" --pretrained {pretrained}" if pretrained else ""
-        return [f"weights of {backbone}{size}: --download, or procap fetch backbone {backbone}{tag}"]
+        get = f"weights of {backbone}: --download, or procap fetch backbone {backbone}{tag}"
+        return [get if backbone in model_configs() else str(error)]
     return []
 
 
