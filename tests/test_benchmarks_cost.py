@@ -55,6 +55,14 @@ def test_a_run_on_all_classes_counts_by_its_accuracy_on_all(tmp_path):
     assert averages(tmp_path).accuracy.to_dict() == {"CoOp": 90.0, "MaPLe": 80.0}
 
 
+def test_halves_of_base_classes_count_by_their_harmonic_mean(tmp_path):
+    for method, novel in (("coop", 30), ("maple", 50)):
+        config = put_run(tmp_path, method, "shapes", classes="dev-base")
+        put_score(tmp_path, config, "shapes:dev-base:val", round(140 - 1.8 * novel), 100)
+        put_score(tmp_path, config, "shapes:dev-novel:val", novel, 100)
+    assert averages(tmp_path).accuracy.to_dict() == pytest.approx({"MaPLe": 50.0, "CoOp": 2 * 86 * 30 / 116})
+
+
 def test_the_report_of_plain_runs_begins_with_the_best_method_and_has_both_plots(results, tmp_path):
     put_halves(results, "maple", "tiles", (90, 100), (90, 100))
     for method, right in (("coop", 50), ("maple", 90)):
@@ -65,6 +73,7 @@ def test_the_report_of_plain_runs_begins_with_the_best_method_and_has_both_plots
     assert summary in page.split("<main")[0]
     names = {path.name for path in (tmp_path / "page" / "figures").iterdir()}
     assert {"accuracy-bars.svg", "cost.pdf"} <= names
+    assert "of the harmonic mean of base and novel, against the cost of a training" in page
 
 
 def test_rows_with_different_seeds_have_no_summary(results):

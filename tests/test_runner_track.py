@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import tracked_runs
+from made_results import put_run, put_score
 from rank_processes import run_ranks
 
 from benchmarks.cli import main
@@ -24,6 +25,7 @@ from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
 from runner.session import Session
 from runner.tracking import exporter as exporter_module
+from runner.tracking.content import run_content
 from runner.tracking.store import PARENT_TAG, TrackingStore, sync
 from runner.train import train_run
 
@@ -171,6 +173,13 @@ def test_an_accuracy_of_base_classes_alone_is_no_accuracy_beside_harmonic_means(
     export()
     (run,) = runs_of(store, folder)
     assert run.data.metrics["accuracy/base"] == 75.0 and "accuracy" not in run.data.metrics
+
+
+def test_the_accuracy_of_a_run_on_all_classes_is_that_on_all(tmp_path):
+    config = put_run(tmp_path, "coop", "shapes", classes="all")
+    for classes, correct in (("all", 90), ("base", 50), ("novel", 50)):
+        put_score(tmp_path, config, f"shapes:{classes}", correct, 100)
+    assert run_content(RunFolder(tmp_path / config.path)).metrics["accuracy"] == 90.0
 
 
 def test_a_new_result_replaces_the_old_one_and_parts_and_other_settings_do_not_count(store, folder, export):

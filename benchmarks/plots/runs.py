@@ -41,12 +41,14 @@ def average_results(frame: pd.DataFrame) -> pd.DataFrame:
     is_own = (frame.target_dataset == frame.dataset) & ((frame.classes != "all") | (frame.target_classes == "all"))
     tests = frame[(frame.split == "test") & is_own & ~frame.limited]
     tests = tests if len(tests) else frame
-    by_classes = tests.pivot_table(index=["title", "dataset"], columns="target_classes", values="accuracy")
+    # Also of halves of the base classes, on which `procap sweep --metric held-out` validates.
+    halves = tests.target_classes.str.removeprefix("dev-")
+    by_classes = tests.assign(half=halves).pivot_table(index=["title", "dataset"], columns="half", values="accuracy")
     validation = "" if (tests.split == "test").any() else "validation "
-    accuracy, measure = by_classes.mean(axis="columns"), f"mean {validation}accuracy"
+    accuracy, measure = by_classes.mean(axis="columns"), f"mean over data sets and seeds of {validation}accuracy"
     if {"base", "novel"} <= {*by_classes}:
         harmonic = 2 * by_classes["base"] * by_classes["novel"] / (by_classes["base"] + by_classes["novel"])
-        measure = "accuracy, after base classes the harmonic mean of base and novel"
+        measure += ", after base classes of the harmonic mean of base and novel"
         # An accuracy of base classes alone is not compared with harmonic means.
         accuracy = harmonic.fillna(accuracy.where(by_classes["base"].isna()))
     by_dataset = accuracy.unstack("dataset").dropna()
@@ -105,7 +107,7 @@ def accuracy_against_cost(means: pd.DataFrame) -> Figure | None:
         axes.minorticks_off()
         axes.set_xlabel(label)
         style.grid(axes, "both")
-    style.heading(figure, "Accuracy against the cost of a training, means over data sets and seeds")
+    style.heading(figure, f"{means.measure.iloc[0].capitalize()},\nagainst the cost of a training")
     style.legend(figure)
     return figure
 

@@ -131,8 +131,8 @@ def _epoch_curves(
 def result_metrics(config: RunConfig, evaluations: Iterable[EvalResult]) -> dict[str, float]:
     """Return accuracies in percent and FPS of a finished run, few enough for MLflow's pages.
 
-    `accuracy` is the harmonic mean over base and novel classes of the run's data set, on other classes the accuracy on
-    those; `accuracy/transfer` the mean over other sets. Limited results, and those under other settings, are left out.
+    `accuracy` is the harmonic mean over base and novel classes of the run's data set, after all classes the accuracy on
+    them; `accuracy/transfer` the mean over other sets. Limited results, and those under other settings, are left out.
     """
     whole = [result for result in evaluations if not result.limited and not result.settings.name]
     metrics: dict[str, float] = {}
@@ -145,7 +145,7 @@ def result_metrics(config: RunConfig, evaluations: Iterable[EvalResult]) -> dict
             transfer.append(result.accuracy)
     if transfer:
         metrics["accuracy/transfer"] = statistics.fmean(transfer)
-    if {"accuracy/base", "accuracy/novel"} <= metrics.keys():
+    if config.classes != "all" and {"accuracy/base", "accuracy/novel"} <= metrics.keys():
         metrics["accuracy"] = harmonic_mean(metrics["accuracy/base"], metrics["accuracy/novel"])
     elif config.classes != "base" and f"accuracy/{config.classes}" in metrics:
         metrics["accuracy"] = metrics[f"accuracy/{config.classes}"]
