@@ -31,7 +31,7 @@ from runner.run_folders import RunFolder
 from runner.session import Run, Session
 from runner.setup import changed_file, set_up
 from runner.stop_signals import Interrupted, StopRequest
-from runner.train_step import AsyncLosses, TrainStep
+from runner.train_step import TrainStep
 from runner.trained_runs import load_teacher
 from runner.validate import Callbacks, Validator
 from shards.device.loader import DeviceTrainLoader
@@ -45,6 +45,8 @@ UNTIMED_PHASES = ("load", "compile", "tracking", "validation", "statistics")
 """Phases that are not part of the training's seconds; only runs with callbacks have `validation`."""
 MEASURE_STEPS = 50
 """Gradient norms of loss terms are measured after an epoch, and no more often than once in this many steps."""
+PENDING_STEPS = 32
+"""After how many steps the host reads the losses of a GPU, for which it waits; those of a CPU are there at once."""
 MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
 
@@ -205,7 +207,7 @@ def train_epochs(training: ResumableTraining, validator: Validator, epochs: int)
 class TrainLoop:
     """The steps of a training. It can start anywhere, because draws are seeded by epoch, step or image.
 
-    The host runs ahead of a GPU: `state` counts steps whose losses have arrived, `losses` holds those of later ones.
+    The host runs ahead of a GPU: `state` counts steps whose losses were read, `_pending` holds those of later ones.
     """
 
     def __init__(self, training: ResumableTraining, stop: StopRequest, display: ProgressDisplay) -> None:
@@ -218,7 +220,8 @@ class TrainLoop:
         device = self.method.clip.device
         self.graphs = training.setup.acceleration.graphs and self.runtime.engine == "ddp"
         self.train_step = TrainStep(training.engine, self.meter, graphs=self.graphs)
-        self.losses = AsyncLosses(device)
+        self._pending: list[Tensor] = []
+        self._most_pending = PENDING_STEPS if device.type == "cuda" else 1
         # A measurement takes about two steps: at most 5 % of the training, apart from that after the last epoch.
         epochs = self.config.recipe.epochs
         self._measure_every = -(-MEASURE_STEPS * epochs // max(1, self.step_schedule.total))
@@ -237,7 +240,7 @@ class TrainLoop:
         for images, labels in self.meter.iterate("data", moved):
             self._take_step(epoch, images, labels)
             self._save_or_stop()
-        self._count_losses(wait=True)
+        self._count_losses()
         self.meter.settle()
         self.method.end_epoch(epoch, self.config.recipe)
         if average := self.training.average:
@@ -249,16 +252,14 @@ class TrainLoop:
 
     def _take_step(self, epoch: int, images: Tensor, labels: Tensor) -> None:
         """Take the next step on a batch, without waiting for its losses."""
-        # The state lags behind by the steps whose losses a GPU has not delivered yet.
-        number = self.state.step + len(self.losses)
+        number = self.state.step + len(self._pending)
         stage = self.step_schedule.stage(number)
         if stage != self.state.stage:
-            self._count_losses(wait=True)
+            self._count_losses()
             self.training.begin_stage(stage)
             # A CUDA graph replays the work of one stage.
             self.train_step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
-        rates = self.step_schedule.rates(number, epoch)
-        self.training.engine.set_rates(rates)
+        self.training.engine.set_rates(self.step_schedule.rates(number, epoch))
         batch = Batch.make(self.method, self.config.seed, number, images, labels)
         if self.train_step.needs_capture:
             with self.meter.phase("compile", in_step=False):
@@ -271,38 +272,34 @@ class TrainLoop:
                 if not outcome[-1].item():
                     break
                 outcome = self.train_step(batch)
-        self.losses.send(outcome)
+        self._pending.append(outcome)
         self.meter.step(self.step_schedule.images(number))
-        loss = self._count_losses()
-        if loss is not None:
-            position = f"{epoch + 1}/{self.config.recipe.epochs}"
-            self.display.update(self.state.step, epoch=position, loss=loss, lr=rates[0])
 
     def _save_or_stop(self) -> None:
         """Save the state if it is time on rank 0, or stop if a rank has got a signal: all ranks at the same step."""
         # The clock of one rank decides, because those of several would not agree on a step.
         is_due = self.group.ranks.is_first and self.training.is_due(self.runtime.state_seconds)
         flags = self.group.exchange_flags(save=is_due, signum=self.stop.signum)
-        if flags.save or flags.signum:
-            self._count_losses(wait=True)
-            if flags.signum:
-                self.training.stop(flags.signum)
+        if flags.save or flags.signum or len(self._pending) >= self._most_pending:
+            self._count_losses()
+        if flags.signum:
+            self.training.stop(flags.signum)
+        if flags.save:
             self.training.save()
 
-    def _count_losses(self, *, wait: bool = False) -> float | None:
-        """Add the losses that have arrived to the state, with `wait` all of them; returns the last loss, if any."""
-        loss = None
-        if wait:
-            # A rank that waits for its device alone would not notice that another rank is lost, whose part never comes.
-            self.group.wait_until(self.losses.have_arrived)
-        for values in self.losses.take(everything=wait):
-            *terms, loss, skipped = values
+    def _count_losses(self) -> None:
+        """Add the losses of the steps so far to the state, and show the last one; waits for a GPU."""
+        for outcome in self._pending:
+            *terms, loss, skipped = outcome.tolist()
             named_terms = dict(zip(self.train_step.names, terms, strict=True))
             # Raised before the step is counted: no saved state holds weights after such a loss.
             if not math.isfinite(loss):
                 raise self._diverged(named_terms)
             self.state.count(self.step_schedule.images(self.state.step), named_terms, bool(skipped))
-        return loss
+            rate = self.step_schedule.rates(self.state.step - 1, self.state.epoch)[0]
+            position = f"{self.state.epoch + 1}/{self.config.recipe.epochs}"
+            self.display.update(self.state.step, epoch=position, loss=loss, lr=rate)
+        self._pending.clear()
 
     def _diverged(self, terms: Mapping[str, float]) -> UserError:
         """Make the error for a loss that is not finite."""

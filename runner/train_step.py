@@ -1,12 +1,9 @@
 """Take a training step (loss terms, gradients, update), eagerly or with replays of CUDA graphs.
 
-A step never makes the host wait for the device; loss terms reach the host through `AsyncLosses`. Shapes: T loss terms.
+A step never makes the host wait for the device. Shapes: T loss terms.
 """
 
 from __future__ import annotations
-
-from collections import deque
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +12,6 @@ from procap.methods.hooks import GradientRule
 from runner.cuda_graphs import capture_objective
 from runner.engine import Batch, Engine, Objective
 from runner.meters import Meter
-from shards.transfer import staging
-
-MAX_PENDING_STEPS = 32
-"""How many steps the host may run ahead of the device."""
 
 
 class TrainStep:
@@ -77,41 +70,3 @@ class TrainStep:
             self.engine.update()
         terms = terms.detach()
         return torch.cat([terms, terms.sum()[None], self.engine.skipped[None]])
-
-
-class AsyncLosses:
-    """Copy loss terms from the device to the host without waiting, in order of the steps."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        # torch.cuda, or torch.cpu, whose events have always happened.
-        self._module = torch.get_device_module(device)
-        self._waiting: deque[tuple[Tensor, torch.cuda.Event]] = deque()
-
-    def __len__(self) -> int:
-        """Number of steps whose terms were sent and not yet taken."""
-        return len(self._waiting)
-
-    def send(self, terms: Tensor) -> None:
-        """Start the copy of terms [T + 2]."""
-        copied = staging(terms.shape, terms.dtype, self._device)
-        # In the stream before the next step overwrites `terms`. Only a copy to page-locked memory does not block.
-        copied.copy_(terms, non_blocking=True)
-        arrived = self._module.Event()
-        arrived.record(self._module.current_stream(self._device))
-        self._waiting.append((copied, arrived))
-
-    def have_arrived(self) -> bool:
-        """Whether the terms of all steps so far have arrived."""
-        return not self._waiting or self._waiting[-1][1].query()
-
-    def take(self, *, everything: bool = False) -> Iterator[list[float]]:
-        """Yield the terms that have arrived; with `everything`, wait for all of them."""
-        while self._waiting:
-            terms, arrived = self._waiting[0]
-            if not arrived.query():
-                if not everything and len(self._waiting) <= MAX_PENDING_STEPS:
-                    return
-                arrived.synchronize()
-            self._waiting.popleft()
-            yield terms.tolist()

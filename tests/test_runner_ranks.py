@@ -171,25 +171,6 @@ def train_for_ever(group, trouble, unlucky, silent):
         ddp(torch.ones(2, 4)).sum().backward()
 
 
-def wait_for_a_lost_rank() -> None:
-    """Rank 1 dies while both wait for their device, which waits for rank 1 for ever."""
-    with init_process_group(ranks_from_environment(), CPU) as group:
-        looks = iter(range(100))
-
-        def is_done() -> bool:
-            if group.rank == 1 and next(looks) == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return False
-
-        group.wait_until(lambda: True)
-        group.wait_until(is_done)
-
-
-def test_a_rank_that_waits_for_its_device_notices_that_another_is_lost():
-    ends = run_ranks(2, wait_for_a_lost_rank)
-    assert ends[1].code == -signal.SIGKILL and "lost the connection to another rank" in ends[0].err
-
-
 def wait_until_still(pid: int) -> None:
     """Until a process is stopped or gone."""
     with suppress(psutil.NoSuchProcess):

@@ -16,9 +16,8 @@ from runner.cuda_graphs import GraphedFunction
 from runner.engine import Batch, Engine
 from runner.meters import Meter
 from runner.planning import plan_run
-from runner.train_step import AsyncLosses, TrainStep
+from runner.train_step import TrainStep
 
-CPU = torch.device("cpu")
 TRAINED = ["coop", "cocoop", "maple", "procap"]
 TWO_RATES = {"logvar_lr_scale": 3.0}
 """Option of ProCAP under which its parameters are in two groups with learning rates of their own."""
@@ -186,15 +185,6 @@ def test_an_evaluation_that_reads_a_number_back_runs_eagerly_with_a_warning(
     assert "evaluated batches run eagerly" in caplog.text and not emulated_graphs.captured
 
 
-def test_terms_arrive_in_the_order_of_the_steps():
-    arrivals = AsyncLosses(CPU)
-    for number in range(3):
-        arrivals.send(torch.tensor([float(number), 1.0]))
-    assert len(arrivals) == 3
-    assert list(arrivals.take()) == [[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]]
-    assert not len(arrivals)
-
-
 @pytest.fixture(scope="module")
 def gpu_clip(tiny_geometry):
     from procap.clip import CLIP
@@ -233,15 +223,3 @@ def test_cuda_graphs_replay_evaluation(gpu_clip, tiny_space, name):
     assert replayed._graph is not None
     for images, logits in zip(batches, given, strict=True):
         torch.testing.assert_close(logits, classify(images), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.gpu
-def test_terms_arrive_late_and_in_order():
-    arrivals, sent = AsyncLosses(torch.device("cuda")), torch.empty(2, device="cuda")
-    seen = []
-    for number in range(100):
-        arrivals.send(sent.fill_(number))
-        seen += list(arrivals.take())
-    assert len(arrivals) <= 33
-    seen += list(arrivals.take(everything=True))
-    assert seen == [[float(number)] * 2 for number in range(100)]

@@ -24,7 +24,6 @@ from runner.config import RunConfig
 from runner.meters import Meter
 from runner.setup import build_initial_method, label_space, make_eval_transform, train_augment, train_loader
 from runner.step_schedule import StepSchedule
-from runner.train_step import AsyncLosses
 from shards.device.loader import DeviceTrainLoader
 from shards.image_selection import TargetImages, TrainingSelection, select_target_images, select_training_images
 from shards.loader import LoaderOptions, TrainLoader, evaluation_batches
@@ -77,26 +76,22 @@ class Case:
             self.method.training_images = self.loader
             self.step_schedule = StepSchedule(config.recipe, self.loader, self.method)
             self.total_steps = self.step_schedule.total
-            self._losses = AsyncLosses(self.device)
             self._batches = self._epochs(self.training)
 
     def train_round(self, steps: int) -> None:
         """Take the next `steps` training steps, or fewer at the end of the training."""
         assert self.training is not None
         before = sum(self.meter.phases[name] for name in MODEL)
-        done, losses = self.steps_done, []
+        done, outcome = self.steps_done, None
         with timed(self.device) as timing:
             for images, labels in islice(self._batches, min(steps, self.total_steps - done)):
-                # The last two numbers of a step are its loss and whether it was skipped.
-                self._losses.send(self.training(self.training.batch(images, labels, self.steps_done)))
+                outcome = self.training(self.training.batch(images, labels, self.steps_done))
                 self.meter.step(len(images))
                 self.steps_done += 1
-                losses += [terms[-2] for terms in self._losses.take()]
-            # Waits for the last step, inside the timed block.
-            losses += [terms[-2] for terms in self._losses.take(everything=True)]
         self.meter.settle()
-        if self.steps_done > done:
-            self.last_loss = losses[-1]
+        if outcome is not None:
+            # The last two numbers of a step are its loss and whether it was skipped.
+            self.last_loss = outcome[-2].item()
             self.train_seconds.append(timing.seconds)
             model = sum(self.meter.phases[name] for name in MODEL) - before
             self.step_seconds.append(model / (self.steps_done - done))

@@ -5,7 +5,6 @@ Shapes: W ranks, N rows of one rank, R rows of all.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -18,9 +17,6 @@ from procap.errors import UserError
 from runner.distributed.ranks import Ranks
 
 T = TypeVar("T")
-
-POLL_SECONDS = 0.001
-"""Pause between two looks at the device of each rank; a step takes several times as long."""
 
 
 class Flags(NamedTuple):
@@ -129,15 +125,6 @@ class ProcessGroup:
         flags = torch.tensor([save, signum])
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.flag_group)
         return Flags(bool(flags[0]), int(flags[1]))
-
-    def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Wait until `is_done` on all ranks. Raises RuntimeError as soon as a rank is lost, also if it never is."""
-        while self.size > 1:
-            done = torch.tensor(int(is_done()))
-            dist.all_reduce(done, dist.ReduceOp.MIN, group=self.flag_group)
-            if done:
-                return
-            time.sleep(POLL_SECONDS)
 
     def barrier(self) -> None:
         """Wait until every rank calls this. Raises RuntimeError naming a rank that does not come in time."""
