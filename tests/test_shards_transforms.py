@@ -162,16 +162,6 @@ def test_crops_of_any_size_are_those_of_pillow(device, many):
     assert torch.equal(on_device(augment, device, images, views), by_pillow(augment, images, views))
 
 
-def test_images_of_any_sizes_go_to_a_gpu_in_one_copy(monkeypatch):
-    monkeypatch.setattr(transfer, "staging", lambda shape, dtype, device: torch.empty(shape, dtype=dtype))
-    images = [torch.arange(rows * 6, dtype=torch.uint8).view(rows, 2, 3) for rows in (1, 4, 2)]
-    with CudaDevice():
-        moved = transfer.upload_all(images, DEVICE)
-        assert len({image.content.untyped_storage().data_ptr() for image in moved}) == 1
-        for image, copy in zip(images, moved, strict=True):
-            assert copy.device == DEVICE and torch.equal(copy.cpu(), image)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("extreme", [False, True])
 def test_photographs_seen_by_a_vit_are_those_of_pillow(device, extreme):

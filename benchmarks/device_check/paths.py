@@ -33,7 +33,7 @@ from runner.cuda_graphs import GraphedFunction
 from runner.engine import autocast
 from shards.device.crops import DeviceResize
 from shards.rng import generator
-from shards.transfer import SideStream, upload
+from shards.transfer import upload
 from shards.transforms import EvalTransform, TrainAugment
 
 BATCHES, IMAGES, SIZE = 10, 8, 224
@@ -45,26 +45,18 @@ WIDTHS = (768, 512)
 
 
 def check_images(case: DeviceCase) -> dict[str, Any]:
-    """Compare crops and resized images of the device bit for bit with Pillow's, while another stream works."""
+    """Compare crops and resized images of the device bit for bit with Pillow's."""
     augment = TrainAugment(SIZE, OPENAI_MEAN, OPENAI_STD)
     transform = EvalTransform(SIZE, OPENAI_MEAN, OPENAI_STD)
-    side, draw = SideStream(case.device), np.random.default_rng(0)
-    crops, resize = DeviceResize(augment, side.device), DeviceResize(transform, side.device)
-    if case.on_gpu:
-        # The default stream stays busy, so that images must wait for their own stream alone.
-        busy = torch.randn(4096, 4096, device=case.device)
-        for _ in range(200):
-            busy = torch.tanh(busy @ busy)
+    draw = np.random.default_rng(0)
+    crops, resize = DeviceResize(augment, case.device), DeviceResize(transform, case.device)
     for number in range(BATCHES):
         images = [smooth_noise(draw, *draw.integers(SIZE, 2 * SIZE, 2)) for _ in range(IMAGES)]
         draws = generator(0, "views", number)
         views = [augment.draw_view(image.width, image.height, draws) for image in images]
-
-        def work() -> tuple[Tensor, ...]:
-            pixels = [upload(torch.from_numpy(np.array(image)), side.device) for image in images]  # noqa: B023
-            return crops.make_views([rows.transpose(1, 2) for rows in pixels], views), resize.make_centres(pixels)  # noqa: B023
-
-        cropped, resized = side.run(work)()
+        pixels = [upload(torch.from_numpy(np.array(image)), case.device) for image in images]
+        cropped = crops.make_views([rows.transpose(1, 2) for rows in pixels], views)
+        resized = resize.make_centres(pixels)
         plain = [augment.normalise(view.cut(image, SIZE)) for image, view in zip(images, views, strict=True)]
         if not torch.equal(cropped.cpu(), torch.stack(plain)):
             raise UserError(f"crops of batch {number} are not Pillow's")

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shards.images import shorter_side
-from shards.transfer import staging, upload
+from shards.transfer import upload
 from shards.transforms import ImageTransform, TrainAugment, View
 
 COEFFICIENT_BITS = 22
@@ -167,8 +167,8 @@ class DeviceResize:
         """
         rows = [taps(*length) for length in lengths]
         count = max(digits.shape[2] for _, digits in rows)
-        firsts = staging((len(rows), 1, self.size, 1), torch.int64, self.device)
-        digits = staging((len(rows), 2, self.size, count), torch.float32, self.device).zero_()
+        firsts = torch.empty(len(rows), 1, self.size, 1, dtype=torch.int64)
+        digits = torch.zeros(len(rows), 2, self.size, count)
         for number, ((_, new), (first, values)) in enumerate(zip(lengths, rows, strict=True)):
             # Rounded as `EvalTransform.crop` does.
             begin = round((new - self.size) / 2)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import partial
 from typing import TypeGuard
 
 import numpy as np
@@ -24,7 +24,7 @@ from shards.eval_views import AnyEvalTransform
 from shards.loader import BATCHES_AHEAD, CACHE_BYTES, LoaderOptions, TrainLoader, read_batches
 from shards.reader import ImageList, LazyImage
 from shards.tasks import prefetch, thread_pool
-from shards.transfer import SideStream, upload, upload_all
+from shards.transfer import upload
 from shards.transforms import EvalTransform, TrainAugment, View
 
 
@@ -49,7 +49,6 @@ class DeviceTrainLoader(TrainLoader):
 
     The pixels of up to `device_bytes` of images stay on the device (default: a quarter of its free memory, on a CPU
     what `TrainLoader` keeps). Images beyond that are kept and augmented as `TrainLoader` does, and uploaded.
-    On CUDA the work on a batch is issued on a side stream up to `BATCHES_AHEAD` batches before its turn.
     """
 
     def __init__(
@@ -62,11 +61,9 @@ class DeviceTrainLoader(TrainLoader):
         device: torch.device,
     ) -> None:
         super().__init__(images, batch_size, augment, seed, options)
-        self._side = SideStream(device)
-        self.device = self._side.device
-        room = options.device_bytes
+        self.device, self._resize, room = device, DeviceResize(augment, device), options.device_bytes
         if room is None:
-            room = torch.cuda.mem_get_info(self.device)[0] // 4 if device.type == "cuda" else CACHE_BYTES
+            room = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else CACHE_BYTES
         self._room = room
         self._on_device: dict[int, Tensor] = {}  # [H, 3, W] uint8
 
@@ -77,10 +74,12 @@ class DeviceTrainLoader(TrainLoader):
         lazy_images = self._decoded.lazy_images(absent)
         with thread_pool(self.options.workers, "images") as pool, closing(lazy_images):
             prepared = prefetch(batches, partial(self._prepare, pool, epoch, lazy_images), BATCHES_AHEAD)
-            with closing(prefetch(prepared, self._issue, BATCHES_AHEAD)) as issued:
-                for take in issued:
-                    images, labels = take()
-                    yield images, labels
+            with closing(prepared):
+                for batch, tasks in prepared:
+                    images = [task() for task in tasks]
+                    pixels = [self._upload(image) for image in images]
+                    views = self._resize.make_views(pixels, [image.view for image in images])
+                    yield views, upload(self.labels[batch], self.device)
 
     def _prepare(
         self, pool: ThreadPoolExecutor | None, epoch: int, lazy_images: Iterator[LazyImage], batch: list[int]
@@ -107,16 +106,6 @@ class DeviceTrainLoader(TrainLoader):
         # S x S pixels already, which the device's crop and resize of all of them leave as they are.
         return PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(view.cut(image, size)))
 
-    def _issue(self, prepared: tuple[list[int], Prepared]) -> Callable[[], tuple[Tensor, ...]]:
-        """Issue the work on a batch when its images are prepared."""
-        batch, images = prepared[0], [task() for task in prepared[1]]
-
-        def augment() -> tuple[Tensor, Tensor]:
-            crops = self._resize.make_views([self._upload(image) for image in images], [image.view for image in images])
-            return crops, upload(self.labels[batch], self.device)
-
-        return self._side.run(augment)
-
     def _upload(self, image: PreparedImage) -> Tensor:
         """Return pixels [H, 3, W] uint8 on the device."""
         if image.i in self._on_device and (image.whole or image.pixels is None):
@@ -130,11 +119,6 @@ class DeviceTrainLoader(TrainLoader):
         elif image.whole:
             self._room = 0
         return pixels
-
-    @cached_property
-    def _resize(self) -> DeviceResize:
-        # Created at the first use, on the side stream: tensors that it reads must be allocated on it.
-        return DeviceResize(self.augment, self.device)
 
 
 def _pixels(image: Image) -> Tensor:
@@ -159,9 +143,8 @@ def device_evaluation_batches(
     """Yield the batches of `evaluation_batches` with the images on `device`; what images of padding hold is undefined.
 
     part: `rank` and `world_size`, as for `evaluation_batches`.
-    On CUDA the work on a batch is issued on a side stream up to `BATCHES_AHEAD` batches before its turn.
     """
-    side, size = SideStream(device), transform.image_size
+    resize, size = DeviceResize(transform, device), transform.image_size
     labels = torch.from_numpy(images.labels)
     blank = np.zeros((size, size, 3), np.uint8)
 
@@ -175,26 +158,16 @@ def device_evaluation_batches(
         # S x S pixels already, which the device's resize to S x S leaves as they are.
         return np.array(transform.crop(fromarray(pixels)))
 
-    @cache
-    def resizer() -> DeviceResize:
-        # Created at the first use, on the side stream: tensors that it reads must be allocated on it.
-        return DeviceResize(transform, side.device)
-
     def start(batch: list[tuple[int, bytes]]) -> tuple[list[int], list[Callable[[], NDArray[np.uint8]]]]:
         tasks = [partial(read, *image) for image in batch]
         return [i for i, _ in batch], [task if pool is None else pool.submit(task).result for task in tasks]
 
-    def issue(started: tuple[list[int], list[Callable[[], NDArray[np.uint8]]]]) -> Callable[[], tuple[Tensor, ...]]:
-        indices, tasks = torch.tensor(started[0]), [torch.from_numpy(task()) for task in started[1]]
-        take = side.run(lambda: (resizer().make_centres(upload_all(tasks, side.device)),))
-        return lambda: (*take(), torch.where(indices < 0, -1, labels[indices]), indices)
-
     with (
         thread_pool(workers, "images") as pool,
         closing(read_batches(images, batch_size, **part)) as batches,
-        # The inner one starts decoding in threads, the outer one issues device work on images that are decoded.
-        closing(prefetch(prefetch(batches, start, BATCHES_AHEAD), issue, BATCHES_AHEAD)) as issued,
+        closing(prefetch(batches, start, BATCHES_AHEAD)) as started,
     ):
-        for take in issued:
-            pixels, targets, indices = take()
-            yield pixels, targets, indices
+        for numbers, tasks in started:
+            pixels = [upload(torch.from_numpy(task()), device) for task in tasks]
+            indices = torch.tensor(numbers)
+            yield resize.make_centres(pixels), torch.where(indices < 0, -1, labels[indices]), indices
