@@ -34,7 +34,7 @@ class Acceleration:
     """The accelerations that are switched on.
 
     compile: the towers' blocks by torch.compile, whose results are cached on disk for later runs.
-    graphs: training steps and evaluated batches captured as CUDA graphs and replayed.
+    graphs: training steps captured as CUDA graphs and replayed.
     images: training images decoded once, kept on the device, cropped and resized there; on a GPU evaluation images
         are resized there too.
     fused: ProCAP's cross-attention by torch.compile, level by level.

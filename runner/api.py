@@ -141,16 +141,15 @@ def features(
     plain.prepare(clip)
     # As a training on features describes its plain views.
     how = {"transform": f"{transform}, mirrored False", "precision": precision, "batch": BATCH}
+
+    def encode() -> EncodedImages:
+        start, batches = time.perf_counter(), evaluation_batches(images, transform, BATCH, opened.decoders)
+        # Each batch goes to the host, because the features of a large split may not fit next to the backbone.
+        parts = [clip.encode_image(pixels).float().cpu() for pixels, _, _ in to_device(batches, device, moved=(0,))]
+        return EncodedImages(torch.cat(parts), {"features": time.perf_counter() - start})
+
     with fitting_threads(clip, BATCH, "eval"), autocast(precision, device):
-        key, encoded = opened.read_features(clip, images, acceleration=plain, **how)
-        if encoded is None:
-            start, batches = time.perf_counter(), evaluation_batches(images, transform, BATCH, opened.decoders)
-            # Each batch goes to the host, because the features of a large split may not fit next to the backbone.
-            moved = to_device(batches, device, moved=(0,))
-            parts = [clip.encode_image(pixels).float().cpu() for pixels, _, _ in moved]
-            encoded = EncodedImages(torch.cat(parts), {"features": time.perf_counter() - start})
-            if key:
-                opened.features.write(key, encoded)
+        encoded, _ = opened.encode_once(clip, images, encode, acceleration=plain, **how)
     return ImageFeatures(encoded.features, torch.from_numpy(images.labels), selection.classnames, images.paths)
 
 

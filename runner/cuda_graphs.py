@@ -1,16 +1,15 @@
-"""Capture an objective and evaluated batches as CUDA graphs: one launch on the host instead of thousands.
+"""Capture the objective of training steps as CUDA graphs: one launch on the host instead of thousands.
 
 Captured work runs the same kernels on the same memory every time: it must not read numbers back to the host, and shapes
 must not change. After a capture that fails, the allocator of torch 2.11 and 2.12 releases no memory any more. So work
 is first tried under torch's check for synchronizations, and a capture that fails all the same ends the run. A
-`CaptureTape` finds on any device what a graph could not hold. Shapes: B images, C classes.
+`CaptureTape` finds on any device what a graph could not hold.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,84 +41,39 @@ def capture_objective(objective: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Mo
     def step() -> None:
         torch.autograd.grad(objective(*inputs).sum(), learned, allow_unused=True)
 
-    if not _runs_without_waiting(step, "steps"):
+    if not _runs_without_waiting(step):
         return None
-    with _capture_errors("steps"):
+    try:
         # It replaces the module's forward by the replay.
         torch.cuda.make_graphed_callables(objective, inputs, WARMUP_RUNS, allow_unused_input=True)
+    except Exception as error:
+        # Ending a broken capture raises another error; the one that caused it says more.
+        cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+        text = str(cause).partition("\n")[0]
+        raise UserError(f"steps cannot be captured as CUDA graphs: {text}: repeat with --accelerate off") from error
     return objective
 
 
-class GraphedFunction:
-    """A function of one tensor without gradients, captured for the first shape it gets; other shapes run eagerly."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        self._function = function
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._input: Tensor | None = None
-        self._output: Tensor | None = None
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Compute `function(images)`; the result is not overwritten by later calls."""
-        if self._input is None:
-            self._capture(images)
-        if self._graph is None or self._input is None or images.shape != self._input.shape:
-            return self._function(images)
-        self._input.copy_(images)
-        self._graph.replay()
-        assert self._output is not None
-        # The next replay writes to the same memory.
-        return self._output.clone()
-
-    def _capture(self, images: Tensor) -> None:
-        # Set before the capture: one that is not possible is not tried again, and all calls run eagerly.
-        example = self._input = images.clone()
-        if not _runs_without_waiting(lambda: self._function(example), "evaluated batches"):
-            return
-        graph = torch.cuda.CUDAGraph()
-        # Otherwise the graph could read cached casts, whose memory is released before the replay.
-        torch.clear_autocast_cache()
-        with _capture_errors("evaluated batches"), torch.cuda.graph(graph):
-            self._output = self._function(example)
-        # Casts that were cached during the capture hold no values until the replay.
-        torch.clear_autocast_cache()
-        self._graph = graph
-
-
-def _runs_without_waiting(work: Callable[[], object], what: str) -> bool:
-    """Run `work` on a side stream; whether the host need not wait for the device in it after the first runs."""
+def _runs_without_waiting(step: Callable[[], object]) -> bool:
+    """Run `step` on a side stream; whether the host need not wait for the device in it after the first runs."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     try:
         with torch.cuda.stream(stream):
             for _ in range(WARMUP_RUNS):
-                work()
+                step()
             mode = torch.cuda.get_sync_debug_mode()
             torch.cuda.set_sync_debug_mode("error")
             try:
-                work()
+                step()
             except RuntimeError as error:
-                log.warning("%s run eagerly, without CUDA graphs: %s", what, str(error).partition("\n")[0])
+                log.warning("steps run eagerly, without CUDA graphs: %s", str(error).partition("\n")[0])
                 return False
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
     finally:
         torch.cuda.current_stream().wait_stream(stream)
     return True
-
-
-@contextmanager
-def _capture_errors(what: str) -> Iterator[None]:
-    """Turn an error of a capture into a UserError that names the remedy."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        # Ending a broken capture raises another error; the one that caused it says more.
-        cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-        text = str(cause).partition("\n")[0]
-        raise UserError(f"{what} cannot be captured as CUDA graphs: {text}: repeat with --accelerate off") from error
 
 
 class CaptureError(RuntimeError):

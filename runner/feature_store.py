@@ -59,7 +59,7 @@ class FeatureStore:
         from safetensors import SafetensorError, safe_open
 
         file = self._file(key)
-        if not file.is_file():
+        if not self.most_bytes or not file.is_file():
             return None
         try:
             with safe_open(str(file), "pt") as stored:

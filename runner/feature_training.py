@@ -153,18 +153,18 @@ class SampleEncoder:
         if not len(images) or self.method.image_plan():
             return self._encode(source, prepare, len(images))
         how = {"transform": what, "precision": self.config.precision, "batch": self.config.recipe.test_batch_size}
-        session = self.session
-        key, stored = session.read_features(self.clip, images, acceleration=session.acceleration, **how)
-        if stored:
-            self.meter.add(stored.seconds, in_step=False)
-            return stored.features.to(self.clip.device)
-        start = time.perf_counter()
-        features = self._encode(source, prepare, len(images))
-        if key and session.is_first:
+
+        def encode() -> EncodedImages:
+            start = time.perf_counter()
             # The copy waits for the device.
-            encoded = EncodedImages(features.cpu(), {"features": time.perf_counter() - start})
-            session.features.write(key, encoded)
-        return features
+            features = self._encode(source, prepare, len(images)).cpu()
+            return EncodedImages(features, {"features": time.perf_counter() - start})
+
+        acceleration = self.session.acceleration
+        encoded, was_stored = self.session.encode_once(self.clip, images, encode, acceleration=acceleration, **how)
+        if was_stored:
+            self.meter.add(encoded.seconds, in_step=False)
+        return encoded.features.to(self.clip.device)
 
     @torch.no_grad()
     def _encode(self, source: ImageList | DecodedImages, prepare: Prepare, count: int) -> Tensor:

@@ -21,7 +21,6 @@ from procap.text import LabelSpace
 from runner.acceleration import Acceleration
 from runner.calibration import DECIMALS, ImagePredictions
 from runner.config import Precision
-from runner.cuda_graphs import GraphedFunction
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.engine import autocast, fitting_threads
@@ -44,9 +43,6 @@ WARMUP_BATCHES = 2
 SCORED = 4096
 """Images of an online classifier that are scored at once."""
 
-Forward = Callable[[torch.Tensor], torch.Tensor]
-"""Images [B, 3, S, S] to logits [B, C], or of an online classifier to features [B, E]."""
-
 
 @dataclass(frozen=True)
 class LogitSettings:
@@ -65,10 +61,8 @@ class LogitSettings:
 class Inference:
     """Logits of N images.
 
-    is_online: they depend on the images before; batches give features, of which `adapt` makes logits at the end.
+    is_online: they depend on the images before; calls give features, of which `adapt` makes logits at the end.
     score_name: of the classifier's own score [B, 1], which is computed instead of logits; "" without one.
-    features: of all images [N, E], stored by an earlier run, instead of which batches have images; None without.
-    kept: collects the features to be stored, of whose computation `kept_meter` has the time; None if they are not.
     meter: the time of the work; no batch is a warm-up.
     """
 
@@ -81,24 +75,13 @@ class Inference:
         acceleration: Acceleration | None = None,
         logit_settings: LogitSettings | None = None,
     ) -> None:
-        """acceleration: `graphs` replays the forward pass, `images` resizes on the device, if that is a GPU."""
+        """acceleration: `images` resizes on the device, if that is a GPU."""
         self.clip, self.images, self.precision = clip, images, precision
         self.logit_settings = logit_settings or LogitSettings()
         self.score_name = classifier.score_name if self.logit_settings.scores else ""
-        self.acceleration = on = acceleration or Acceleration()
-        # A CPU is slower at that than Pillow.
-        self._on_device = on.images and clip.device.type == "cuda"
+        self.acceleration = acceleration or Acceleration()
         self._classifier, self.is_online = classifier, isinstance(classifier, OnlineClassifier)
-        encode: Forward = torch.inference_mode()(classifier.encode)
-        forward: Forward = encode if self.is_online else classifier
-        self._encode: Forward = GraphedFunction(encode) if on.graphs else encode
-        # Methods that adapt to the views of an image compute gradients, which a graph of a function has not.
-        self._forward: Forward = GraphedFunction(forward) if on.graphs and classifier.views == 1 else forward
-        if self.score_name:
-            self._forward = lambda images: self._logits_of(self._encode(images))
-        self.features: torch.Tensor | None = None
-        self.kept: RowCollector | None = None
-        self.meter, self.kept_meter = Meter(clip.device), Meter(clip.device)
+        self.meter = Meter(clip.device)
 
     @property
     def encodes_frozen(self) -> bool:
@@ -122,16 +105,13 @@ class Inference:
     def batches(
         self, transform: AnyEvalTransform, batch_size: int, workers: int, ranks: Ranks
     ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64]]]:
-        """Yield this rank's images [B, *transform.shape], or stored features [B, E], and their indices [B].
+        """Yield this rank's images [B, *transform.shape] and their indices [B]; an index of -1 is padding.
 
-        An index of -1 is padding. batch_size: most inputs of the image tower; each view of an image is one.
+        batch_size: most inputs of the image tower; each view of an image is one.
         """
-        if self.features is not None:
-            for batch in deal_batches(len(self.images), batch_size, ranks.rank, ranks.size):
-                yield self.features[batch].to(self.clip.device), np.array(batch)
-            return
         make_batches = evaluation_batches
-        if self._on_device and resizes_on_device(transform):
+        # A CPU is slower at that than Pillow.
+        if self.acceleration.images and self.clip.device.type == "cuda" and resizes_on_device(transform):
             make_batches = partial(device_evaluation_batches, device=self.clip.device)
         size = self._batch_size(batch_size)
         batches = make_batches(self.images, transform, size, workers, rank=ranks.rank, world_size=ranks.size)
@@ -139,26 +119,26 @@ class Inference:
         for images, _, indices in to_device(batches, self.clip.device, moved=(0,)):
             yield images, indices.numpy()
 
-    def __call__(self, batch: torch.Tensor, indices: NDArray[np.int64] | None = None) -> torch.Tensor:
-        """Compute logits [B, C] of a batch from `batches`, or features [B, E] if `is_online`.
-
-        Of images by one forward pass, or by way of their features where `kept` collects these, at `indices`.
-        """
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Compute logits [B, C] of a batch from `batches`, or features [B, E] if `is_online`."""
+        if self.is_online or self.score_name:
+            features = self.encode(images)
+            return features if self.is_online else self.logits(features)
+        # Methods that adapt to the views of an image compute gradients.
         with autocast(self.precision, self.clip.device):
-            if self.features is not None:
-                return self._logits_of(batch)
-            if self.kept is None or indices is None:
-                return self._forward(batch)
-            with self.kept_meter.phase("model"):
-                features = self._encode(batch)
-            self.kept.add(features, indices)
-            return self._logits_of(features)
+            return self._classifier(images)
 
     @torch.inference_mode()
-    def _logits_of(self, features: torch.Tensor) -> torch.Tensor:
-        if self.is_online:
-            return features
-        return self._classifier.score(features)[:, None] if self.score_name else self._classifier.logits(features)
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        """Compute features [B, E] of images."""
+        with autocast(self.precision, self.clip.device):
+            return self._classifier.encode(images)
+
+    @torch.inference_mode()
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """Compute logits [B, C], or scores [B, 1], of features [B, E]."""
+        with autocast(self.precision, self.clip.device):
+            return self._classifier.score(features)[:, None] if self.score_name else self._classifier.logits(features)
 
     @torch.inference_mode()
     def adapt(self, features: torch.Tensor, seed: int) -> torch.Tensor:
@@ -298,52 +278,59 @@ def predict_images(
     """
     config, session, group, meter = run.config, run.session, run.session.group, inference.meter
     images, batch_size = inference.images, config.recipe.test_batch_size
-    own_score, features = bool(inference.score_name), RowCollector(len(images))
-    collector = PredictionCollector(images.labels, inference.logit_settings, own_score=own_score)
-    added, remaining = features if inference.is_online else collector, len(images)
-    with fitting_threads(inference.clip, min(batch_size, remaining), "eval"):
-        key = _read_features(run, inference, transform) if inference.encodes_frozen else ""
+    collector = PredictionCollector(images.labels, inference.logit_settings, own_score=bool(inference.score_name))
+    features: torch.Tensor | None = None
+
+    def collect(rows: RowCollector, compute: Callable[[torch.Tensor], torch.Tensor]) -> RowCollector:
+        """Collect the rows that `compute` makes of this rank's images."""
+        remaining = len(images)
         batches = inference.batches(transform, batch_size, session.decoders, group.ranks)
         for batch, indices in meter.iterate("data", batches):
-            # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
+            # Rows stay on the device until the end, so the next batch is decoded while this one is computed.
             with meter.phase("model"):
                 # Rank 0, which reports, has a batch in every step.
-                evaluated = min(group.size * added.add(inference(batch, indices), indices), remaining)
+                evaluated = min(group.size * rows.add(compute(batch), indices), remaining)
             remaining -= evaluated
             meter.step(evaluated)
             if display:
                 display.update(display.done + evaluated)
             what = display.what if display else config.path
             stop.check_ranks(group, f"stopped the predictions of {what}; they start over when repeated")
-        if inference.is_online:
+        return rows
+
+    def encode() -> EncodedImages:
+        rows = collect(RowCollector(len(images)), inference.encode)
+        meter.settle()
+        return EncodedImages(rows.gather(group).to(rows.dtype), dict(meter.rate.seconds))
+
+    with fitting_threads(inference.clip, min(batch_size, len(images)), "eval"):
+        if inference.encodes_frozen:
+            how = {"transform": repr(transform), "precision": inference.precision, "batch": batch_size}
+            encoded, was_stored = session.encode_once(
+                inference.clip, images, encode, acceleration=inference.acceleration, **how
+            )
+            features = encoded.features
+            if was_stored:
+                meter.add(encoded.seconds)
+                meter.step(len(images))
+        elif inference.is_online:
+            features = collect(RowCollector(len(images)), inference.encode).gather(group)
+        if features is None:
+            collect(collector, inference)
+        elif inference.is_online:
             with meter.phase("adaptation"):
-                rows = inference.adapt(features.gather(group), config.seed)
+                rows = inference.adapt(features.float(), config.seed)
                 for part in np.array_split(np.arange(len(rows)), range(SCORED, len(rows), SCORED)):
                     collector.add(rows[torch.from_numpy(part)], part)
             # Every rank has the logits of all images.
             group = ProcessGroup()
+        else:
+            with meter.phase("model"):
+                for batch in deal_batches(len(images), batch_size, group.rank, group.size):
+                    collector.add(inference.logits(features[batch].to(inference.clip.device)), np.array(batch))
         meter.settle()
     if (predictions := collector.gather_predictions(group)) is None:
         lower = f"evaluate in {config.precision}" if inference.precision != config.precision else ""
         hint = lower or f"train with {config.stability_hint}"
         raise UserError(f"{config.path} gives logits on {images.dataset} that are not finite: {hint}")
-    if kept := inference.kept:
-        inference.kept_meter.settle()
-        encoded = kept.gather(session.group).to(kept.dtype)
-        if session.is_first:
-            seconds = {"data": meter.rate.seconds.get("data", 0.0), **inference.kept_meter.phases}
-            session.features.write(key, EncodedImages(encoded, seconds))
     return predictions
-
-
-def _read_features(run: Run, inference: Inference, transform: AnyEvalTransform) -> str:
-    """Give `inference` its stored features, or make it keep what it computes; returns their key, "" without a store."""
-    how = {"transform": repr(transform), "precision": inference.precision, "batch": run.config.recipe.test_batch_size}
-    clip, images, acceleration = inference.clip, inference.images, inference.acceleration
-    key, stored = run.session.read_features(clip, images, acceleration=acceleration, **how)
-    if stored:
-        inference.features = stored.features
-        inference.meter.add(stored.seconds)
-    elif key:
-        inference.kept = RowCollector(len(images))
-    return key

@@ -112,16 +112,22 @@ class Session:
             self._datasets[name] = open_dataset(self.runtime.data, name, remote=self.runtime.no_cache)
         return self._datasets[name]
 
-    def read_features(self, clip: CLIP, images: ImageList, **how: Any) -> tuple[str, EncodedImages | None]:
-        """Return the key of the features of `images`, and the features if they are stored; all ranks call this.
+    def encode_once(
+        self, clip: CLIP, images: ImageList, encode: Callable[[], EncodedImages], **how: Any
+    ) -> tuple[EncodedImages, bool]:
+        """Read the features of `images`, or compute and store them by `encode`; all ranks call this.
 
-        The key is "" without a store. how: of `runner.feature_store.feature_key`.
+        Returns also whether they were stored. how: of `runner.feature_store.feature_key`.
         """
         key = feature_key(clip, images, ranks=self.group.size, workers=self.decoders, **how)
         # Opened on every rank, so that a wrong limit stops all of them.
         store = self.features
-        # Rank 0 decides: hosts may have different limits.
-        return self.group.call_on_first(lambda: (key, store.read(key)) if store.most_bytes else ("", None))
+        if stored := self.group.call_on_first(lambda: store.read(key)):
+            return stored, True
+        encoded = encode()
+        if self.is_first:
+            store.write(key, encoded)
+        return encoded, False
 
     def check_content(self, config: RunConfig, dataset: str, digest: str) -> None:
         """Raise OtherContent if `dataset` is packed here and its digest is not `digest`, that of a result."""

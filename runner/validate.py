@@ -88,8 +88,8 @@ class Validator:
             return
         config, clip = training.config, self.method.clip
         counts = [count for count in self._counts if count.epoch != epoch]
-        # The memory of a graph, and images that are resized on the device, are for longer work than this.
-        acceleration = replace(training.setup.acceleration, graphs=False, images=False)
+        # Images that are resized on the device are for longer work than this.
+        acceleration = replace(training.setup.acceleration, images=False)
         try:
             with training.meter.phase("validation", in_step=False):
                 for target, space, images in self._targets:

@@ -1,4 +1,4 @@
-"""Captured steps and evaluations: replays do what plain ones do.
+"""Captured steps: replays do what plain ones do.
 
 CUDA graphs need a GPU; on a CPU `emulated_graphs` takes their place.
 
@@ -11,8 +11,7 @@ from small_runs import mark_slow, seeded
 from tiny_geometry import IMAGE_METHODS, UNTRAINED
 
 from procap.errors import UserError
-from procap.methods import METHODS, build_method
-from runner.cuda_graphs import GraphedFunction
+from procap.methods import build_method
 from runner.engine import Batch, Engine
 from runner.meters import Meter
 from runner.planning import plan_run
@@ -163,28 +162,6 @@ def test_a_capture_that_fails_ends_the_run_with_a_remedy(tiny_clip, tiny_space, 
         refused[2].capture(batch_of(refused[0], 99))
 
 
-def test_replayed_evaluation_handles_the_short_last_batch_and_keeps_what_it_gave(
-    tiny_clip, tiny_space, emulated_graphs
-):
-    classify = build_method("procap", tiny_clip, tiny_space, {}, seeded(1)).classifier()
-    replayed = GraphedFunction(classify)
-    batches = [torch.randn(size, 3, 32, 32, generator=seeded(size)) for size in (4, 4, 4, 3)]
-    results = [replayed(images) for images in batches]
-    assert emulated_graphs.replayed == 3
-    for images, logits in zip(batches, results, strict=True):
-        assert torch.equal(logits, classify(images))
-
-
-def test_an_evaluation_that_reads_a_number_back_runs_eagerly_with_a_warning(
-    tiny_clip, tiny_space, emulated_graphs, caplog
-):
-    classify = build_method("coop", tiny_clip, tiny_space, {}, seeded(1)).classifier()
-    images = torch.randn(2, 3, 32, 32, generator=seeded(2))
-    graphed = GraphedFunction(lambda each: classify(each) + 0 * each.sum().item())
-    assert torch.equal(graphed(images), classify(images))
-    assert "evaluated batches run eagerly" in caplog.text and not emulated_graphs.captured
-
-
 @pytest.fixture(scope="module")
 def gpu_clip(tiny_geometry):
     from procap.clip import CLIP
@@ -211,15 +188,3 @@ def test_cuda_graphs_replay_what_plain_steps_do(gpu_clip, tiny_space, name, opti
         torch.testing.assert_close(*terms, rtol=1e-5, atol=1e-6)
     for one, other in zip(learned(*plain[:2]), learned(*replayed[:2]), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", METHODS)
-def test_cuda_graphs_replay_evaluation(gpu_clip, tiny_space, name):
-    classify = build_method(name, gpu_clip, tiny_space, {}, seeded(1)).classifier()
-    replayed = GraphedFunction(classify)
-    batches = [torch.randn(size, 3, 32, 32, generator=seeded(size)).to("cuda") for size in (4, 4, 4, 3)]
-    given = [replayed(images) for images in batches]
-    assert replayed._graph is not None
-    for images, logits in zip(batches, given, strict=True):
-        torch.testing.assert_close(logits, classify(images), rtol=1e-5, atol=1e-5)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from cuda_tensors import DEVICE, CudaDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image

@@ -23,7 +23,6 @@ from procap.clip import CLIP
 from procap.methods.method import Method
 from runner.acceleration import Acceleration
 from runner.config import RunConfig
-from runner.cuda_graphs import GraphedFunction
 from runner.engine import Batch, Engine, autocast, fitting_threads
 from runner.meters import Meter
 from runner.train_step import TrainStep
@@ -147,14 +146,12 @@ class Evaluation(_Workload):
         self._classify: Classify | None = None
 
     def update_classifier(self) -> None:
-        """Compute prompts and class features. A captured graph keeps those computed in `prepare`."""
+        """Compute prompts and class features."""
         with autocast(self.config.precision, self.device):
-            classify = make_logits_function(self.method, self.mode)
-        if not self._graphs or self._classify is None:
-            self._classify = classify
+            self._classify = make_logits_function(self.method, self.mode)
 
     def prepare(self, images: Tensor, rest: int = 0) -> Preparation:
-        """Warm up, measure and capture batches like `images`, and a last one of `rest` images."""
+        """Warm up and measure batches like `images`, and a last one of `rest` images."""
         with timed(self.device) as whole:
             self.update_classifier()
             for _ in range(self._warm_ups):
@@ -164,9 +161,6 @@ class Evaluation(_Workload):
             # Kernels for the smaller last batch would otherwise be chosen while it is timed.
             if rest and self.device.type == "cuda":
                 self(images[:rest])
-            if self._graphs and self._classify is not None:
-                self._classify = GraphedFunction(self._classify)
-                self(images)
         self.preparation = Preparation(whole.seconds, peak, flops)
         return self.preparation
 
