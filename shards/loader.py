@@ -80,7 +80,7 @@ class LoaderOptions:
     drop_last: drop the last incomplete batch if there is a complete one (Dassl's rule), so that an epoch has
         max(1, N // batch_size) steps. one_class: all images of a batch have the same label; what remains of a class is
         left out of the epoch. window_bytes: see `shard_order`; None mixes all images.
-    cache_bytes: memory for decoded images. device_bytes: see `shards.device.loader`.
+    cache_bytes: memory for decoded images.
     """
 
     workers: int = 0
@@ -90,7 +90,6 @@ class LoaderOptions:
     one_class: bool = False
     window_bytes: int | None = None
     cache_bytes: int = CACHE_BYTES
-    device_bytes: int | None = None
 
 
 DEFAULTS = LoaderOptions()
@@ -144,9 +143,7 @@ class TrainLoader:
             self.augment(self._decoded.keep(i, load()), self.augment_generator(epoch, i), out)
 
         batches = [*self.batch_indices(epoch, start_step)]
-        shares = [self.share(batch) for batch in batches]
-        with closing(self._decoded.lazy_images([i for share in shares for i in share])) as lazy_images:
-            loaded = ([next(lazy_images) for _ in share] for share in shares)
+        with closing(self.load(batches)) as loaded:
             prepared = prepare_batches(loaded, prepare, self.augment.shape, self.options.workers)
             for (_, images), batch in zip(prepared, batches, strict=True):
                 # All ranks compute the loss of the gathered batch, so they need all of its labels.
@@ -158,10 +155,13 @@ class TrainLoader:
         for step in range(start_step, self.steps_per_epoch):
             yield order[step * self.batch_size : (step + 1) * self.batch_size]
 
-    def share(self, batch: list[int]) -> list[int]:
-        """Return this process's part of a global batch."""
+    def load(self, batches: list[list[int]]) -> Generator[list[LazyImage]]:
+        """Yield this process's part of each of consecutive global batches, as images to decode."""
         # Interleaved: a gather over all ranks puts image i of rank r back to i * world_size + r.
-        return batch[self.options.rank :: self.options.world_size]
+        shares = [batch[self.options.rank :: self.options.world_size] for batch in batches]
+        with closing(self._decoded.lazy_images([i for share in shares for i in share])) as lazy_images:
+            for share in shares:
+                yield [next(lazy_images) for _ in share]
 
     def image(self, i: int, generator: torch.Generator) -> Tensor:
         """Return image `i` in a random view [3, S, S], on the CPU."""

@@ -344,7 +344,7 @@ def test_streamed_training_batches_are_those_of_stored_shards_on_any_number_of_p
     streamed = open_dataset(mirrored, "toy", remote=True).open_images("train", sequential=True)
     plain = TrainAugment(8, MEAN, STD)
     loader_class = partial(DeviceTrainLoader, device=device) if device else TrainLoader
-    rooms = {"cache_bytes": cache_bytes, "window_bytes": window_bytes, "device_bytes": 900}
+    rooms = {"cache_bytes": cache_bytes, "window_bytes": window_bytes}
     for rank, world_size in ((0, 1), (0, 2), (1, 2)):
         expected = TrainLoader(stored, 4, plain, 1, LoaderOptions(0, rank, world_size, **rooms))
         batches = loader_class(streamed, 4, plain, 1, LoaderOptions(2, rank, world_size, **rooms))

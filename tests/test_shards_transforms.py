@@ -11,7 +11,7 @@ from toy_shards import toy_source
 
 from procap import errors
 from shards import loader, pack, reader, source, transfer
-from shards.device.crops import REDUCTION, DeviceResize, augments_on_device, fits
+from shards.device.crops import REDUCTION, DeviceResize, augments_on_device
 from shards.device.loader import DeviceTrainLoader, device_evaluation_batches
 from shards.loader import LoaderOptions
 from shards.tasks import prefetch
@@ -219,13 +219,13 @@ def test_only_crop_and_flip_are_done_on_the_device():
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("device_bytes", [None, 0, 12_000])
 @pytest.mark.parametrize("cache_bytes", [0, 2**30])
-def test_every_batch_is_that_of_the_plain_stream(train, device, workers, device_bytes, cache_bytes):
-    rooms = {"device_bytes": device_bytes, "cache_bytes": cache_bytes}
+def test_every_batch_is_that_of_the_plain_stream(train, device, workers, cache_bytes):
     for augment in (AUGMENT, TrainAugment(8, MEAN, STD, (0.5, 1.0), flip=False)):
         plain = loader.TrainLoader(train, 4, augment, seed=1)
-        ours = DeviceTrainLoader(train, 4, augment, 1, LoaderOptions(workers, **rooms), torch.device(device))
+        ours = DeviceTrainLoader(
+            train, 4, augment, 1, LoaderOptions(workers, cache_bytes=cache_bytes), torch.device(device)
+        )
         assert ours.steps_per_epoch == plain.steps_per_epoch
         for epoch in range(3):
             batches = list(ours.epoch(epoch))
@@ -255,19 +255,15 @@ def test_an_image_is_read_once_while_there_is_room_for_its_pixels(train, device,
     reads: list[int] = []
     read = reader.ImageList.read
     monkeypatch.setattr(reader.ImageList, "read", lambda split, i: (reads.append(i), read(split, i))[1])
-    sizes = {i: SIZES[i % len(SIZES)] for i in range(COUNT)}
-    chosen = [i for i, size in sizes.items() if fits(*size, 8)]
-    fitting, total = train.subset(chosen), sum(3 * sizes[i][0] * sizes[i][1] for i in chosen)
-    rooms = [(total, 0, 0), (total - 1, 0, 1), (0, 0, len(fitting)), (0, 2**30, 0)]
-    for device_bytes, cache_bytes, again in rooms:
+    for cache_bytes, again in ((0, COUNT), (2**30, 0)):
         reads.clear()
-        options = LoaderOptions(workers, device_bytes=device_bytes, cache_bytes=cache_bytes)
-        ours = DeviceTrainLoader(fitting, len(fitting), AUGMENT, 1, options, torch.device(device))
+        options = LoaderOptions(workers, cache_bytes=cache_bytes)
+        ours = DeviceTrainLoader(train, COUNT, AUGMENT, 1, options, torch.device(device))
         list(ours.epoch(0))
-        assert len(reads) == len(fitting)
+        assert len(reads) == COUNT
         list(ours.epoch(1))
         list(ours.epoch(2))
-        assert len(reads) == len(fitting) + 2 * again
+        assert len(reads) == COUNT + 2 * again
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -288,7 +284,7 @@ def test_an_unreadable_image_raises_the_error_of_the_plain_stream(tmp_path, work
 def test_on_a_gpu_batches_stay_right_while_the_device_is_busy(train):
     """Long kernels behind which later batches are made would show memory that is written again too early."""
     busy, stream = torch.randn(2048, 2048, device="cuda"), torch.cuda.Stream()
-    ours = DeviceTrainLoader(train, 4, AUGMENT, 1, LoaderOptions(2, device_bytes=12_000), torch.device("cuda"))
+    ours = DeviceTrainLoader(train, 4, AUGMENT, 1, LoaderOptions(2), torch.device("cuda"))
     for epoch in range(10):
         copies = []
         with torch.cuda.stream(stream):

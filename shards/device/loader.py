@@ -1,4 +1,4 @@
-"""Batches that are resized on the device, those of `shards.loader` bit for bit; training images stay there as uint8.
+"""Batches that are cropped and resized on the device, those of `shards.loader` bit for bit.
 
 Threads decode and draw random views; only the thread that iterates over the batches uses the device, because CUDA
 forbids many calls in other threads while a graph is captured. Shapes: B images, S image size, H and W pixels.
@@ -6,12 +6,10 @@ forbids many calls in other threads while a graph is captured. Shapes: B images,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -21,35 +19,32 @@ from torch import Tensor
 
 from shards.device.crops import DeviceResize, fits
 from shards.eval_views import AnyEvalTransform
-from shards.loader import BATCHES_AHEAD, CACHE_BYTES, LoaderOptions, TrainLoader, read_batches
+from shards.loader import BATCHES_AHEAD, LoaderOptions, TrainLoader, read_batches
 from shards.reader import ImageList, LazyImage
 from shards.tasks import prefetch, thread_pool
 from shards.transfer import upload
 from shards.transforms import EvalTransform, TrainAugment, View
 
-
-@dataclass(frozen=True)
-class PreparedImage:
-    """One image of a batch: its view and, unless they are on the device, pixels [H, W, 3] uint8 that it is a view of.
-
-    whole: these pixels are those of the image, which stay on the device if there is room.
-    """
-
-    i: int
-    view: View
-    pixels: Tensor | None = None
-    whole: bool = False
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-Prepared = list[Callable[[], PreparedImage]]
+def map_batches(
+    batches: Iterable[list[Item]], function: Callable[[Item], Result], workers: int
+) -> Generator[tuple[list[Item], list[Result]]]:
+    """Yield each list of items with `function(item)` of each; with workers, threads compute later batches meanwhile."""
+    with thread_pool(workers, "images") as pool:
+
+        def start(items: list[Item]) -> tuple[list[Item], list[Callable[[], Result]]]:
+            return items, [pool.submit(function, item).result if pool else partial(function, item) for item in items]
+
+        with closing(prefetch(batches, start, BATCHES_AHEAD)) as started:
+            for items, tasks in started:
+                yield items, [task() for task in tasks]
 
 
 class DeviceTrainLoader(TrainLoader):
-    """`TrainLoader` on `device`: the same batches from the same draws, if `augments_on_device` allows it.
-
-    The pixels of up to `device_bytes` of images stay on the device (default: a quarter of its free memory, on a CPU
-    what `TrainLoader` keeps). Images beyond that are kept and augmented as `TrainLoader` does, and uploaded.
-    """
+    """`TrainLoader` on `device`: the same batches from the same draws, if `augments_on_device` allows it."""
 
     def __init__(
         self,
@@ -61,64 +56,27 @@ class DeviceTrainLoader(TrainLoader):
         device: torch.device,
     ) -> None:
         super().__init__(images, batch_size, augment, seed, options)
-        self.device, self._resize, room = device, DeviceResize(augment, device), options.device_bytes
-        if room is None:
-            room = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else CACHE_BYTES
-        self._room = room
-        self._on_device: dict[int, Tensor] = {}  # [H, 3, W] uint8
+        self.device, self._resize = device, DeviceResize(augment, device)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield the batches of `TrainLoader.epoch`, on the device."""
+
+        def prepare(item: LazyImage) -> tuple[Tensor, View]:
+            i, load = item
+            image, size = self._decoded.keep(i, load()), self.augment.image_size
+            view = self.augment.draw_view(image.width, image.height, self.augment_generator(epoch, i))
+            if fits(image.width, image.height, size):
+                return _pixels(image), view
+            # S x S pixels already, which the device's crop and resize of all of them leave as they are.
+            return _pixels(view.cut(image, size)), View(0, 0, size, size, flip=False)
+
         batches = [*self.batch_indices(epoch, start_step)]
-        absent = [i for batch in batches for i in self.share(batch) if i not in self._on_device]
-        lazy_images = self._decoded.lazy_images(absent)
-        with thread_pool(self.options.workers, "images") as pool, closing(lazy_images):
-            prepared = prefetch(batches, partial(self._prepare, pool, epoch, lazy_images), BATCHES_AHEAD)
-            with closing(prepared):
-                for batch, tasks in prepared:
-                    images = [task() for task in tasks]
-                    pixels = [self._upload(image) for image in images]
-                    views = self._resize.make_views(pixels, [image.view for image in images])
-                    yield views, upload(self.labels[batch], self.device)
-
-    def _prepare(
-        self, pool: ThreadPoolExecutor | None, epoch: int, lazy_images: Iterator[LazyImage], batch: list[int]
-    ) -> tuple[list[int], Prepared]:
-        """Start reading this process's images of `batch` in threads; without a pool the functions read them."""
-        loaded = ((i, None) if i in self._on_device else next(lazy_images) for i in self.share(batch))
-        tasks = [partial(self._prepare_image, epoch, *image) for image in loaded]
-        return batch, [task if pool is None else pool.submit(task).result for task in tasks]
-
-    def _prepare_image(self, epoch: int, i: int, load: Callable[[], Image] | None) -> PreparedImage:
-        """Draw the view of an image, and load it; one that is on the device needs no more than its view."""
-        draws = self.augment_generator(epoch, i)
-        if load is None:
-            height, _, width = self._on_device[i].shape
-            return PreparedImage(i, self.augment.draw_view(width, height, draws))
-        image = load()
-        view = self.augment.draw_view(image.width, image.height, draws)
-        size = self.augment.image_size
-        # After the first image that does not fit, `_room` is 0.
-        # Threads read `_room` without a lock: at worst they prepare whole pixels that `_upload` finds no room for.
-        if fits(image.width, image.height, size) and self._room:
-            return PreparedImage(i, view, _pixels(image), whole=True)
-        self._decoded.keep(i, image)
-        # S x S pixels already, which the device's crop and resize of all of them leave as they are.
-        return PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(view.cut(image, size)))
-
-    def _upload(self, image: PreparedImage) -> Tensor:
-        """Return pixels [H, 3, W] uint8 on the device."""
-        if image.i in self._on_device and (image.whole or image.pixels is None):
-            return self._on_device[image.i]
-        assert image.pixels is not None
-        pixels = upload(image.pixels, self.device).transpose(1, 2)
-        if image.whole and pixels.numel() <= self._room:
-            self._room -= pixels.numel()
-            # [H, 3, W] has contiguous rows per colour, which every epoch copies faster than every third byte of a row.
-            pixels = self._on_device[image.i] = pixels.contiguous()
-        elif image.whole:
-            self._room = 0
-        return pixels
+        with closing(map_batches(self.load(batches), prepare, self.options.workers)) as prepared:
+            for (_, images), batch in zip(prepared, batches, strict=True):
+                # [H, W, 3] to [H, 3, W].
+                pixels = [upload(image, self.device).transpose(1, 2) for image, _ in images]
+                views = [view for _, view in images]
+                yield self._resize.make_views(pixels, views), upload(self.labels[batch], self.device)
 
 
 def _pixels(image: Image) -> Tensor:
@@ -148,7 +106,8 @@ def device_evaluation_batches(
     labels = torch.from_numpy(images.labels)
     blank = np.zeros((size, size, 3), np.uint8)
 
-    def read(i: int, data: bytes) -> NDArray[np.uint8]:
+    def read(image: tuple[int, bytes]) -> NDArray[np.uint8]:
+        i, data = image
         if i < 0:
             return blank
         pixels = images.decode_pixels(i, data)
@@ -158,16 +117,8 @@ def device_evaluation_batches(
         # S x S pixels already, which the device's resize to S x S leaves as they are.
         return np.array(transform.crop(fromarray(pixels)))
 
-    def start(batch: list[tuple[int, bytes]]) -> tuple[list[int], list[Callable[[], NDArray[np.uint8]]]]:
-        tasks = [partial(read, *image) for image in batch]
-        return [i for i, _ in batch], [task if pool is None else pool.submit(task).result for task in tasks]
-
-    with (
-        thread_pool(workers, "images") as pool,
-        closing(read_batches(images, batch_size, **part)) as batches,
-        closing(prefetch(batches, start, BATCHES_AHEAD)) as started,
-    ):
-        for numbers, tasks in started:
-            pixels = [upload(torch.from_numpy(task()), device) for task in tasks]
-            indices = torch.tensor(numbers)
+    with closing(map_batches(read_batches(images, batch_size, **part), read, workers)) as decoded:
+        for batch, arrays in decoded:
+            pixels = [upload(torch.from_numpy(array), device) for array in arrays]
+            indices = torch.tensor([i for i, _ in batch])
             yield resize.make_centres(pixels), torch.where(indices < 0, -1, labels[indices]), indices
