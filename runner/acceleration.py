@@ -35,8 +35,8 @@ class Acceleration:
 
     compile: the towers' blocks by torch.compile, whose results are cached on disk for later runs.
     graphs: training steps captured as CUDA graphs and replayed.
-    images: training images cropped and resized on the device; on a GPU evaluation images are resized there too.
-    fused: ProCAP\'s cross-attention by torch.compile, level by level.
+    images: evaluation images resized on the device.
+    fused: ProCAP's cross-attention by torch.compile, level by level.
     cudnn: attention may run in cuDNN's kernels; no name of `--accelerate`: only a device record switches it on.
     record: the digest of the device record that chose them; empty if a user did, or without one.
     """

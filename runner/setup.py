@@ -30,8 +30,6 @@ from runner.engine import Engine
 from runner.results import CheckpointCard
 from runner.session import Run
 from runner.step_schedule import StepSchedule
-from shards.device.crops import augments_on_device
-from shards.device.loader import DeviceTrainLoader
 from shards.eval_views import AnyEvalTransform, EvalViews
 from shards.image_selection import TrainingSelection, select_class_labels, select_training_images, select_unlabelled
 from shards.loader import WINDOW_BYTES, LoaderOptions, TrainLoader
@@ -90,7 +88,7 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
     clip = session.backbones.load(config, device, acceleration)
     if selection and not learns_from_features:
         images = selection.unlabelled.images if selection.unlabelled else selection.train
-        loader = train_loader(images, config, clip, acceleration, session.decoders, group.ranks)
+        loader = train_loader(images, config, clip, session.decoders, group.ranks)
     selected = selection.unlabelled or selection if selection else None
     class_labels = selected.class_labels if selected else select_class_labels(dataset, config.classes)
     method, card = build_method_and_card(config, dataset, clip, class_labels)
@@ -248,14 +246,9 @@ def changed_file(config: RunConfig, recorded: Mapping[str, str]) -> str:
 
 
 def train_loader(
-    images: ImageList,
-    config: RunConfig,
-    clip: CLIP,
-    acceleration: Acceleration,
-    workers: int,
-    ranks: Ranks | None = None,
+    images: ImageList, config: RunConfig, clip: CLIP, workers: int, ranks: Ranks | None = None
 ) -> TrainLoader:
-    """Make the run's training batches, or one rank's part; augmented on the device if switched on and possible."""
+    """Make the run's training batches, or one rank's part."""
     ranks, recipe = ranks or Ranks(), config.recipe
     augment = train_augment(recipe, clip, method_class(config.method).views)
     options = LoaderOptions(
@@ -266,8 +259,6 @@ def train_loader(
         one_class=recipe.batches == "class",
         window_bytes=None if config.shots and unlabelled_pool(config) in (None, "few-shot") else WINDOW_BYTES,
     )
-    if acceleration.images and augments_on_device(augment):
-        return DeviceTrainLoader(images, recipe.batch_size, augment, config.seed, options, clip.device)
     return TrainLoader(images, recipe.batch_size, augment, config.seed, options)
 
 

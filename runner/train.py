@@ -34,7 +34,6 @@ from runner.stop_signals import Interrupted, StopRequest
 from runner.train_step import TrainStep
 from runner.trained_runs import load_teacher
 from runner.validate import Callbacks, Validator
-from shards.device.loader import DeviceTrainLoader
 from shards.rng import generator
 from shards.transfer import to_device
 
@@ -235,9 +234,7 @@ class TrainLoop:
             # A CUDA graph replays the work of the epochs before.
             self.train_step = TrainStep(self.training.engine, self.meter, graphs=self.graphs)
         batches = self.step_schedule.batches(epoch, start_step=self.state.step_in_epoch)
-        on_device = isinstance(self.step_schedule.loader, DeviceTrainLoader)
-        moved = batches if on_device else to_device(batches, self.method.clip.device)
-        for images, labels in self.meter.iterate("data", moved):
+        for images, labels in self.meter.iterate("data", to_device(batches, self.method.clip.device)):
             self._take_step(epoch, images, labels)
             self._save_or_stop()
         self._count_losses()

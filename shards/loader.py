@@ -143,7 +143,10 @@ class TrainLoader:
             self.augment(self._decoded.keep(i, load()), self.augment_generator(epoch, i), out)
 
         batches = [*self.batch_indices(epoch, start_step)]
-        with closing(self.load(batches)) as loaded:
+        # Interleaved: a gather over all ranks puts image i of rank r back to i * world_size + r.
+        shares = [batch[self.options.rank :: self.options.world_size] for batch in batches]
+        with closing(self._decoded.lazy_images([i for share in shares for i in share])) as lazy_images:
+            loaded = ([next(lazy_images) for _ in share] for share in shares)
             prepared = prepare_batches(loaded, prepare, self.augment.shape, self.options.workers)
             for (_, images), batch in zip(prepared, batches, strict=True):
                 # All ranks compute the loss of the gathered batch, so they need all of its labels.
@@ -154,14 +157,6 @@ class TrainLoader:
         order = self.order(epoch)
         for step in range(start_step, self.steps_per_epoch):
             yield order[step * self.batch_size : (step + 1) * self.batch_size]
-
-    def load(self, batches: list[list[int]]) -> Generator[list[LazyImage]]:
-        """Yield this process's part of each of consecutive global batches, as images to decode."""
-        # Interleaved: a gather over all ranks puts image i of rank r back to i * world_size + r.
-        shares = [batch[self.options.rank :: self.options.world_size] for batch in batches]
-        with closing(self._decoded.lazy_images([i for share in shares for i in share])) as lazy_images:
-            for share in shares:
-                yield [next(lazy_images) for _ in share]
 
     def image(self, i: int, generator: torch.Generator) -> Tensor:
         """Return image `i` in a random view [3, S, S], on the CPU."""

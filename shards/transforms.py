@@ -134,13 +134,10 @@ class TrainAugment(ImageTransform):
             angle = _uniform(-self.rotation, self.rotation, generator)
             fill = tuple(round(255 * channel) for channel in self.mean)
             image = image.rotate(angle, Resampling.BILINEAR, fillcolor=fill)
-        image = self.draw_view(image.width, image.height, generator).cut(image, self.image_size)
+        box = crop_box(*image.size, self.crop_scale, generator)
+        view = View(*box, flip=self.flip and torch.rand(1, generator=generator).item() < 0.5)
+        image = view.cut(image, self.image_size)
         return jitter_colours(image, self.colour_jitter, generator) if self.colour_jitter else image
-
-    def draw_view(self, width: int, height: int, generator: torch.Generator) -> View:
-        """Draw the crop and flip of a random view of a width x height image."""
-        box = crop_box(width, height, self.crop_scale, generator)
-        return View(*box, flip=self.flip and torch.rand(1, generator=generator).item() < 0.5)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -78,13 +78,13 @@ def test_attention_that_gives_nan_is_found(monkeypatch):
 
 def test_images_that_are_not_those_of_pillow_are_found(monkeypatch):
     class Shifted(paths.DeviceResize):
-        def make_views(self, images, views):
-            return super().make_views([image.roll(1, 0) for image in images], views)
+        def make_centres(self, images):
+            return super().make_centres([image.roll(1, 0) for image in images])
 
     monkeypatch.setattr(paths, "BATCHES", 1)
-    assert paths.check_images(CPU) == {"equal images": 16}
+    assert paths.check_images(CPU) == {"equal images": 8}
     monkeypatch.setattr(paths, "DeviceResize", Shifted)
-    with pytest.raises(UserError, match="crops of batch 0 are not Pillow's"):
+    with pytest.raises(UserError, match="resized images of batch 0 are not Pillow's"):
         paths.check_images(CPU)
 
 

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from runner.planning import plan_run
 from shards import pipeline
 from shards.builtin_sources import builtin_source
 from shards.catalogue import find
-from shards.device.loader import DeviceTrainLoader
 from shards.kept_crops import KeptCrops
 from shards.loader import DecodedImages, LoaderOptions, TrainLoader, evaluation_batches, shard_order
 from shards.mirror import mirror_root
@@ -335,19 +333,17 @@ def test_an_evaluation_without_a_cache_equals_the_local_one_on_one_and_two_proce
     assert not list(mirrored.rglob("*.tar"))
 
 
-@pytest.mark.parametrize("device", [None, torch.device("cpu")])
 @pytest.mark.parametrize(("cache_bytes", "window_bytes"), [(0, 4_000), (3_000, 4_000), (2**30, None)])
 def test_streamed_training_batches_are_those_of_stored_shards_on_any_number_of_processes(
-    server, mirrored, device, cache_bytes, window_bytes
+    server, mirrored, cache_bytes, window_bytes
 ):
     stored = open_dataset(server.folder, "toy").open_images("train")
     streamed = open_dataset(mirrored, "toy", remote=True).open_images("train", sequential=True)
     plain = TrainAugment(8, MEAN, STD)
-    loader_class = partial(DeviceTrainLoader, device=device) if device else TrainLoader
     rooms = {"cache_bytes": cache_bytes, "window_bytes": window_bytes}
     for rank, world_size in ((0, 1), (0, 2), (1, 2)):
         expected = TrainLoader(stored, 4, plain, 1, LoaderOptions(0, rank, world_size, **rooms))
-        batches = loader_class(streamed, 4, plain, 1, LoaderOptions(2, rank, world_size, **rooms))
+        batches = TrainLoader(streamed, 4, plain, 1, LoaderOptions(2, rank, world_size, **rooms))
         for epoch, start in ((0, 0), (1, 3)):
             assert same(list(batches.epoch(epoch, start)), list(expected.epoch(epoch, start)))
     assert not list(mirrored.rglob("*.tar"))

@@ -9,13 +9,12 @@ from PIL import Image
 from small_runs import seeded
 from toy_shards import toy_source
 
-from procap import errors
 from shards import loader, pack, reader, source, transfer
-from shards.device.crops import REDUCTION, DeviceResize, augments_on_device
-from shards.device.loader import DeviceTrainLoader, device_evaluation_batches
+from shards.device.crops import REDUCTION, DeviceResize
+from shards.device.loader import device_evaluation_batches
 from shards.loader import LoaderOptions
 from shards.tasks import prefetch
-from shards.transforms import EvalTransform, TrainAugment, View, crop_box, jitter_colours
+from shards.transforms import EvalTransform, TrainAugment, crop_box, jitter_colours
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -129,47 +128,49 @@ def same(first, second) -> bool:
     )
 
 
-def on_device(augment: TrainAugment, device: str, images: list[np.ndarray], views: list[View]) -> torch.Tensor:
-    pixels = [torch.from_numpy(image).to(device).transpose(1, 2).contiguous() for image in images]
-    return DeviceResize(augment, torch.device(device)).make_views(pixels, views).cpu()
+def on_device(transform: EvalTransform, device: str, images: list[np.ndarray]) -> torch.Tensor:
+    pixels = [torch.from_numpy(image).to(device) for image in images]
+    return DeviceResize(transform, torch.device(device)).make_centres(pixels).cpu()
 
 
-def by_pillow(augment: TrainAugment, images: list[np.ndarray], views: list[View]) -> torch.Tensor:
-    looks = [view.cut(Image.fromarray(image), augment.image_size) for image, view in zip(images, views, strict=True)]
-    return torch.stack([augment.normalise(look) for look in looks])
+def by_pillow(transform: EvalTransform, images: list[np.ndarray]) -> torch.Tensor:
+    return torch.stack([transform(Image.fromarray(image)) for image in images])
 
 
 @st.composite
-def seen(draw) -> tuple[int, np.ndarray, View]:
-    """An image size, an image and a view of it that fits on the device, from 1 pixel to the strongest reduction."""
+def sized(draw) -> tuple[int, np.ndarray]:
+    """An image size, and an image that fits on the device, from 1 pixel to the strongest reduction."""
     size = draw(st.sampled_from([7, 8, 33]))
     length = st.one_of(st.integers(1, int(REDUCTION * size)), st.sampled_from([1, size - 1, size, size + 1, 2 * size]))
-    width, height = draw(length), draw(length)
-    left, top, right, bottom = (draw(st.integers(0, 9)) for _ in range(4))
-    image = noise(left + width + right, top + height + bottom, draw(st.integers(0, 9)), draw(st.booleans()))
-    return size, image, View(top, left, height, width, draw(st.booleans()))
+    return size, noise(draw(length), draw(length), draw(st.integers(0, 9)), draw(st.booleans()))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=150, deadline=None)
-@given(st.lists(seen(), min_size=1, max_size=6))
-def test_crops_of_any_size_are_those_of_pillow(device, many):
-    size = many[0][0]
-    many = [(image, view) for s, image, view in many if s == size]
-    images, views = map(list, zip(*many, strict=True))
-    augment = TrainAugment(size, MEAN, STD)
-    assert torch.equal(on_device(augment, device, images, views), by_pillow(augment, images, views))
+@given(st.lists(sized(), min_size=1, max_size=6))
+def test_images_of_any_size_are_those_of_pillow(device, many):
+    images, transform = [image for size, image in many if size == many[0][0]], EvalTransform(many[0][0], MEAN, STD)
+    assert torch.equal(on_device(transform, device, images), by_pillow(transform, images))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("extreme", [False, True])
 def test_photographs_seen_by_a_vit_are_those_of_pillow(device, extreme):
     """With images that share a matrix product and others that are too large for that."""
-    augment = TrainAugment(224, MEAN, STD)
-    sizes = [(500, 375), (375, 500), (224, 224), (224, 300), (300, 224), (1680, 40), (40, 1680), (64, 64), (1100, 900)]
+    transform = EvalTransform(224, MEAN, STD)
+    sizes = [
+        (500, 375),
+        (375, 500),
+        (224, 224),
+        (224, 300),
+        (300, 224),
+        (1680, 400),
+        (400, 1680),
+        (64, 64),
+        (1100, 900),
+    ]
     images = [noise(*size, seed=n, extreme=extreme) for n, size in enumerate(sizes)]
-    views = [View(0, 0, height, width, flip=n % 2 == 0) for n, (width, height) in enumerate(sizes)]
-    assert torch.equal(on_device(augment, device, images, views), by_pillow(augment, images, views))
+    assert torch.equal(on_device(transform, device, images), by_pillow(transform, images))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -211,30 +212,6 @@ def test_on_a_gpu_tf32_changes_nothing(precision):
         torch.set_float32_matmul_precision(before)
 
 
-def test_only_crop_and_flip_are_done_on_the_device():
-    assert augments_on_device(AUGMENT) and augments_on_device(TrainAugment(8, MEAN, STD, (0.5, 1), flip=False))
-    for other in (TrainAugment(8, MEAN, STD, rotation=5), TrainAugment(8, MEAN, STD, colour_jitter=0.1)):
-        assert not augments_on_device(other)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("cache_bytes", [0, 2**30])
-def test_every_batch_is_that_of_the_plain_stream(train, device, workers, cache_bytes):
-    for augment in (AUGMENT, TrainAugment(8, MEAN, STD, (0.5, 1.0), flip=False)):
-        plain = loader.TrainLoader(train, 4, augment, seed=1)
-        ours = DeviceTrainLoader(
-            train, 4, augment, 1, LoaderOptions(workers, cache_bytes=cache_bytes), torch.device(device)
-        )
-        assert ours.steps_per_epoch == plain.steps_per_epoch
-        for epoch in range(3):
-            batches = list(ours.epoch(epoch))
-            assert all(images.is_contiguous() for images, _ in batches)
-            kinds = {(t.device.type, t.dtype) for batch in batches for t in batch}
-            assert kinds == {(device, torch.float32), (device, torch.int64)}
-            assert same(batches, list(plain.epoch(epoch))) and ours.order(epoch) == plain.order(epoch)
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     count=st.integers(1, COUNT), batch=st.integers(1, 30), world_size=st.integers(1, 6), workers=st.integers(0, 3),
@@ -245,70 +222,24 @@ def test_processes_share_the_batch_of_one_and_resume_alike(train, count, batch, 
     for rank in range(world_size):
         plain = loader.TrainLoader(split, batch, AUGMENT, 2, LoaderOptions(0, rank, world_size))
         options = LoaderOptions(workers, rank, world_size)
-        ours = DeviceTrainLoader(split, batch, AUGMENT, 2, options, torch.device("cpu"))
+        ours = loader.TrainLoader(split, batch, AUGMENT, 2, options)
         assert same(list(ours.epoch(epoch, start)), list(plain.epoch(epoch, start)))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_image_is_read_once_while_there_is_room_for_its_pixels(train, device, workers, monkeypatch):
+def test_an_image_is_read_once_while_there_is_room_for_its_pixels(train, workers, monkeypatch):
     reads: list[int] = []
     read = reader.ImageList.read
     monkeypatch.setattr(reader.ImageList, "read", lambda split, i: (reads.append(i), read(split, i))[1])
     for cache_bytes, again in ((0, COUNT), (2**30, 0)):
         reads.clear()
         options = LoaderOptions(workers, cache_bytes=cache_bytes)
-        ours = DeviceTrainLoader(train, COUNT, AUGMENT, 1, options, torch.device(device))
+        ours = loader.TrainLoader(train, COUNT, AUGMENT, 1, options)
         list(ours.epoch(0))
         assert len(reads) == COUNT
         list(ours.epoch(1))
         list(ours.epoch(2))
         assert len(reads) == COUNT + 2 * again
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_image_raises_the_error_of_the_plain_stream(tmp_path, workers):
-    pack.pack_source(toy_source(photos, counts={"train": COUNT}, per_shard=5), tmp_path)
-    split = reader.open_dataset(tmp_path, "toy").open_images("train")
-    (tmp_path / "toy/train/2.tar").write_bytes(b"")
-    plain = loader.TrainLoader(split, 1, AUGMENT, seed=1)
-    messages = []
-    for ours in (plain, DeviceTrainLoader(split, 1, AUGMENT, 1, LoaderOptions(workers), torch.device("cpu"))):
-        with pytest.raises(errors.UserError, match=r"2\.tar was cut short") as raised:
-            list(ours.epoch(0))
-        messages.append(str(raised.value))
-    assert messages[0] == messages[1]
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_batches_stay_right_while_the_device_is_busy(train):
-    """Long kernels behind which later batches are made would show memory that is written again too early."""
-    busy, stream = torch.randn(2048, 2048, device="cuda"), torch.cuda.Stream()
-    ours = DeviceTrainLoader(train, 4, AUGMENT, 1, LoaderOptions(2), torch.device("cuda"))
-    for epoch in range(10):
-        copies = []
-        with torch.cuda.stream(stream):
-            for images, labels in ours.epoch(epoch):
-                for _ in range(5):
-                    busy = busy @ busy / 2048
-                copies.append((images.clone(), labels.clone()))
-                del images, labels
-        torch.cuda.synchronize()
-        assert same(copies, list(loader.TrainLoader(train, 4, AUGMENT, seed=1).epoch(epoch)))
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_no_step_waits_for_the_device_once_all_images_are_there(train):
-    ours = DeviceTrainLoader(train, 4, AUGMENT, 1, LoaderOptions(2), torch.device("cuda"))
-    for epoch in range(3):
-        list(ours.epoch(epoch))
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in ours.epoch(1):
-            pass
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 CPU = torch.device("cpu")

@@ -24,7 +24,6 @@ from runner.config import RunConfig
 from runner.meters import Meter
 from runner.setup import build_initial_method, label_space, make_eval_transform, train_augment, train_loader
 from runner.step_schedule import StepSchedule
-from shards.device.loader import DeviceTrainLoader
 from shards.image_selection import TargetImages, TrainingSelection, select_target_images, select_training_images
 from shards.loader import LoaderOptions, TrainLoader, evaluation_batches
 from shards.reader import open_dataset
@@ -150,7 +149,7 @@ class Case:
     def _make_loader(self) -> TrainLoader:
         images, recipe, workers = self.data.selection.train, self.config.recipe, self.settings.workers
         if self.mode == "fast":
-            return train_loader(images, self.config, self.method.clip, self.settings.accelerations, workers)
+            return train_loader(images, self.config, self.method.clip, workers)
         augment = train_augment(recipe, self.method.clip, self.method.views)
         # Public code reads and decodes every image again in every epoch.
         return TrainLoader(images, recipe.batch_size, augment, self.config.seed, LoaderOptions(workers, cache_bytes=0))
@@ -158,8 +157,7 @@ class Case:
     def _epochs(self, training: Training) -> Generator[tuple[Tensor, ...], None, None]:
         for epoch in range(self.config.recipe.epochs):
             training.engine.set_rates(self.step_schedule.rates(self.step_schedule.first_step(epoch), epoch))
-            batches = self.step_schedule.batches(epoch)
-            yield from batches if isinstance(self.loader, DeviceTrainLoader) else self._moved(batches)
+            yield from self._moved(self.step_schedule.batches(epoch))
 
     def _moved(self, batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
         """Move batches to the device; fast mode does so while the previous batch is computed."""

@@ -1,1 +1,1 @@
-"""Random crops on the training device, equal to Pillow's bit for bit."""
+"""Images resized on the device, equal to Pillow's bit for bit."""

@@ -1,4 +1,4 @@
-"""Random resized crops on the device: from uint8 pixels to normalised images, bit for bit those of Pillow and numpy.
+"""Resize images on the device: from uint8 pixels to normalised images, bit for bit those of Pillow and numpy.
 
 Pillow's bicubic resize works in whole numbers: coefficients in units of 2^-22, one direction first, then the other,
 each rounded to 8 bits. `coefficients` follows Resample.c operation by operation, because the order of the doubles'
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from shards.images import shorter_side
 from shards.transfer import upload
-from shards.transforms import ImageTransform, TrainAugment, View
+from shards.transforms import EvalTransform
 
 COEFFICIENT_BITS = 22
 LOW_BITS = 12
@@ -37,7 +37,7 @@ REDUCTION = 7.5
 
 
 def fits(width: int, height: int, size: int) -> bool:
-    """Whether float32 holds the digit sums of an image of this size, and so of every crop of it, exactly."""
+    """Whether float32 holds the digit sums of an image of this size exactly."""
     return max(width, height) <= REDUCTION * size
 
 
@@ -92,20 +92,14 @@ def columns_first(width: int, height: int, new_width: int, new_height: int) -> b
     return height > new_height and height - new_height > 2 * (width - new_width)
 
 
-# Pixels of the crops that are resized in one matrix product, after padding them to the largest.
+# Pixels of the images that are resized in one matrix product, after padding them to the largest.
 GROUP_PIXELS = 8_000_000
-
-
-def augments_on_device(augment: TrainAugment) -> bool:
-    """Whether `augment` is crop and flip alone."""
-    is_plain = augment.augmentation == "crop" and augment.views == 1
-    return is_plain and not augment.colour_jitter and not augment.rotation
 
 
 class DeviceResize:
     """Resize and normalise whole batches on `device`, as `transform` does by Pillow; the host does not wait for it."""
 
-    def __init__(self, transform: ImageTransform, device: torch.device) -> None:
+    def __init__(self, transform: EvalTransform, device: torch.device) -> None:
         self.size, self.device = transform.image_size, device
         # Divisors are tensors, because CUDA replaces the division by a Python number by a product with its reciprocal.
         self._largest = torch.tensor([255.0], device=device)
@@ -114,50 +108,35 @@ class DeviceResize:
         # Sums of products with pixels are then in units of a pixel's value, and those of low digits of 2^-10 of that.
         self._scale = torch.tensor([2.0**-HIGH_BITS, 2.0**-LOW_BITS], device=device).view(2, 1, 1)
 
-    def make_views(self, images: Sequence[Tensor], views: Sequence[View]) -> Tensor:
-        """Compute views [B, 3, S, S] float32 of images [H, 3, W] uint8 on the device; `fits` allows each crop."""
-        if not views:
-            return torch.empty(0, 3, self.size, self.size, device=self.device)
-        crops = [
-            image[view.top : view.top + view.height, :, view.left : view.left + view.width]
-            for image, view in zip(images, views, strict=True)
-        ]
-        return self._resize(crops, [(self.size, self.size)] * len(views), [view.flip for view in views])
-
     def make_centres(self, images: Sequence[Tensor]) -> Tensor:
         """Compute [B, 3, S, S] float32: the centres of images [H, W, 3] uint8 on the device that `fits` allows."""
-        sizes = [shorter_side((image.shape[1], image.shape[0]), self.size) for image in images]
-        return self._resize([image.transpose(1, 2) for image in images], sizes, [False] * len(images))
-
-    def _resize(self, crops: Sequence[Tensor], sizes: Sequence[tuple[int, int]], flips: Sequence[bool]) -> Tensor:
-        """Resize crops [H, 3, W] to sizes (width, height), of which one is S, and take the centres, flipped or not."""
-        # Pixels (now, then) of the side that is resized first, and of the other. Where that is the height, the crop is
+        # Pixels (now, then) of the side that is resized first, and of the other. Where that is the height, the image is
         # transposed: [A, 3, L] each has L pixels along that side.
         along, across, turned, inputs = [], [], [], []
-        for crop, (new_width, new_height) in zip(crops, sizes, strict=True):
-            height, _, width = crop.shape
+        for image in images:
+            height, width, _ = image.shape
+            new_width, new_height = shorter_side((width, height), self.size)
             turn = columns_first(width, height, new_width, new_height)
             columns, rows = (width, new_width), (height, new_height)
             along.append(rows if turn else columns)
             across.append(columns if turn else rows)
             turned.append(turn)
-            inputs.append(crop.transpose(0, 2) if turn else crop)
+            inputs.append(image.permute(1, 2, 0) if turn else image.transpose(1, 2))
         parts = []
-        # Each group is padded to the largest crop.
+        # Each group is padded to the largest image.
         step = max(1, GROUP_PIXELS // (max(along)[0] * max(across)[0]))
-        for start in range(0, len(crops), step):
+        for start in range(0, len(inputs), step):
             group = slice(start, start + step)
             first, second = self._make_matrices(along[group]), self._make_matrices(across[group])
-            # Memory around a crop stays uninitialised: its coefficients are 0, and uint8 holds no NaN or infinity.
+            # Memory around an image stays uninitialised: its coefficients are 0, and uint8 holds no NaN or infinity.
             canvas = torch.empty(len(first), second.shape[2], 3, first.shape[2], dtype=torch.uint8, device=self.device)
-            for target, crop in zip(canvas, inputs[group], strict=True):
-                target[: crop.shape[0], :, : crop.shape[2]].copy_(crop)
+            for target, image in zip(canvas, inputs[group], strict=True):
+                target[: image.shape[0], :, : image.shape[2]].copy_(image)
             parts.append(_multiply(canvas, first, second))
         pixels = torch.cat(parts)
-        are_turned, are_flipped = upload(torch.tensor([turned, flips]), self.device)[..., None, None, None]
+        are_turned = upload(torch.tensor(turned), self.device)[..., None, None, None]
         # `torch.where` keeps the memory layout of its first tensor.
         pixels = torch.where(~are_turned, pixels, pixels.transpose(2, 3))
-        pixels = torch.where(are_flipped, pixels.flip(3), pixels)
         return pixels.float().div_(self._largest).sub_(self._mean).div_(self._std)
 
     def _make_matrices(self, lengths: Sequence[tuple[int, int]]) -> Tensor:
@@ -183,7 +162,7 @@ class DeviceResize:
 
 
 def _multiply(canvas: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Resize crops [G, A, 3, L] by matrices [G, 2 S, L] and then [G, 2 S, A] to [G, 3, S, S] uint8."""
+    """Resize images [G, A, 3, L] by matrices [G, 2 S, L] and then [G, 2 S, A] to [G, 3, S, S] uint8."""
     # With `out=`, autocast does not change the precision of the product; in bfloat16 it would not be exact.
     # [G, 3 A, L] times [G, L, 2 S] is [G, 3 A, 2 S], rounded to [G, 3 A, S]; all rows of all colours in one product.
     pixels = canvas.flatten(1, 2).float()
