@@ -46,7 +46,7 @@ from shards.pack import check_same_source, pack_missing, pack_source
 from shards.raw.guess import find_description
 from shards.raw.user_dataset import user_source
 from shards.reader import PackedDataset
-from shards.transfer import to_device
+from shards.transfer import upload
 
 if TYPE_CHECKING:
     from procap.methods.method import Method
@@ -145,7 +145,7 @@ def features(
     def encode() -> EncodedImages:
         start, batches = time.perf_counter(), evaluation_batches(images, transform, BATCH, opened.decoders)
         # Each batch goes to the host, because the features of a large split may not fit next to the backbone.
-        parts = [clip.encode_image(pixels).float().cpu() for pixels, _, _ in to_device(batches, device, moved=(0,))]
+        parts = [clip.encode_image(upload(pixels, device)).float().cpu() for pixels, _, _ in batches]
         return EncodedImages(torch.cat(parts), {"features": time.perf_counter() - start})
 
     with fitting_threads(clip, BATCH, "eval"), autocast(precision, device):

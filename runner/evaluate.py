@@ -179,7 +179,7 @@ def _predict(
     space = label_space(session.dataset(dataset).manifest, selection.classnames)
     inference = prepare_inference(run, images, space, logit_settings)
     with ProgressDisplay(f"{run.path} on {target}", len(images), unit="images", quiet=quiet) as display:
-        predictions = predict_images(run, inference, transform, stop, display)
+        predictions = predict_images(run, inference, images, transform, stop, display)
     fields = {
         "config_hash": config.hash,
         "target": str(target),

@@ -7,6 +7,7 @@ embedding, N images of the target, S image size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,7 +38,7 @@ from shards.eval_views import AnyEvalTransform
 from shards.loader import deal_batches, evaluation_batches
 from shards.reader import ImageList
 from shards.rng import generator
-from shards.transfer import to_device, upload
+from shards.transfer import upload
 
 WARMUP_BATCHES = 2
 SCORED = 4096
@@ -59,7 +60,7 @@ class LogitSettings:
 
 
 class Inference:
-    """Logits of N images.
+    """A classifier at a precision.
 
     is_online: they depend on the images before; calls give features, of which `adapt` makes logits at the end.
     score_name: of the classifier's own score [B, 1], which is computed instead of logits; "" without one.
@@ -70,13 +71,12 @@ class Inference:
         self,
         clip: CLIP,
         classifier: Classifier,
-        images: ImageList,
         precision: Precision,
         acceleration: Acceleration | None = None,
         logit_settings: LogitSettings | None = None,
     ) -> None:
         """acceleration: `images` resizes on the device, if that is a GPU."""
-        self.clip, self.images, self.precision = clip, images, precision
+        self.clip, self.precision = clip, precision
         self.logit_settings = logit_settings or LogitSettings()
         self.score_name = classifier.score_name if self.logit_settings.scores else ""
         self.acceleration = acceleration or Acceleration()
@@ -103,7 +103,7 @@ class Inference:
         return max(1, images // self._classifier.views)
 
     def batches(
-        self, transform: AnyEvalTransform, batch_size: int, workers: int, ranks: Ranks
+        self, images: ImageList, transform: AnyEvalTransform, batch_size: int, workers: int, ranks: Ranks
     ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64]]]:
         """Yield this rank's images [B, *transform.shape] and their indices [B]; an index of -1 is padding.
 
@@ -114,10 +114,11 @@ class Inference:
         if self.acceleration.images and self.clip.device.type == "cuda" and resizes_on_device(transform):
             make_batches = partial(device_evaluation_batches, device=self.clip.device)
         size = self._batch_size(batch_size)
-        batches = make_batches(self.images, transform, size, workers, rank=ranks.rank, world_size=ranks.size)
-        # Indices stay on the host, where labels are looked up by them.
-        for images, _, indices in to_device(batches, self.clip.device, moved=(0,)):
-            yield images, indices.numpy()
+        batches = make_batches(images, transform, size, workers, rank=ranks.rank, world_size=ranks.size)
+        with closing(batches):
+            # Indices stay on the host, where labels are looked up by them.
+            for pixels, _, indices in batches:
+                yield upload(pixels, self.clip.device), indices.numpy()
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Compute logits [B, C] of a batch from `batches`, or features [B, E] if `is_online`."""
@@ -253,7 +254,7 @@ def prepare_inference(
             classifier = method.sampled_classifier(noise, space)
         else:
             classifier = method.classifier(space)
-    inference = Inference(trained.clip, classifier, images, precision, session.acceleration, logit_settings)
+    inference = Inference(trained.clip, classifier, precision, session.acceleration, logit_settings)
     inference.meter = meter
     with meter.phase("warm-up", in_step=False):
         # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
@@ -267,24 +268,25 @@ def prepare_inference(
 def predict_images(
     run: Run,
     inference: Inference,
+    images: ImageList,
     transform: AnyEvalTransform,
     stop: StopRequest,
     display: ProgressDisplay | None = None,
 ) -> ImagePredictions:
-    """Predict the images of `inference`, of which each rank encodes its share; features may be stored.
+    """Predict images, of which each rank encodes its share; features may be stored.
 
     An online classifier adapts on each rank to the features of all images, and its time counts in the rates.
     Raises UserError if a logit is not finite, and `Interrupted` on all ranks for a signal to one of them.
     """
     config, session, group, meter = run.config, run.session, run.session.group, inference.meter
-    images, batch_size = inference.images, config.recipe.test_batch_size
+    batch_size = config.recipe.test_batch_size
     collector = PredictionCollector(images.labels, inference.logit_settings, own_score=bool(inference.score_name))
     features: torch.Tensor | None = None
 
     def collect(rows: RowCollector, compute: Callable[[torch.Tensor], torch.Tensor]) -> RowCollector:
         """Collect the rows that `compute` makes of this rank's images."""
         remaining = len(images)
-        batches = inference.batches(transform, batch_size, session.decoders, group.ranks)
+        batches = inference.batches(images, transform, batch_size, session.decoders, group.ranks)
         for batch, indices in meter.iterate("data", batches):
             # Rows stay on the device until the end, so the next batch is decoded while this one is computed.
             with meter.phase("model"):

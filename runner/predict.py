@@ -12,19 +12,18 @@ Shapes: B images, C classes, N images in all, S image size.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 
 import torch
 from torch import Tensor
 
-from procap.classifier import OnlineClassifier
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig
 from runner.devices import num_decoders
 from runner.engine import autocast, fitting_threads
 from runner.hub import load_run
+from runner.inference import Inference
 from runner.session import TrainedRun
 from runner.setup import make_test_transform, warn_of_names
 from shards.images import ImageError, Picture, convert
@@ -42,9 +41,10 @@ class ImageClassifier:
         warn_of_names(run.method, self.space)
         self.transform = make_test_transform(run.method, self.space.dataset, run.config.seed)
         with autocast(run.config.precision, clip.device):
-            self._classifier = run.method.classifier(self.space)
+            classifier = run.method.classifier(self.space)
+        self._inference = Inference(clip, classifier, run.config.precision)
         # Each view of an image is an input of the image tower.
-        self.batch_size = max(1, run.config.recipe.test_batch_size // self._classifier.views)
+        self.batch_size = max(1, run.config.recipe.test_batch_size // classifier.views)
 
     @classmethod
     def load(cls, folder: str | PathLike[str], classnames: Sequence[str] = (), device: str = "auto") -> ImageClassifier:
@@ -61,21 +61,14 @@ class ImageClassifier:
             images = torch.stack([self._transformed(number, picture) for number, picture in enumerate(images)])
         return self._classify(self._encode(images))
 
-    @contextmanager
-    def _inference(self) -> Iterator[None]:
-        clip = self.run.clip
-        threads, precision = fitting_threads(clip, self.batch_size, "eval"), self.run.config.precision
-        with threads, autocast(precision, clip.device), torch.inference_mode():
-            yield
-
     def _encode(self, images: Tensor) -> Tensor:
-        with self._inference():
-            return self._classifier.encode(images.to(self.run.clip.device))
+        with fitting_threads(self.run.clip, self.batch_size, "eval"):
+            return self._inference.encode(images.to(self.run.clip.device))
 
     def _classify(self, features: Tensor) -> Tensor:
         """Compute probabilities [B, C] of image features [B, E]."""
-        with self._inference():
-            logits = self._classifier.logits(features)
+        with fitting_threads(self.run.clip, self.batch_size, "eval"):
+            logits = self._inference.logits(features)
         if not torch.isfinite(logits).all():
             raise UserError(f"{self.run.config.path} gives logits that are not finite")
         return logits.float().softmax(dim=1)
@@ -98,7 +91,7 @@ class ImageClassifier:
         device = self.run.clip.device
         batches = load_batches(images, self.transform, self.batch_size, num_decoders(workers, device), on_error)
         encoded: Iterable[tuple[list[str], Tensor]] = ((names, self._encode(pixels)) for names, pixels in batches)
-        if isinstance(self._classifier, OnlineClassifier) and (parts := list(encoded)):
+        if self._inference.is_online and (parts := list(encoded)):
             encoded = [([name for names, _ in parts for name in names], torch.cat([features for _, features in parts]))]
         for names, features in encoded:
             yield from zip(names, self._classify(features).cpu(), strict=True)

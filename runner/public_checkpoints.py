@@ -10,7 +10,6 @@ from procap.methods.method import Method
 from procap.methods.public import PublicFile, layout_of, load_public_state, pack_public, public_state, read_public
 from runner.acceleration import Acceleration
 from runner.checkpoint import check_finite, save_checkpoint
-from runner.meters import peak_memory, start_memory_peak
 from runner.provenance import describe_environment, provenance
 from runner.results import CheckpointCard, ImportedFile, TrainResult, write_bytes, write_json
 from runner.session import Run
@@ -33,8 +32,6 @@ def import_run(run: Run, file: Path, *, force: bool = False) -> TrainResult:
             run.session.delete_run(run.path)
         elif existing := find_imported(run, file):
             return existing
-        device = method.clip.device
-        start_memory_peak(device)
         if content.epoch is not None and content.epoch != config.recipe.epochs:
             warnings.warn(
                 f"{file} was trained for {content.epoch} epochs and the recipe of {config.path} has "
@@ -43,12 +40,11 @@ def import_run(run: Run, file: Path, *, force: bool = False) -> TrainResult:
             )
         result = TrainResult(
             config_hash=config.hash,
-            peak_memory_bytes=peak_memory(device),
             trainable_parameters=sum(parameter.numel() for parameter in method.parameters()),
             manifest_digest=card.manifest_digest,
             checkpoint_sha256=save_checkpoint(folder.checkpoint_file, method, card),
             backbone_digest=card.backbone_digest,
-            **provenance(describe_environment(device)),
+            **provenance(describe_environment(method.clip.device)),
             imported=ImportedFile(name=file.name, sha256=file_sha256(file), epoch=content.epoch),
         )
         write_json(folder.config_file, config)

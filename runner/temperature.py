@@ -77,7 +77,7 @@ def _compute_logits(run: Run, images: ImageList) -> NDArray[np.float64]:
     with fitting_threads(method.clip, min(batch_size, len(images)), "eval"):
         inference = prepare_inference(run, images, method.space)
         # They are few: each rank predicts all, so that the number of ranks does not change the size of a batch.
-        batches = inference.batches(transform, batch_size, session.decoders, Ranks())
+        batches = inference.batches(images, transform, batch_size, session.decoders, Ranks())
         rows = torch.cat([inference(pixels) for pixels, _ in batches])
         logits = inference.adapt(rows, run.config.seed) if inference.is_online else rows
     return logits.double().cpu().numpy()

@@ -95,8 +95,9 @@ class Validator:
                 for target, space, images in self._targets:
                     with autocast(config.precision, clip.device):
                         classifier = self.method.classifier(space)
-                    inference = Inference(clip, classifier, images, config.precision, acceleration)
-                    predictions = predict_images(training.run, inference, self._transform(target), self.stop)
+                    inference = Inference(clip, classifier, config.precision, acceleration)
+                    transform = self._transform(target)
+                    predictions = predict_images(training.run, inference, images, transform, self.stop)
                     correct = int(predictions.is_correct.sum())
                     counts.append(ValidationCount(epoch=epoch, target=str(target), correct=correct, total=len(images)))
         except Interrupted as interrupted:

@@ -19,7 +19,7 @@ from PIL.Image import Image, Resampling
 from torch import Tensor
 
 from shards.rng import generator
-from shards.transforms import EvalTransform, View, affine, crop_box
+from shards.transforms import EvalTransform, affine, crop_box, cut
 
 CHAINS = 3
 """Chains of operations that AugMix blends; each has at most as many operations."""
@@ -63,8 +63,8 @@ AnyEvalTransform = EvalTransform | EvalViews
 
 def random_crop(image: Image, size: int, draws: torch.Generator) -> Image:
     """Crop and flip an image at random, as torchvision's RandomResizedCrop (bilinear) and RandomHorizontalFlip do."""
-    box = crop_box(*image.size, (0.08, 1.0), draws)
-    return View(*box, flip=torch.rand(1, generator=draws).item() < 0.5).cut(image, size, Resampling.BILINEAR)
+    view = cut(image, crop_box(*image.size, (0.08, 1.0), draws), size, Resampling.BILINEAR)
+    return ImageOps.mirror(view) if torch.rand(1, generator=draws).item() < 0.5 else view
 
 
 def augmix(image: Image, draws: torch.Generator) -> NDArray[np.float32]:

@@ -210,7 +210,7 @@ def evaluation_batches(
     *,
     rank: int = 0,
     world_size: int = 1,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+) -> Generator[tuple[Tensor, Tensor, Tensor]]:
     """Yield (images [B, 3, S, S] or [B, views, 3, S, S], labels [B], indices [B]) in list order, each image once.
 
     Unless crops are kept, shards are read from start to end, so every byte of them is compared with the manifest.

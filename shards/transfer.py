@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Generator, Iterable
 
 import torch
 from torch import Tensor
@@ -10,18 +10,9 @@ from torch import Tensor
 from shards.tasks import prefetch
 
 
-def to_device(
-    batches: Iterable[tuple[Tensor, ...]], device: torch.device, moved: Collection[int] | None = None
-) -> Generator[tuple[Tensor, ...], None, None]:
-    """Yield the tuples of tensors of `batches` in order, with the entries `moved` (default: all) on `device`.
-
-    On a CPU tensors pass as they are. Closing this closes `batches`.
-    """
-
-    def copy(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(upload(t, device) if moved is None or n in moved else t for n, t in enumerate(batch))
-
-    return prefetch(batches, copy, 0)
+def to_device(batches: Iterable[tuple[Tensor, ...]], device: torch.device) -> Generator[tuple[Tensor, ...], None, None]:
+    """Yield the tuples of tensors of `batches` on `device`, in order. Closing this closes `batches`."""
+    return prefetch(batches, lambda batch: tuple(upload(tensor, device) for tensor in batch), 0)
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:

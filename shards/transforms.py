@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import ImageDraw, ImageEnhance, ImageOps
-from PIL.Image import Image, Resampling, Transform, Transpose
+from PIL.Image import Image, Resampling, Transform
 from torch import Tensor
 
 from shards.images import shorter_side
@@ -90,23 +90,6 @@ class EvalTransform(ImageTransform):
         return self.normalise(self.crop(image), out)
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """The parameters of a random view: a crop in pixels of the image, and whether it is flipped after resizing."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-    flip: bool
-
-    def cut(self, image: Image, size: int, resampling: Resampling = Resampling.BICUBIC) -> Image:
-        """Crop, resize and flip an image to size x size pixels."""
-        crop = image.crop((self.left, self.top, self.left + self.width, self.top + self.height))
-        crop = crop.resize((size, size), resampling)
-        return crop.transpose(Transpose.FLIP_LEFT_RIGHT) if self.flip else crop
-
-
 @dataclass(frozen=True)
 class TrainAugment(ImageTransform):
     """Random augmentation that takes every random number from the generator it is called with.
@@ -135,8 +118,9 @@ class TrainAugment(ImageTransform):
             fill = tuple(round(255 * channel) for channel in self.mean)
             image = image.rotate(angle, Resampling.BILINEAR, fillcolor=fill)
         box = crop_box(*image.size, self.crop_scale, generator)
-        view = View(*box, flip=self.flip and torch.rand(1, generator=generator).item() < 0.5)
-        image = view.cut(image, self.image_size)
+        image = cut(image, box, self.image_size)
+        if self.flip and torch.rand(1, generator=generator).item() < 0.5:
+            image = ImageOps.mirror(image)
         return jitter_colours(image, self.colour_jitter, generator) if self.colour_jitter else image
 
     @property
@@ -172,6 +156,12 @@ def crop_box(
     ratio = min(max(width / height, CROP_RATIO[0]), CROP_RATIO[1])
     w, h = (width, round(width / ratio)) if width / height < ratio else (round(height * ratio), height)
     return (height - h) // 2, (width - w) // 2, h, w
+
+
+def cut(image: Image, box: tuple[int, int, int, int], size: int, resampling: Resampling = Resampling.BICUBIC) -> Image:
+    """Resize a box (top, left, height, width) of an image to size x size pixels."""
+    top, left, height, width = box
+    return image.crop((left, top, left + width, top + height)).resize((size, size), resampling)
 
 
 def jitter_colours(image: Image, strength: float, generator: torch.Generator) -> Image:

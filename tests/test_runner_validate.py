@@ -174,7 +174,7 @@ def test_the_callback_gets_every_epoch_once_over_pauses(config, runtime, monkeyp
 
 
 def test_a_signal_during_validation_saves_and_validates_later(config, straight, runtime, monkeypatch):
-    folder, plain = folder_of(config, runtime), runner.inference.to_device
+    folder, plain = folder_of(config, runtime), runner.inference.evaluation_batches
 
     def signalled(*arguments: Any, **more: Any) -> Any:
         for batch in plain(*arguments, **more):
@@ -182,7 +182,7 @@ def test_a_signal_during_validation_saves_and_validates_later(config, straight, 
             yield batch
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match="at step 3 of 12; repeat the"):
-        patch.setattr(runner.inference, "to_device", signalled)
+        patch.setattr(runner.inference, "evaluation_batches", signalled)
         train(config, runtime, callbacks=Callbacks(HALVES))
     progress = folder.read_progress()
     assert progress is not None and progress.status == "interrupted" and not folder.read_validation()

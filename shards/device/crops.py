@@ -87,11 +87,6 @@ def taps(length: int, size: int) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
     return (first - back).astype(np.int32), digits
 
 
-def columns_first(width: int, height: int, new_width: int, new_height: int) -> bool:
-    """Whether Pillow resizes by columns before rows: if the height shrinks much more."""
-    return height > new_height and height - new_height > 2 * (width - new_width)
-
-
 # Pixels of the images that are resized in one matrix product, after padding them to the largest.
 GROUP_PIXELS = 8_000_000
 
@@ -116,7 +111,8 @@ class DeviceResize:
         for image in images:
             height, width, _ = image.shape
             new_width, new_height = shorter_side((width, height), self.size)
-            turn = columns_first(width, height, new_width, new_height)
+            # Pillow resizes by columns before rows if the height shrinks much more.
+            turn = height > new_height and height - new_height > 2 * (width - new_width)
             columns, rows = (width, new_width), (height, new_height)
             along.append(rows if turn else columns)
             across.append(columns if turn else rows)
