@@ -20,7 +20,6 @@ from benchmarks.device_check.case import (
     make_training,
     require_close,
 )
-from runner.acceleration import missing_tool
 from runner.device_record import identify
 from runner.devices import count_gpus
 from runner.distributed.collectives import ProcessGroup
@@ -34,9 +33,7 @@ RANKS, SECONDS = 2, 60.0
 
 def collect_facts(case: DeviceCase) -> dict[str, Any]:
     """Collect what decides which paths can run."""
-    facts = (
-        describe_environment(case.device) | identify(case.device).model_dump() | {"missing": missing_tool(case.device)}
-    )
+    facts = describe_environment(case.device) | identify(case.device).model_dump()
     if not case.on_gpu:
         return facts
     about = torch.cuda.get_device_properties(case.device)

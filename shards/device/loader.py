@@ -59,8 +59,8 @@ def device_evaluation_batches(
         return np.array(transform.crop(fromarray(pixels)))
 
     def start(batch: list[tuple[int, bytes]]) -> tuple[list[int], list[Callable[[], NDArray[np.uint8]]]]:
-        tasks = [pool.submit(read, image).result if pool else partial(read, image) for image in batch]
-        return [i for i, _ in batch], tasks
+        tasks = [partial(read, image) for image in batch]
+        return [i for i, _ in batch], [task if pool is None else pool.submit(task).result for task in tasks]
 
     with (
         thread_pool(workers, "images") as pool,
