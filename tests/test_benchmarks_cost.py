@@ -121,6 +121,13 @@ def test_a_suite_has_the_accuracy_of_most_shots_and_none_of_variants_that_differ
     assert metrics_of(ablation, ablation.make_tables()) == {}
 
 
+def test_a_suite_has_the_harmonic_mean_of_its_table(tmp_path):
+    done = made(tmp_path, "stability", datasets=("tiles", "petals"))
+    [*_, average] = done.make_tables()[0].rows
+    assert metrics_of(done, done.make_tables()) == {"hm/procap": average.cells[2].mean}
+    assert average.cells[2].mean != done.halves(done.variants[0], "Average")[2].mean
+
+
 def test_the_summary_names_what_varies_between_the_rows_of_a_method(tmp_path):
     table = made(tmp_path, "prompt-length", datasets=("tiles",)).make_tables()[0]
     assert re.fullmatch(r"best \(HM\): ProCAP, tokens \d+ with \d\d\.\d\d %", describe_best(table))

@@ -221,6 +221,9 @@ def test_the_command_takes_a_folder_of_images_of_no_class(few_digits, short_chec
     [row] = load(tmp_path / "results").itertuples()
     detection = row.unknown["holiday:all:test"]
     assert detection.auroc == first["auroc"] and len(detection.unknown.scores) == 3
+    part = ("--data", data, "--results", tmp_path / "part", "--tracking", "off", "--limit", "2")
+    code, text, _ = run(capsys, "eval", *chosen, *part, "--unknown", "holiday")
+    assert code == 0 and text.partition("AUROC")[2].count("†") == 2
     for trained in ("digits", "digits:base", "digits:dev-base"):
         refused = run(capsys, "eval", *chosen, *place, "--unknown", trained)
         assert refused[0] == 2 and "was trained on classes of it" in refused[2]

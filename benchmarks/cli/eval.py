@@ -110,12 +110,16 @@ def _show_evaluations(done: Sequence[Evaluated], detected: Sequence[Mapping[str,
     if rows:
         names = ("run", "target", "settings", "correct", "total", "accuracy", "NLL", "ECE", "images/s")
         show(columns(names, rows))
-    if any(result.limited for _, _, result in done):
+    if any(result.limited for _, _, result in done) or any(row["limited"] for row in detected):
         note("† limited: only the first images of the target were evaluated")
     for target in dict.fromkeys(target for _, target, result in done if result.num_classes == 1):
         note(f"{target} has one class, so that every image counts as right")
     if detected:
-        cells = [[f"{cell:.2f}" if isinstance(cell, float) else cell for cell in row.values()] for row in detected]
+        # The last value, whether scores are limited, is the mark of the others.
+        cells = [
+            [f"{cell:.2f}{' †' * row['limited']}" if isinstance(cell, float) else cell for cell in row.values()][:-1]
+            for row in detected
+        ]
         show("\n" + columns(("run", "known", "unknown", "score", "AUROC", "FPR95"), cells))
     code = note_failures(len(done), failures.reasons)
     evaluated = [
@@ -155,7 +159,7 @@ def _evaluate_all(
                 scores = [score_images(run, target, force=force) for target in (known, *unknown)]
                 for name, each in detect_unknown(known, scores, run.eval_settings).items():
                     row = {"run": config.path, "known": str(known), "unknown": name, "score": each.unknown.score}
-                    detected.append(row | {"auroc": each.auroc, "fpr95": each.fpr95})
+                    detected.append(row | {"auroc": each.auroc, "fpr95": each.fpr95, "limited": each.limited})
     return done, detected
 
 

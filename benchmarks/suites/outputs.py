@@ -11,12 +11,11 @@ from pathlib import Path
 
 from benchmarks.console.output import note_trace
 from benchmarks.console.packing_progress import pack_missing_with_progress
-from benchmarks.experiment.published import AVERAGE
 from benchmarks.experiment.suite import Suite, SuiteOptions
 from benchmarks.plots.style import FORMATS, save_plots
 from benchmarks.results.suite_results import SuiteResults, write_plan
 from benchmarks.tables.render import SUFFIXES, write_tables
-from benchmarks.tables.summary import rank_rows
+from benchmarks.tables.summary import find_hm, rank_rows
 from benchmarks.tables.table import Table
 from runner.results import describe_failure, write_json
 from runner.run_collection import COLLECTIONS
@@ -84,19 +83,18 @@ def make_outputs(suite: Suite, options: SuiteOptions, session: Session, *, force
 
 
 def metrics_of(done: SuiteResults, tables: Sequence[Table]) -> dict[str, float]:
-    """Return HM over the data sets as `hm/maple`, of each method with one variant and all of its results.
+    """Return HM of the tables as `hm/maple`, over the data sets, of each method with one variant and all its results.
 
     A suite without HMs has `accuracy/maple`, of the methods with one row in the last ranked column of its first table.
     """
     methods = [variant.method for variant in done.variants]
-    variants = [variant for variant in done.variants if methods.count(variant.method) == 1]
-    hms = {variant.method: done.halves(variant, AVERAGE)[2] for variant in variants}
-    if metrics := {f"hm/{method}": hm.mean for method, hm in hms.items() if hm}:
+    titles = {variant.method: variant.name for variant in done.variants if methods.count(variant.method) == 1}
+    if metrics := {f"hm/{method}": hm.mean for method, title in titles.items() if (hm := find_hm(tables, title))}:
         return metrics
     numbers = rank_rows(tables[0])[1] if tables and not done.frame.empty else {}
     shown = {variant.name: variant.method for variant in done.variants if variant.name in numbers}
-    titles = [*shown.values()]
-    return {f"accuracy/{method}": numbers[name] for name, method in shown.items() if titles.count(method) == 1}
+    named = [*shown.values()]
+    return {f"accuracy/{method}": numbers[name] for name, method in shown.items() if named.count(method) == 1}
 
 
 def remove_outdated(folder: Path, names: Iterable[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from benchmarks.experiment.titles import title_method
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.table import Row, Table
@@ -43,6 +45,18 @@ def rank_rows(table: Table) -> tuple[str, dict[str, float]]:
             seeds.add(cell.seeds)
     measure = column.title.removesuffix(", %") + (", average" if rows and rows[-1].average else "")
     return measure, numbers if len(seeds) < 2 else {}
+
+
+def find_hm(tables: Iterable[Table], name: str) -> Metric | None:
+    """Find HM in our row `name` of the first table with such a column, of several groups in the row of averages."""
+    for table in tables:
+        titles, rows = [column.title for column in table.columns], [row for row in table.rows if row.source == "ours"]
+        several = len({row.group for row in rows}) > 1
+        for row in rows if "HM" in titles else ():
+            cell = row.cells[titles.index("HM")]
+            if name in row.labels and row.average >= several and isinstance(cell, Metric):
+                return cell
+    return None
 
 
 def _is_ranked(cell: Metric) -> bool:
