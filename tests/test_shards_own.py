@@ -113,6 +113,14 @@ def test_a_table_keeps_its_order_and_its_splits(tmp_path, name, delimiter, heade
     assert rows(source, "train") == [(f"{name}/01.png", SORTED.index(name)) for name in CLASSES]
 
 
+def test_groups_of_classes_are_not_taken_for_the_names_of_their_numbers(tmp_path):
+    for i in range(8):
+        put(tmp_path / f"{i}.png")
+    put_table(tmp_path, [(f"{i}.png", i % 4, ("dog", "cat")[i % 2]) for i in range(8)], ("path", "label", "species"))
+    source = user_source(sheet(tmp_path, "table: birds.csv\nsplit: test\nclasses: [pug, Birman, boxer, Bengal]\n"))
+    assert [label for _, label in rows(source, "test")] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("names", ["[north, west, south]", "{0: north, 2: south, 1: west}"])
 def test_numbers_in_a_table_are_the_labels(tmp_path, names):
     for i in range(6):
@@ -225,7 +233,10 @@ FORMATS = {
     "paths from further outside": ("b.csv", as_lines([(f"root/{p}", n) for p, n in PAIRS], header=("path", "label"))),
     "more columns and row numbers": (
         "b.csv",
-        as_lines([(i, 4, p, i, n) for i, (p, n) in enumerate(PAIRS)], header=("", "width", "path", "label", "class")),
+        as_lines(
+            [(i, 4, p, int(n == "emu"), n) for i, (p, n) in enumerate(PAIRS)],
+            header=("", "width", "path", "label", "class"),
+        ),
     ),
 }  # fmt: skip
 

@@ -48,14 +48,22 @@ class Table:
         located = [name for name in (*paths, *self.columns) if any(find_image(root, row.get(name)) for row in head)]
         self.path, self.split = (*located, *paths, "")[0], names.get("split", "split")
         others = [name for name in self.columns if name not in (self.path, self.split)]
-        # Of several columns that is taken which has names and not their numbers.
-        labels = sorted((name for name in labels if name in others), key=lambda name: _is_number(head[0].get(name)))
+        labels = [name for name in labels if name in others]
+        if labels and _is_number(head[0].get(labels[0])):
+            # Names stand for their numbers; a column of groups, such as the species of breeds, names no class.
+            labels = [next((name for name in labels[1:] if self._are_names(name, labels[0])), labels[0])]
         self.labels = self._read_labels(labels[:1] or others)
         is_prediction = names.keys() >= PREDICTIONS
         self.is_located, self.is_labelled = bool(located), bool(located and self.labels) and not is_prediction
         # A list of the names of class folders is no table of images.
         names_files = bool(paths and labels) and not all(os.path.isdir(root / str(row.get(self.path))) for row in head)
         self.is_unclear = (bool(located) or names_files) and not self.is_labelled and not is_prediction
+
+    def _are_names(self, column: str, numbers: str) -> bool:
+        """Whether a column has text, another one for each number of the column `numbers`."""
+        pairs = {(str(row.get(column)), str(row.get(numbers))) for row in self.rows}
+        names, others = ({*texts} for texts in zip(*pairs, strict=True))
+        return len(names) == len(others) == len(pairs) and not any(map(_is_number, names))
 
     def _read_labels(self, columns: list[str]) -> list[Any]:
         """Read the labels of one column, or of one column per class; returns none for different columns."""
