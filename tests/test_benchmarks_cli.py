@@ -477,6 +477,16 @@ def test_a_pipe_that_closes_early_is_no_error():
     assert done.stdout.startswith("data set") and "Traceback" not in done.stderr and "internal" not in done.stderr
 
 
+@pytest.mark.parametrize(("words", "line"), [
+    ("train --methods coop maple --datasets digits", "--methods coop,maple"),
+    ("train --datasets digits, shapes --methods coop", "--datasets digits,shapes"),
+    ("bench few-shot --seeds 1 2", "--seeds 1,2"),
+])  # fmt: skip
+def test_a_list_with_blanks_is_shown_with_commas(words, line, capsys):
+    code, _, err = run(capsys, *words.split())
+    assert code == 2 and err == f"procap: error: lists have commas: {line}\n"
+
+
 @pytest.mark.parametrize(("text", "names"), [
     ("CoOp,ProCAP", ["coop", "procap"]), ("LP++,CLIP-LoRA,Tip-Adapter-F", ["lppp", "cliplora", "tipadapterf"]),
     ("MMRL++,2SFS,coop", ["mmrlpp", "2sfs", "coop"]),

@@ -223,7 +223,7 @@ def run(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        message, exit_code = explain(error)
+        message, exit_code = explain(error, arguments)
         write_error_file(f"procap: {message}")
         # Wrong usage and signals have one message in all processes; torchrun prints the first other failure itself.
         is_first = not is_distributed() or os.environ["LOCAL_RANK"] == "0"

@@ -5,6 +5,7 @@ Shapes: N sequences, H heads, Q queries, L keys, D width of a head.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,7 +93,7 @@ def check_cudnn(case: DeviceCase) -> dict[str, Any]:
 
 
 def _compare_attention(case: DeviceCase, backend: SDPBackend) -> Iterator[tuple[str, Any]]:
-    """Yield for each shape and type the difference, or "not supported".
+    """Yield for each shape and type the difference and milliseconds of the first call, or "not supported".
 
     Raises UserError for a wrong number.
     """
@@ -102,6 +103,7 @@ def _compare_attention(case: DeviceCase, backend: SDPBackend) -> Iterator[tuple[
             drawn, mask = _draw_attention(shape, form)
             tensors = [x.to(case.device, dtype).requires_grad_() for x in drawn]
             mask = None if mask is None else mask.to(case.device, dtype)
+            began = time.perf_counter()
             try:
                 with sdpa_kernel(backend):
                     outputs = _attend(tensors, mask, form == "causal")
@@ -110,6 +112,7 @@ def _compare_attention(case: DeviceCase, backend: SDPBackend) -> Iterator[tuple[
                     raise
                 yield name, "not supported"
                 continue
+            yield f"{name}: first call, ms", round(1e3 * (time.perf_counter() - began), 2)
             with sdpa_kernel(SDPBackend.MATH):
                 exact = [x.detach().float().requires_grad_() for x in tensors]
                 expected = _attend(exact, None if mask is None else mask.float(), form == "causal")

@@ -31,7 +31,7 @@ SIZES = {"cuda": ((51, 4), (102, 32)), "cpu": ((5, 4),)}
 EVALUATED = {"cuda": (51, 100), "cpu": (5, 4)}
 """Classes and images of a batch, by the type of the device."""
 ROUNDS = 5
-JPEGS = 96
+JPEGS, DECODERS, UPLOADED = 96, (1, 4, 12), 2**28
 
 
 def measure_speed(case: DeviceCase) -> dict[str, Any]:
@@ -51,8 +51,17 @@ def measure_speed(case: DeviceCase) -> dict[str, Any]:
     images = _measure_images(case)
     if "images" in case.passed and case.on_gpu:
         gains["images"] = images["resized on the device"] / images["resized by Pillow"]
-    rounded = {path: round(gain, 3) for path, gain in gains.items()}
-    return {"gains": rounded, "ms": steps, "images per second": images}
+    measured: dict[str, Any] = {"ms": steps, "images per second": images}
+    if case.on_gpu:
+        measured["upload GB/s"] = _measure_upload(case)
+    return {"gains": {path: round(gain, 3) for path, gain in gains.items()}} | measured
+
+
+def _measure_upload(case: DeviceCase) -> float:
+    """Measure uploads of page-locked memory, in GB per second."""
+    pinned = torch.empty(UPLOADED, dtype=torch.uint8).pin_memory()
+    [seconds] = time_interleaved([partial(pinned.to, case.device, non_blocking=True)], ROUNDS, case.device, 1)
+    return round(UPLOADED / 1e9 / statistics.median(seconds), 2)
 
 
 def _measure_steps(case: DeviceCase, path: str) -> dict[str, float]:
@@ -78,7 +87,7 @@ def _measure_steps(case: DeviceCase, path: str) -> dict[str, float]:
 
 
 def _measure_images(case: DeviceCase) -> dict[str, float]:
-    """Measure images of 500 x 375 pixels per second: decoded, then resized by Pillow or on the device."""
+    """Measure images of 500 x 375 pixels per second: decoded by threads, then resized by Pillow or on the device."""
     draw, data = np.random.default_rng(0), []
     for _ in range(JPEGS):
         buffer = io.BytesIO()
@@ -93,6 +102,10 @@ def _measure_images(case: DeviceCase) -> dict[str, float]:
             work()
         return round(JPEGS / whole.seconds, 1)
 
+    rates = {}
+    for threads in DECODERS:
+        with ThreadPoolExecutor(threads) as pool:
+            rates[f"decoded by {threads}"] = rate(lambda pool=pool: [*pool.map(decode_pixels, data)])  # type: ignore[misc]
     with ThreadPoolExecutor(num_decoders(None, torch.device("cuda"))) as pool:
 
         def resize_by_pillow() -> object:
@@ -103,4 +116,4 @@ def _measure_images(case: DeviceCase) -> dict[str, float]:
             pixels = map(torch.from_numpy, pool.map(decode_pixels, data))
             return resize.make_centres([upload(image, case.device) for image in pixels])
 
-        return {"resized by Pillow": rate(resize_by_pillow), "resized on the device": rate(resize_on_device)}
+        return rates | {"resized by Pillow": rate(resize_by_pillow), "resized on the device": rate(resize_on_device)}
