@@ -31,6 +31,7 @@ from benchmarks.results.metrics import Metric
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.tables.render import FORMATS, render, show_notes_once, to_dict
 from benchmarks.tables.runs import run_tables
+from benchmarks.tables.summary import describe_best
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
 from runner.calibration import ImagePredictions, measure_calibration
@@ -284,6 +285,18 @@ def test_other_targets_stand_in_a_table_of_their_own(tmp_path):
         assert [column.title for column in table.columns][-2:] == ["FPS", "training s"]
     for form in FORMATS:
         assert "33.0" in render(targets, form) and "33.0" not in render(halves, form)
+
+
+def test_runs_on_all_classes_of_several_data_sets_have_averages(tmp_path):
+    for method, dataset, right in (("coop", "shapes", 80), ("coop", "tiles", 40), ("maple", "shapes", 70),
+                                   ("maple", "tiles", 60), ("tcp", "tiles", 99)):  # fmt: skip
+        config = put_run(tmp_path, method, dataset, classes="all")
+        for target, correct in ((f"{dataset}:all", right), ("shapes-sketch", 5)):
+            put_score(tmp_path, config, target, correct, 100)
+    [table] = run_tables(load(tmp_path))
+    averages = {row.labels[2]: row.cells[0].mean for row in table.rows if row.average}
+    assert averages == {"CoOp": 60.0, "MaPLe": 65.0} and not any(row.average for row in table.rows[:-2])
+    assert describe_best(table) == "best (Accuracy, average): MaPLe with 65.00 %"
 
 
 def test_different_contents_of_a_data_set_are_an_error_that_names_both(tmp_path, capsys):

@@ -143,11 +143,21 @@ def _targets_table(frame: pd.DataFrame) -> Table:
         trained_on=frame.dataset + ":" + frame.classes, tested=[dataset_order(name) for name in frame.target_dataset]
     ).sort_values(["trained_on", "tested", "target"], kind="stable")
     rows, metrics = [], []
+    # Of runs on all classes, by title: the cells of each data set.
+    cells_by_title: dict[str, list[Sequence[Metric | None]]] = {}
+    is_own = (ordered.classes == "all") & (ordered.target == ordered.dataset + ":all:test")
     for (trained_on, target, title), evaluations in ordered.groupby(["trained_on", "target", "title"], sort=False):
         metrics.append(metric_over_seeds(evaluations))
         cells = (metrics[-1], count_parameters(evaluations), *average_speeds(evaluations)[:2])
         # Only the method may vary within a group, so the training set is part of the group's name.
         rows.append(Row((trained_on, target, title), cells, group=f"{trained_on} {target}"))
+        if is_own[evaluations.index].all():
+            cells_by_title.setdefault(title, []).append(cells)
+    count = ordered.dataset[is_own].nunique()
+    for title, by_dataset in cells_by_title.items():
+        if len(by_dataset) == count > 1:
+            means = tuple(map(average, zip(*by_dataset, strict=True)))
+            rows.append(Row((AVERAGE, "all classes", title), means, group=AVERAGE, average=True))
     notes = _note_runs(frame, metrics=metrics)
     details, labels = (NOTE_ON_SPEED, *notes.details), ("Trained on", "Tested on", "Method")
     return Table(

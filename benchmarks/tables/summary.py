@@ -65,6 +65,7 @@ def _is_ranked(cell: Metric) -> bool:
 
 
 def _name(table: Table, row: Row) -> str:
-    """Return the labels of a row without that of its group: "ProCAP, tokens 4"."""
-    (_, name), *more = [*zip(table.labels, row.labels, strict=True)][row.labels[0] == row.group :]
+    """Return the labels of a row from the method on, else without that of its group: "ProCAP, tokens 4"."""
+    start = table.labels.index("Method") if "Method" in table.labels else row.labels[0] == row.group
+    (_, name), *more = [*zip(table.labels, row.labels, strict=True)][start:]
     return ", ".join([name, *(f"{heading.lower()} {label}" for heading, label in more)])
