@@ -200,18 +200,6 @@ def test_evaluation_batches_on_the_device_are_those_of_the_host(train, device, w
             assert same([facts], [wanted_facts]) and torch.equal(images.cpu()[real], wanted[real])
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_on_a_gpu_tf32_changes_nothing(precision):
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        test_photographs_seen_by_a_vit_are_those_of_pillow("cuda", True)
-        test_photographs_seen_by_a_vit_are_those_of_pillow("cuda", False)
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     count=st.integers(1, COUNT), batch=st.integers(1, 30), world_size=st.integers(1, 6), workers=st.integers(0, 3),
