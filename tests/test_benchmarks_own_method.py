@@ -258,7 +258,6 @@ def test_a_plug_in_has_its_title_and_colour_and_no_colour_or_title_twice(painted
     (["new", "method", "My_Method"], "lower-case letters, digits and dashes, as in my-method"),
     (["new", "method", "maple"], "there is a method or group 'maple' already"),
     (["new", "method", "all"], "there is a method or group 'all' already"),
-    (["new", "method", "torch"], "a package 'torch' is installed"),
     (["check", "method", "mapel"], "did you mean maple"),
     (["check", "method", "maple", "--only", "resumed"], "unknown check 'resumed': did you mean resume"),
     (["check", "method", "zeroshot"], "zeroshot trains nothing"),

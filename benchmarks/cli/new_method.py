@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -31,8 +30,6 @@ def method(
     if name in {*method_paths(), *method_groups(), "all", "table1"}:
         raise UsageError(f"there is a method or group '{name}' already (procap ls methods): choose another name")
     folder, module = out / name, name.replace("-", "_")
-    if find_spec(module):
-        raise UsageError(f"a package '{module}' is installed, which one of this name would hide: choose another name")
     if folder.exists():
         raise UsageError(f"{folder} exists already: remove it, or name another --out")
     words = name.split("-")

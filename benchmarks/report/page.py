@@ -35,12 +35,11 @@ PIXELS = 125
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture and its files, by suffix. alt: a description. shown: in the page, as SVG or PNG. width: in inches."""
+    """A picture and its files, by suffix, of which the page shows SVG or PNG. alt: a description. width: in inches."""
 
     name: str
     caption: str
     alt: str
-    shown: bytes
     files: Mapping[str, bytes]
     width: float
 
@@ -53,7 +52,7 @@ def draw_picture(name: str, draw: Callable[[], Figure | None]) -> Picture | None
     files = {form: image_of(figure, form) for form in ("svg", "pdf", "png")}
     # Formulas have dollar signs, and long texts line breaks.
     caption = " ".join((figure.get_suptitle() or name).replace("$", "").split())
-    return Picture(name, caption, caption, files["svg"], files, figure.get_figwidth())
+    return Picture(name, caption, caption, files, figure.get_figwidth())
 
 
 def load_picture(results: SuiteResults, name: str) -> Picture:
@@ -66,7 +65,7 @@ def load_picture(results: SuiteResults, name: str) -> Picture:
         form: _read_inside(results.results, path) for form, path in paths.items() if form == "png" or path.exists()
     }
     with Image.open(io.BytesIO(files["png"])) as image:
-        return Picture(name, texts["caption"], texts["alt"], files["png"], files, image.width / DPI)
+        return Picture(name, texts["caption"], texts["alt"], files, image.width / DPI)
 
 
 def _read_inside(folder: Path, file: Path) -> bytes:
@@ -120,13 +119,13 @@ class PageFiles:
         """Add the files of a picture; returns what the template shows."""
         name = self._make_name(picture.name)
         self.contents |= {f"figures/{name}.{form}": content for form, content in picture.files.items()}
-        media_type = "image/png" if picture.shown.startswith(b"\x89PNG") else "image/svg+xml"
+        form, media_type = ("svg", "image/svg+xml") if "svg" in picture.files else ("png", "image/png")
         return {
             "id": f"figure-{name}",
             "caption": f"Figure {next(self.picture_numbers)}. {picture.caption}",
             "alt": picture.alt,
             "width": round(picture.width * PIXELS),
-            "source": _to_url(picture.shown, media_type),
+            "source": _to_url(picture.files[form], media_type),
             "files": [(form, f"figures/{name}.{form}") for form in sorted(picture.files)],
         }
 

@@ -147,11 +147,6 @@ class SuiteResults:
         """Whether the suite ran on published data sets, so that published rows are in the same tables."""
         return "published" in map(kind_of_name, self.options.datasets)
 
-    @property
-    def covers_paper(self) -> bool:
-        """Whether the data sets are the eleven of the published averages."""
-        return set(self.options.datasets) == set(PAPER.datasets)
-
     @cached_property
     def why_incomparable(self) -> str:
         """The reason why no result is comparable with published numbers; empty if they are."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,37 +49,36 @@ def make_outputs(suite: Suite, options: SuiteOptions, session: Session, *, force
     failed: list[str] = []
     tables: list[Table] = []
     drawn: list[Path] = []
-
-    def finish() -> None:
+    # Tables show what `finish` makes.
+    with _collect_failure(failed):
         if suite.finish:
             pack_missing_with_progress(dict.fromkeys(run.dataset for run in done.runs), runtime.data)
             suite.finish(done, session, force)
-
-    def tabulate() -> None:
-        tables.extend(done.make_tables())
+    with _collect_failure(failed):
+        tables = done.make_tables()
         write_tables(tables, folder)
-
-    def plot() -> None:
+    with _collect_failure(failed):
         if suite.plots and not done.frame.empty:
-            drawn.extend(save_plots(folder, suite.plots(done)))
-
-    def clean() -> None:
+            drawn = save_plots(folder, suite.plots(done))
+    with _collect_failure(failed):
         pictures = done.pictures.get("pictures", ())
+        # Nothing is removed unless all of the new files exist.
         if folder.is_dir() and not failed:
             remove_outdated(folder, [*(table.name for table in tables), *(file.stem for file in drawn), *pictures])
-
-    # In this order: tables show what `finish` makes, and nothing is removed unless all of the new files exist. A part
-    # that fails does not stop the others, so that hours of training end in tables even if a plot fails.
-    for part in (finish, tabulate, plot, clean):
-        try:
-            part()
-        except Interrupted:
-            raise
-        except Exception as error:
-            note_trace(traceback.format_exc())
-            failed.append(describe_failure(error))
     failed_runs = {**{path: MISSING for path, _ in done.missing}, **done.unreadable}
     return SuiteOutputs(suite, folder, tuple(tables), metrics_of(done, tables), "; ".join(failed), failed_runs)
+
+
+@contextmanager
+def _collect_failure(reasons: list[str]) -> Iterator[None]:
+    """Add why the block failed; hours of training end in tables even if a plot fails. Signals are raised."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception as error:
+        note_trace(traceback.format_exc())
+        reasons.append(describe_failure(error))
 
 
 def metrics_of(done: SuiteResults, tables: Sequence[Table]) -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import median
 
+from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.published import AVERAGE, display_name, load_rows
 from benchmarks.experiment.suite import Variant
 from benchmarks.experiment.titles import choose_reference
@@ -181,7 +182,8 @@ def _hm_rule(results: SuiteResults, *, means: bool = False) -> str:
 
 def _printed_rows(results: SuiteResults, dataset: str, table: str) -> Iterator[PrintedRow]:
     """List the rows of the paper's `table` on a data set, or on average over the same ones."""
-    for row in load_rows(table) if dataset != AVERAGE or results.covers_paper else ():
+    covers_paper = {*results.options.datasets} == {*PAPER.datasets}
+    for row in load_rows(table) if dataset != AVERAGE or covers_paper else ():
         if row.dataset == dataset:
             deviations = (getattr(row, f"{half}_std", None) for half in ("base", "novel", "hm"))
             numbers = map(Metric, (row.base, row.novel, row.hm), deviations)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.console.output import plural
-from benchmarks.experiment.titles import describe_settings, title_method
+from benchmarks.experiment.titles import describe_settings, find_differences, title_method
 from benchmarks.results.suite_results import SuiteResults
 from procap.methods import METHODS, data_use, describe_method, loading_error, method_source
 from procap.recipe import format_value
@@ -88,12 +88,10 @@ def run_notes(
 
 def describe_shared(runs: Iterable[tuple[str, RunConfig]]) -> str:
     """Describe the settings that runs share."""
-    values: dict[str, set[str]] = {}
-    for name, value in (item for _, config in runs for item in describe_settings(config).items()):
-        values.setdefault(name, set()).add(value)
+    settings = [describe_settings(config) for _, config in runs]
     # Settings of untrained runs have no shots and no recipe, so that they do not hide what the trained ones share.
-    shared = {name: next(iter(distinct)) for name, distinct in values.items() if len(distinct) == 1}
-    parts = [write(shared[name]) for name, write in SETTINGS.items() if name in shared]
+    values, varied = {name: value for each in settings for name, value in each.items()}, find_differences(settings)
+    parts = [write(values[name]) for name, write in SETTINGS.items() if name in values.keys() - varied]
     listed = ", ".join(filter(None, parts))
     return f"Setting: {listed}." if listed else ""
 

@@ -14,7 +14,6 @@ RowSource = Literal["ours", "published"]
 Rank = Literal["best", "second"]
 ARROWS = {"high": " ↑", "low": " ↓", "": ""}
 MISSING = "-"
-PLAIN: Mapping[Rank | None, str] = {"best": "{}", "second": "{}", None: "{}"}
 WIDE = 5
 """A table with more columns than this spans both columns of a paper."""
 
@@ -133,7 +132,7 @@ class Table:
 
 
 def format_rows(
-    table: Table, styles: Mapping[Rank | None, str] = PLAIN, italics: str = "{}", escape: Callable[[str], str] = str
+    table: Table, styles: Mapping[Rank | None, str], italics: str, escape: Callable[[str], str]
 ) -> list[list[str]]:
     """Format labels and cells of every row. styles, italics: format strings by rank, and of published rows.
 
@@ -162,7 +161,7 @@ def format_rows(
     return body
 
 
-def format_cell(table: Table, cell: Cell, index: int, template: str = "{}", escape: Callable[[str], str] = str) -> str:
+def format_cell(table: Table, cell: Cell, index: int, template: str, escape: Callable[[str], str]) -> str:
     """Format a cell of a column: 82.28 ± 0.18 (n=3) (+1.02) †; `template` is put around the mean."""
     if not isinstance(cell, Metric):
         return MISSING if cell is None else escape(cell)
