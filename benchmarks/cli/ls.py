@@ -22,10 +22,10 @@ from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import METHODS, describe_method, method_class
 from procap.methods.plugins import describe_unexpected
 from procap.recipe import format_value
-from runner.config import RunConfig, Target
-from runner.results import harmonic_mean
+from runner.config import RunConfig
 from runner.run_folders import RunFolder, find_runs
 from runner.run_state import RunState, read_stored_state
+from runner.tracking.content import result_metrics
 from shards.catalogue import CATALOGUE
 from shards.default_paths import data_root
 from shards.resolve import is_packed, packed_names, resolve_dataset
@@ -215,26 +215,21 @@ def _describe_run(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     row |= {"lr": config.recipe.lr, "epochs": config.recipe.epochs, "options": dict(config.options)}
     row |= {"chosen_on_test": config.chosen_on_test, "imported": None}
     row["settings"] = {name: value for name, value in describe_settings(config).items() if name != "shots"}
-    accuracies: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     written, state = None, read_stored_state(folder)
     try:
         if training := folder.read_training():
             written = training.written.replace("T", " ")[:16]
             row["imported"] = training.imported.name if training.imported else None
-        for result in folder.read_evaluations():
-            target = Target.parse_unchecked(result.target)
-            is_test_set = (target.dataset, target.split) == (config.dataset, "test")
-            # Two classes or fewer have no halves: the accuracy after base classes is then that on all.
-            is_extra = (config.classes, target.classes) == ("base", "all") and result.num_classes > 2
-            if is_test_set and not (is_extra or result.limited or result.settings.name):
-                accuracies[target.classes] = result.accuracy
+        metrics = result_metrics(config, evaluations := folder.read_evaluations())
+        # Two classes have no halves: the accuracy after base classes is then that on all.
+        if "accuracy/all" in metrics and all(result.num_classes <= 2 for result in evaluations):
+            metrics.setdefault("accuracy", metrics["accuracy/all"])
     except UserError as error:
         state = RunState("broken", reason=str(error))
-    base, novel, accuracy = (accuracies.get(classes) for classes in ("base", "novel", config.classes))
-    if config.classes == "base":
-        accuracy = accuracies.get("all") if base is None or novel is None else harmonic_mean(base, novel)
     row |= {"state": state.status, "reason": state.reason.removeprefix(f"{config.path}: "), "date": written}
-    row |= {"accuracy": accuracy, "base": base, "novel": novel}
+    names = {"accuracy": "accuracy", "base": "accuracy/base", "novel": "accuracy/novel"}
+    row |= {column: metrics.get(name) for column, name in names.items()}
     return {"run": config.path, **row, "evaluated": [path.stem for path in folder.result_files()]}
 
 
