@@ -80,7 +80,13 @@ def _pack_dataset(dataset: DatasetToPack, root: Path, force: bool, workers: int,
         _write_guess(dataset)
     manifest = pack_with_progress(source, root, force=force, workers=workers, on_note=on_note)
     if dataset.yaml_file:
+        # These import torch, which other data sets need not wait for.
+        from procap.weights.loading import load_clip
+        from runner.setup import describe_names, label_space
+
         show(format_classes(manifest.classnames, count_images(open_dataset(root, dataset.name))) + "\n")
+        for why in describe_names(load_clip("mini"), label_space(manifest, manifest.classnames)):
+            report_note(f"warning: {why}")
     return manifest
 
 
