@@ -23,8 +23,7 @@ from pydantic import ValidationError
 from benchmarks.cli import main
 from benchmarks.cli.demo import DATASETS, METHODS
 from benchmarks.cli.flags import RuntimeFlags, command_line
-from benchmarks.console.errors import one_line
-from benchmarks.console.output import OutputStream, csv_text, note, show
+from benchmarks.console.output import OutputStream, csv_text, note, one_line, show
 from benchmarks.console.parse import parse_class_names
 from benchmarks.tables.render import render
 from benchmarks.tables.table import Row, Table

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.cli import flags
-from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import default_targets, find_run, plan_selected_runs, runtime_config
-from benchmarks.cli.several_runs import Failures, process_group
+from benchmarks.cli.several_runs import Failures, process_group, show_plan
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, quote, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import split_names

@@ -13,8 +13,7 @@ import typer
 
 from benchmarks.cli import flags
 from benchmarks.cli.selection import find_run, find_selected_run, runtime_config
-from benchmarks.console.errors import one_line
-from benchmarks.console.output import csv_text, note, plural, show, show_json
+from benchmarks.console.output import csv_text, note, one_line, plural, show, show_json
 from benchmarks.console.parse import parse_class_names
 from procap.errors import UsageError
 from runner.session import Session

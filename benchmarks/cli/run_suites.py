@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.cli import flags
-from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import runtime_config, suite_changes, trainable_methods
+from benchmarks.cli.several_runs import show_plan
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
 from benchmarks.experiment.profiles import MINI, PAPER, find_profile

@@ -9,9 +9,8 @@ from typing import Annotated
 from benchmarks.cli import flags
 from benchmarks.cli.completion import complete_runs
 from benchmarks.cli.config_file import ConfigFlags
-from benchmarks.cli.dry_run import show_plan
 from benchmarks.cli.selection import plan_selected_runs, runtime_config, start_runs
-from benchmarks.cli.several_runs import Failures, process_group
+from benchmarks.cli.several_runs import Failures, process_group, show_plan
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress, require_packable
 from benchmarks.suites.preconditions import check_training_images, check_weights_of, note_warmup

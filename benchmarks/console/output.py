@@ -26,8 +26,8 @@ VERBOSE: ContextVar[bool] = ContextVar("VERBOSE", default=False)
 SOME_FAILED = 3
 """Exit code of a command in which some runs failed and others succeeded."""
 
-# Control characters without tab and newline, and the line separators of Unicode.
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+# Control characters without tab and newline, and Unicode's for lines and the direction of text.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # Numbers and words with a sign are none.
 FORMULA = re.compile(r"[=@]|\+(?![\d.])|-[^\W\d_]|[+-].*[|(!=]")
 
@@ -132,6 +132,11 @@ def show(text: str) -> None:
 def escape_control(text: str) -> str:
     """Escape characters that control a terminal: texts in files of results can come from outside."""
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """Join the lines of `text`, and escape characters that would control a terminal."""
+    return escape_control(" ".join(text.split()))
 
 
 def show_json(document: Any) -> None:

@@ -12,7 +12,6 @@ import re
 import sys
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from benchmarks.runtime.settings import Settings, make_settings
 from benchmarks.tables.speed import SCHEMA, choose_settings, load_runtime_reports
 from procap.errors import UsageError
 from procap.methods import learns_from_features
-from runner.provenance import describe_environment
+from runner.provenance import describe_environment, provenance
 from runner.results import write_json
 from runner.session import Session
 
@@ -77,11 +76,10 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) ->
     rows = [row for data in datasets for row in run_cases(data, settings, models)]
     return {
         "schema": SCHEMA,
-        "written": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **provenance(describe_environment(device)),
         "command": f"procap {' '.join(sys.argv[1:])}",
         "settings": asdict(settings),
         "backbone": {"name": clip.name, "weights": clip.pretrained},
-        "environment": describe_environment(device),
         "rows": rows,
         "seconds": time.perf_counter() - began,
         "load_average": [round(load, 2), round(os.getloadavg()[0], 2)],
