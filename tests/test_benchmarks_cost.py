@@ -47,6 +47,11 @@ def test_an_accuracy_of_base_classes_alone_is_not_ranked_against_harmonic_means(
     assert [*averages(results).index] == ["ProCAP", "CoOp"]
 
 
+def test_halves_of_different_seeds_have_no_harmonic_mean(results):
+    put_score(results, put_run(results, "coop", "tiles", seed=2), "tiles:base", 10, 100)
+    assert [*averages(results).index] == ["ProCAP"]
+
+
 def test_a_run_on_all_classes_counts_by_its_accuracy_on_all(tmp_path):
     for method, right in (("coop", {"all": 90, "base": 50, "novel": 50}), ("maple", {"all": 80})):
         config = put_run(tmp_path, method, "shapes", classes="all")

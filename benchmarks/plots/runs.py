@@ -43,13 +43,15 @@ def average_results(frame: pd.DataFrame) -> pd.DataFrame:
     tests = tests if len(tests) else frame
     # Also of halves of the base classes, on which `procap sweep --metric held-out` validates.
     halves = tests.target_classes.str.removeprefix("dev-")
-    by_classes = tests.assign(half=halves).pivot_table(index=["title", "dataset"], columns="half", values="accuracy")
+    pivot = partial(tests.assign(half=halves).pivot_table, index=["title", "dataset"], columns="half")
+    by_classes, seeds = pivot(values="accuracy"), pivot(values="seed", aggfunc=lambda values: tuple(sorted(values)))
     validation = "" if (tests.split == "test").any() else "validation "
     accuracy, measure = by_classes.mean(axis="columns"), f"mean over data sets and seeds of {validation}accuracy"
     if {"base", "novel"} <= {*by_classes}:
         harmonic = 2 * by_classes["base"] * by_classes["novel"] / (by_classes["base"] + by_classes["novel"])
         measure += ", after base classes of the harmonic mean of base and novel"
-        # An accuracy of base classes alone is not compared with harmonic means.
+        # An accuracy of base classes alone, or of other seeds than that of novel ones, is not compared with these.
+        harmonic = harmonic.where(seeds["base"] == seeds["novel"])
         accuracy = harmonic.fillna(accuracy.where(by_classes["base"].isna()))
     by_dataset = accuracy.unstack("dataset").dropna()
     # A run has a row for each target; data sets count alike, however many seeds they have.
