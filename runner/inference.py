@@ -242,7 +242,10 @@ def _predict_rows(logits: torch.Tensor, labels: torch.Tensor, logit_settings: Lo
 def prepare_inference(
     run: Run, images: ImageList, space: LabelSpace, logit_settings: LogitSettings | None = None
 ) -> Inference:
-    """Make the classifier of the classes of `space`, with draws of its Gaussian tokens if asked for, and warm up."""
+    """Make the classifier of the classes of `space`, with draws of its Gaussian tokens if asked for, and warm up.
+
+    Raises UserError for scores of a method that adapts to all images of a target.
+    """
     config, session, settings, trained = run.config, run.session, run.eval_settings, load_trained(run)
     method, precision, meter = trained.method, settings.precision or config.precision, Meter(session.device)
     with meter.phase("classes", in_step=False), autocast(precision, session.device):
@@ -256,6 +259,10 @@ def prepare_inference(
             classifier = method.classifier(space)
     inference = Inference(trained.clip, classifier, precision, session.acceleration, logit_settings)
     inference.meter = meter
+    if inference.is_online and inference.logit_settings.scores:
+        # In a stream of both, which a detector meets, the images have other scores than in a stream of each set.
+        why = "adapts to a set of test images as a whole, so that scores in known and in unknown sets do not compare"
+        raise UserError(f"--unknown: {config.method} {why}")
     with meter.phase("warm-up", in_step=False):
         # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
         # is enough: two full batches could cost as much as the evaluation.

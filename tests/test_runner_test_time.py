@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from rank_processes import run_ranks
-from sessions import evaluate, load_trained, train
+from sessions import evaluate, load_trained, make_run, train
 from small_runs import make_runtime
 from test_runner_counts import MEASURED
 
@@ -17,10 +17,11 @@ from benchmarks import results
 from benchmarks.experiment.profiles import MINI
 from benchmarks.suites import load_suite
 from benchmarks.tables.runs import title_runs
-from procap.errors import UsageError
+from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
+from runner.evaluate import score_images
 from runner.planning import plan_run
 from runner.predict import ImageClassifier
 from shards.image_selection import select_target_images
@@ -93,6 +94,15 @@ def test_a_repetition_on_any_number_of_processes_writes_an_equal_file(
         one, other = (json.loads((at / file).read_text()) for at in (evaluated.results, tmp_path))
         assert one["seconds"] != other["seconds"], "it was evaluated again"
         assert {name for name, value in one.items() if value != other[name]} <= MEASURED
+
+
+def test_unknown_images_are_scored_only_if_an_image_does_not_change_the_score_of_others(evaluated, short_checkpoint):
+    run = make_run(plan(str(short_checkpoint)), evaluated)
+    with pytest.raises(UserError, match="tda adapts to a set of test images as a whole, so that scores"):
+        score_images(run, Target("digits", "novel"))
+    assert not (run.folder.path / "scores").exists()
+    scored = score_images(make_run(plan(str(short_checkpoint), 1, "tpt"), evaluated), Target("digits", "novel"))
+    assert scored.total == len(scored.scores)
 
 
 def test_each_seed_is_a_row_of_its_own_and_zero_shot_clip_counts_for_all(evaluated):
