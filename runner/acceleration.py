@@ -5,9 +5,14 @@ The plain path is the default; on a GPU `auto` adds what `procap check device` h
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
+import sysconfig
 import warnings
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError
@@ -19,6 +24,9 @@ if TYPE_CHECKING:
     import torch
 
     from procap.clip import CLIP
+
+COMPILED = ("compile", "fused")
+"""Accelerations that compile kernels when they are first used."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +52,34 @@ class Acceleration:
     def parse(cls, text: str, device: torch.device) -> Acceleration:
         """Parse `auto` (what the record of a GPU allows, none on a CPU), `off` or names with commas, for `device`.
 
-        Raises UsageError for a name that needs a GPU where there is none.
+        Raises UsageError for a chosen name that this machine cannot run; `auto` goes on without it, with a note.
         """
-        gpu, record, names = device.type == "cuda", "", acceleration_names(text)
-        if gpu and text == "auto":
-            if stored := read_record(device):
-                names, record = stored.faster, stored.digest
-            else:
-                what = "plain path; `procap check device` tests the faster ones, about a minute"
-                warnings.warn(f"GPU: {what}", stacklevel=2)
+        gpu = device.type == "cuda"
+        if text == "auto":
+            return cls._from_record(device) if gpu else cls()
+        names = acceleration_names(text)
         for name in ("graphs", "fused"):
             if name in names and not gpu:
                 raise UsageError(f"--accelerate {name} needs a CUDA device, not {device}: leave it out")
+        if (compiled := ",".join(name for name in names if name in COMPILED)) and (missing := missing_tool(device)):
+            raise UsageError(f"--accelerate {compiled} needs {missing}, which is not installed: leave it out")
+        return cls()._with(names)
+
+    @classmethod
+    def _from_record(cls, device: torch.device) -> Acceleration:
+        record = read_record(device)
+        if record is None:
+            warnings.warn("GPU: plain path; `procap check device` tests the faster ones, about a minute", stacklevel=2)
+            return cls()
+        names = {*record.faster}
+        if (compiled := names & {*COMPILED}) and (missing := missing_tool(device)):
+            warnings.warn(f"GPU: without {', '.join(sorted(compiled))}, which need {missing}", stacklevel=2)
+            names -= compiled
+        return cls(record=record.digest)._with(names)
+
+    def _with(self, names: Collection[str]) -> Acceleration:
         switches: dict[str, Any] = dict.fromkeys(names, True)
-        return cls(record=record, **switches)
+        return replace(self, **switches)
 
     def prepare(self, clip: CLIP) -> None:
         """Switch on what concerns the towers, and off what an earlier call switched on; compiled blocks stay so."""
@@ -84,3 +106,16 @@ class Acceleration:
             if self.compile:
                 compile_blocks(clip)
         clip.fused_kernels = self.fused
+
+
+def missing_tool(device: torch.device) -> str:
+    """Return the tool that torch.compile needs and this machine lacks; "" if there is none."""
+    # Triton compiles launchers in C; on a CPU torch.compile writes C++.
+    compilers = (os.environ.get("CC", ""), "cc", "gcc", "clang") if device.type == "cuda" else ("g++", "clang++")
+    if not any(name and shutil.which(name) for name in compilers):
+        return "a C compiler" if device.type == "cuda" else "a C++ compiler"
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        return "Python's headers (Python.h, in python3-dev)"
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        return "the package triton"
+    return ""

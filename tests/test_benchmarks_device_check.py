@@ -113,7 +113,7 @@ def test_replays_are_compared_with_eager_steps(emulated_graphs, monkeypatch, err
         monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", wrong)
     check = OnGpu(torch.device("cpu"))
     if not error:
-        assert [*paths.check_graphs(check)] == ["coop"]
+        assert [*paths.check_graphs(check)] == ["coop", "coop evaluation"]
         return
     with pytest.raises(UserError, match="differs by" if error == "wrong" else "2 replayed steps keep 2 MB"):
         paths.check_graphs(check)

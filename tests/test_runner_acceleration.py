@@ -1,14 +1,16 @@
 """Which accelerations run: the plain path, unless a record of this device has found a faster one equal."""
 
 import os
+import sysconfig
 
 import pytest
 import torch
 
 from procap.clip import CLIP
+from procap.errors import UsageError
 from procap.methods import build_method
 from procap.methods.plugins import describe_unexpected
-from runner import devices
+from runner import acceleration, devices
 from runner.acceleration import Acceleration
 from runner.device_record import DeviceRecord, PartResult, identify, read_record, write_record
 
@@ -21,6 +23,7 @@ def gpu(monkeypatch, tmp_path):
     """What this machine says about a GPU; its records lie in an empty cache."""
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(acceleration, "missing_tool", lambda device: "")
 
 
 def record(gains, **parts):
@@ -54,6 +57,33 @@ def test_a_record_of_other_software_or_another_gpu_is_void(gpu, monkeypatch, cha
     else:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
     assert read_record(GPU) is None and Acceleration.parse("auto", GPU) == Acceleration()
+
+
+def lacks_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    return "a C compiler"
+
+
+def lacks_headers(monkeypatch, tmp_path):
+    paths = sysconfig.get_paths()
+    monkeypatch.setenv("CC", "true")
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {**paths, "include": str(tmp_path)})
+    return "Python's headers"
+
+
+@pytest.mark.parametrize("take_away", [lacks_compiler, lacks_headers])
+def test_without_a_compiler_only_an_explicit_choice_is_refused(monkeypatch, tmp_path, take_away):
+    """`auto` goes on without what it cannot compile."""
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    write_record(record({"graphs": 2.0, "compile": 2.0, "fused": 2.0}, graphs=PASSED, compile=PASSED, fused=PASSED))
+    tool = take_away(monkeypatch, tmp_path)
+    with pytest.warns(UserWarning, match=f"GPU: without compile, fused, which need {tool}"):
+        assert Acceleration.parse("auto", GPU) == Acceleration(graphs=True, record=read_record(GPU).digest)
+    for name in ("compile", "fused"):
+        with pytest.raises(UsageError, match=f"--accelerate {name} needs {tool}"):
+            Acceleration.parse(name, GPU)
 
 
 def test_off_is_off_for_the_kernels_of_procap_too(gpu, tiny_clip, tiny_space, monkeypatch):

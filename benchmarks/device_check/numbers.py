@@ -31,6 +31,7 @@ from benchmarks.device_check.case import (
     require_close,
 )
 from procap.errors import UserError
+from runner.acceleration import missing_tool
 from runner.device_record import identify
 from runner.devices import count_gpus, set_deterministic
 from runner.distributed.collectives import ProcessGroup
@@ -166,7 +167,8 @@ RANKS, SECONDS = 2, 60.0
 
 def collect_facts(case: DeviceCase) -> dict[str, Any]:
     """Collect what decides which paths can run."""
-    facts = describe_environment(case.device) | identify(case.device).model_dump()
+    missing = {"missing": missing_tool(case.device)}
+    facts = describe_environment(case.device) | identify(case.device).model_dump() | missing
     if not case.on_gpu:
         return facts
     about = torch.cuda.get_device_properties(case.device)

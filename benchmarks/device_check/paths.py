@@ -28,7 +28,7 @@ from procap.compiled import compiled_level
 from procap.cross_attention import CrossAttention, refine_level
 from procap.errors import UserError
 from procap.initialisation import linear, normal
-from runner.acceleration import Acceleration
+from runner.acceleration import Acceleration, missing_tool
 from shards.device.crops import DeviceResize
 from shards.rng import generator
 from shards.transfer import upload
@@ -120,6 +120,8 @@ def check_compile(case: DeviceCase) -> dict[str, Any]:
     """Compare compiled with plain steps; compiling takes a minute."""
     if not case.full:
         raise Skipped("only with --full")
+    if missing := missing_tool(case.device):
+        raise Skipped(f"needs {missing}")
     differences = {}
     for name in ("maple", "procap"):
         ends = []
