@@ -154,7 +154,7 @@ def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(pag
     for number, reason in ((3, "failed: no room"), (4, "new"), (5, "cannot be read")):
         row = next(line for line in text.splitlines() if f"<li>{runs[number].path} " in line)
         assert reason in row
-    assert main(["ls", "runs", "--results", str(results), "--json"]) == 0
+    assert main(["ls", "runs", "--results", str(results), "--json"]) == 1, "a run is broken"
     document, listed = capsys.readouterr()
     config = runs[3].spec.config
     [row] = [row for row in json.loads(document) if row["state"] == "failed"]
