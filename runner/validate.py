@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from procap.errors import UsageError
 from procap.text import LabelSpace
@@ -88,12 +88,14 @@ class Validator:
             return
         config, clip = training.config, self.method.clip
         counts = [count for count in self._counts if count.epoch != epoch]
+        # Crops that the host makes are kept for the next epochs, those of the device are not.
+        acceleration = replace(training.setup.acceleration, images=False)
         try:
             with training.meter.phase("validation", in_step=False):
                 for target, space, images in self._targets:
                     with autocast(config.precision, clip.device):
                         classifier = self.method.classifier(space)
-                    inference = Inference(clip, classifier, config.precision, training.setup.acceleration)
+                    inference = Inference(clip, classifier, config.precision, acceleration)
                     transform = self._transform(target)
                     predictions = predict_images(training.run, inference, images, transform, self.stop)
                     correct = int(predictions.is_correct.sum())
