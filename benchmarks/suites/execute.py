@@ -1,20 +1,21 @@
-"""Execute the runs of suites, on this machine or on a cluster, and record their progress."""
+"""Execute the runs of suites, on this machine or on a cluster, show their progress, and collect their outcomes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from benchmarks.console.output import note, plural
+from benchmarks.console.output import note, note_trace, plural
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.suites.plans import count_images
 from benchmarks.suites.preconditions import check_training_images, check_weights
-from benchmarks.suites.trial_progress import RunProgress
 from cluster.launcher import Launcher, connect, launch
 from cluster.preflight import TRAINING_SPLITS, check_nodes
 from cluster.ray_cluster import Capacity, nodes
-from cluster.trial import StoragePaths
+from cluster.trial import StoragePaths, TrialReport
 from runner.config import Target
+from runner.progress_bar import ProgressDisplay
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec, RunState
 from runner.session import Session
@@ -23,6 +24,73 @@ from shards.files import check_writable
 
 FEW_IMAGES = 16_000
 """Runs on fewer images in all are executed one after the other: Ray takes as long to start and to load the program."""
+
+
+class TrialProgress:
+    """Print which trials were lost or wait; `running` holds those that run."""
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self.display, self.running, self._waiting = display, set[str](), set[str]()
+
+    def note_start(self, trial: str, run: str) -> None:
+        # Tune starts a lost trial again without having reported its end.
+        if trial in self.running:
+            self.display.print(f"lost the process of {run}; it resumes from its last saved state")
+        self.running.add(trial)
+
+    def note_report(self, trial: str, report: TrialReport) -> None:
+        if report.state != "waiting":
+            self._waiting.discard(trial)
+        elif trial not in self._waiting:
+            self._waiting.add(trial)
+            self.display.print(f"waiting: {report.why}")
+
+    def note_end(self, trial: str, report: TrialReport) -> None:
+        self.running.discard(trial)
+        note_trace(report.trace)
+
+
+class RunProgress(TrialProgress):
+    """Listen to the trials of runs, identified by their index in `runs`; enter `display` around their execution.
+
+    done: the finished runs. failed: errors by run; runs in neither were stopped.
+    """
+
+    def __init__(self, runs: Sequence[RunSpec], trackers: Sequence[CollectionTracker]) -> None:
+        super().__init__(ProgressDisplay("runs", len(runs), unit="done"))
+        self.runs, self.done, self.failed = runs, list[int](), dict[int, str]()
+        self._trackers = trackers
+
+    def started(self, trial: str, drawn: Mapping[str, Any]) -> None:
+        self.note_start(trial, self.runs[drawn["number"]].path)
+        self._show(drawn["number"])
+
+    def reported(self, trial: str, drawn: Mapping[str, Any], report: TrialReport) -> None:
+        self.note_report(trial, report)
+        self._show(drawn["number"])
+
+    def ended(self, trial: str, drawn: Mapping[str, Any], report: TrialReport) -> None:
+        number = drawn["number"]
+        self.note_end(trial, report)
+        how = "was stopped"
+        if report.state == "finished":
+            how = f"in {report.seconds:.1f} s on {report.host}"
+            self.done.append(number)
+        elif report.state == "failed":
+            how = f"failed: {report.why.removeprefix(self.runs[number].path).lstrip(' :')}"
+            self.failed[number] = report.why
+        self.display.print(f"[{len(self.done) + len(self.failed)}/{len(self.runs)}] {self.runs[number].path} {how}")
+        self._show(number)
+
+    def _show(self, changed: int) -> None:
+        path = self.runs[changed].path
+        for tracker in self._trackers:
+            if path in tracker.collection.runs:
+                tracker.update([path])
+        facts = {"running": f"{len(self.running)}"}
+        if self.failed:
+            facts["failed"] = f"{len(self.failed)}"
+        self.display.update(len(self.done) + len(self.failed), **facts)
 
 
 def execute(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.suites.trial_progress import TrialProgress
+from benchmarks.suites.execute import TrialProgress
 from benchmarks.sweeps.outcome import find_best, format_configuration
 from cluster.sweep import Sweep
 from cluster.sweep_record import Configuration
