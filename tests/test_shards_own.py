@@ -103,6 +103,7 @@ def test_classes_can_be_listed_in_another_order_or_renamed(tmp_path):
     ("birds.csv", ",", ("path", " Label ", "SPLIT")),
     ("birds.csv", ";", ("filename", "class", "split")),
     ("birds.tsv", "\t", ("path", "label", "split")),
+    ("birds.csv", ",", ("path", "label", "subset")),
 ])  # fmt: skip
 def test_a_table_keeps_its_order_and_its_splits(tmp_path, name, delimiter, header):
     put_classes(tmp_path / "pictures", each=2)

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from procap.errors import UserError, describe_invalid
 from shards.files import read_regular
 from shards.names import first_few, join_first
-from shards.raw.class_folders import ListedImage
+from shards.raw.class_folders import SPLIT_WORDS, ListedImage
 from shards.raw.folders import IMAGE_EXTENSIONS, is_image_name
 
 PATHS = ("path", "filename", "file_name", "file", "image", "filepath", "file_path", "image_path", "image_id", "id")
@@ -46,7 +46,10 @@ class Table:
         paths, labels = ([names[name] for name in usual if name in names] for usual in (PATHS, LABELS))
         head = self.rows[:20]
         located = [name for name in (*paths, *self.columns) if any(find_image(root, row.get(name)) for row in head)]
-        self.path, self.split = (*located, *paths, "")[0], names.get("split", "split")
+        self.path = (*located, *paths, "")[0]
+        # Next to labels, words such as train and test are a split, whatever the column is called.
+        others = [name for name in self.columns if name not in (self.path, *labels)] if labels else []
+        self.split = names.get("split") or next(filter(self._has_splits, others), "split")
         others = [name for name in self.columns if name not in (self.path, self.split)]
         labels = [name for name in labels if name in others]
         if labels and _is_number(head[0].get(labels[0])):
@@ -58,6 +61,11 @@ class Table:
         # A list of the names of class folders is no table of images.
         names_files = bool(paths and labels) and not all(os.path.isdir(root / str(row.get(self.path))) for row in head)
         self.is_unclear = (bool(located) or names_files) and not self.is_labelled and not is_prediction
+
+    def _has_splits(self, column: str) -> bool:
+        """Whether a column has names of splits alone, those of train and of test among them."""
+        splits = {SPLIT_WORDS.get(str(row.get(column)).strip().lower(), "") for row in self.rows}
+        return {"train", "test"} <= splits <= {*SPLIT_WORDS.values()}
 
     def _are_names(self, column: str, numbers: str) -> bool:
         """Whether a column has text, another one for each number of the column `numbers`."""
