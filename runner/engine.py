@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -148,6 +149,13 @@ class Objective(nn.Module):
             self.names = tuple(terms)
             return torch.stack(list(terms.values()))
 
+    def separate_terms(self, images: Tensor, labels: Tensor, *noise: Tensor) -> Tensor:
+        """Compute the terms [T] of a call for several backward passes, which what torch compiles does not allow."""
+        # Importing the compiler takes seconds; before that nothing is compiled.
+        is_imported = "torch._dynamo" in sys.modules
+        with torch.compiler.set_stance("force_eager") if is_imported else nullcontext():
+            return self(images, labels, *noise)
+
 
 def check_terms(terms: object, method: str) -> None:
     """Raise UserError that names the first loss term that is not a tensor without dimensions; reads no value."""
@@ -166,7 +174,7 @@ def check_head(head: object, method: str) -> None:
 
 
 def term_gradients(objective: Objective, terms: Tensor, group: ProcessGroup) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield the name of each of the terms [T] and its gradients by parameter, averaged over the ranks."""
+    """Yield the name of each of the `separate_terms` [T] and its gradients by parameter, averaged over the ranks."""
     learned = learned_parameters(objective.method)
     for name, term in zip(objective.names, terms.unbind(), strict=True):
         # The terms share a graph. A parameter that a term does not use has a gradient of zeros instead of None.
@@ -227,7 +235,8 @@ class Engine:
 
     def terms(self, batch: Batch) -> Tensor:
         """Compute the loss terms [T] of `batch`, with their autograd graph."""
-        return self.module(batch.images, batch.labels, *batch.noise)
+        compute = self.objective.separate_terms if isinstance(self.method, GradientRule) else self.module
+        return compute(batch.images, batch.labels, *batch.noise)
 
     def backward(self, terms: Tensor) -> None:
         """Compute the gradients of the sum of `terms` [T], or the method's combination, averaged over the ranks."""

@@ -328,7 +328,7 @@ def measure_terms(training: ResumableTraining) -> dict[str, float]:
     # Always the same batch and noise, so that the norms of epochs can be compared.
     noise = method.draw(generator(training.config.seed, "noise", 0))
     objective = training.engine.objective
-    terms = objective(images, labels, *(tensor.to(device) for tensor in noise))
+    terms = objective.separate_terms(images, labels, *(tensor.to(device) for tensor in noise))
     return {
         name: math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
         for name, gradients in term_gradients(objective, terms, training.group)

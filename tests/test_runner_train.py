@@ -18,6 +18,7 @@ from benchmarks.cli import main
 from cluster.launcher import launch
 from cluster.ray_cluster import Capacity, Resources
 from cluster.trial import StoragePaths
+from procap import compiled
 from procap.errors import UserError
 from procap.recipe import epoch_rate
 from procap.weights import loading
@@ -211,6 +212,18 @@ def test_one_warning_names_trainings_whose_epochs_are_all_warm_up(few_digits, tm
             assert norms["kl"] < norms["nce"] < norms["ce"]
         else:
             assert not result.statistics and not result.epochs[0].gradient_norms
+
+
+def test_compiled_trainings_measure_and_combine_the_gradients_of_single_terms(plan, runtime, monkeypatch):
+    """With the tracing of torch.compile but torch's own kernels; both methods run the same compiled parts."""
+    monkeypatch.setattr(compiled, "compile_blocks", partial(compiled.compile_blocks, backend="aot_eager"))
+    for method in ("procap", "prograd"):
+        epochs = [
+            train(plan(method), dataclasses.replace(runtime, accelerate=accelerate), force=True).epochs[-1]
+            for accelerate in ("off", "compile")
+        ]
+        plain, fast = ({**epoch.terms, **epoch.gradient_norms} for epoch in epochs)
+        assert fast == pytest.approx(plain, rel=1e-4)
 
 
 def test_the_runs_of_a_command_load_their_backbone_once_and_learn_what_they_learn_alone(
