@@ -133,6 +133,18 @@ def test_the_table_shows_the_measurement_that_is_asked_for_also_if_a_newer_one_e
     assert "4 shots" in table.notes[0]
 
 
+def test_flags_without_effect_on_the_measurement_are_refused_but_for_several_suites(few_digits, tmp_path, capsys):
+    """What would be measured and shown under them is not what they ask for."""
+    places = ["--profile", "mini", "--dry-run", "--data", str(few_digits), "--results", str(tmp_path)]
+    unread = ["--seeds", "2", "--recipe", "published", "--temperature", "shots", "--limit", "9", "--launcher", "ray"]
+    for flag, value in zip(unread[::2], unread[1::2], strict=True):
+        assert main(["bench", "runtime", flag, value, *places]) == 2
+        assert f"runtime takes no {flag}," in capsys.readouterr().err
+    read = ["--shots", "4", "--epochs", "1", "--precision", "bf16", "--methods", "maple", "--datasets", "digits"]
+    assert main(["bench", "runtime", *read, *places]) == 0
+    assert main(["bench", "all", "--seeds", "2", "--limit", "9", *places]) == 0
+
+
 ABSENT = {"ray", "mlflow", "deepspeed", "matplotlib"}
 
 

@@ -20,6 +20,11 @@ from benchmarks.experiment.suite import Suite
 from benchmarks.runtime.benchmark import measure_suite
 from benchmarks.tables.speed import runtime_tables
 
+UNREAD = ("seeds", "recipe", "reference", "limit", "eval-precision", "eval-resize", "samples", "temperature",
+          "launcher", "address", "processes", "cpus", "gpus", "max-concurrent", "autoscale", "no-cache",
+          "deterministic", "timeout", "engine", "zero-stage")  # fmt: skip
+"""One process measures all test images, with ProCAP's recipe and seed 1."""
+
 SUITE = Suite(
     name="runtime",
     title="training seconds and images per second",
@@ -30,5 +35,6 @@ SUITE = Suite(
     trains=False,
     tables=runtime_tables,
     finish=measure_suite,
+    unread=UNREAD,
     published="runtime",
 )
