@@ -406,6 +406,8 @@ def test_flags_are_read_from_a_file_and_written_to_one(capsys, tmp_path, shards)
     assert "unknown key of" in (error := run(capsys, "train", "--config", file)[2]) and "mean epochs" in error
     file.write_text("methods: coop\nmethods: maple\n")
     assert "line 2: the key 'methods' stands twice" in run(capsys, "train", "--config", file)[2]
+    file.write_text("methods: coop\nmethod: procap\ndatasets: digits\n")
+    assert "method stands twice, also as methods" in run(capsys, "train", "--config", file, "--dry-run")[2]
 
 
 def test_a_field_that_is_typed_and_in_the_file_under_another_flag_is_given_twice(capsys, tmp_path, shards):

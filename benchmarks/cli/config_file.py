@@ -44,6 +44,8 @@ def parse_config(file: Path, parameters: list[Any]) -> dict[str, Any]:
         inner = [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]
         if not all(isinstance(text, str) for text in inner):
             raise UsageError(f"{file}: {key}: give a text, a list of texts, or a mapping of names to texts")
+        if parameter.name in values:
+            raise UsageError(f"{file}: {key} stands twice, also as {parameter.opts[0].lstrip('-')}")
         items = [f"{name}={text}" for name, text in value.items()] if isinstance(value, dict) else value
         if parameter.multiple:
             values[parameter.name] = items if isinstance(items, list) else [items]
