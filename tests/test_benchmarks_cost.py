@@ -2,6 +2,7 @@
 
 import re
 
+import pandas as pd
 import pytest
 from made_results import made, put_halves, put_run, put_score
 
@@ -39,6 +40,15 @@ def test_costs_weigh_data_sets_alike_however_many_targets_and_seeds_they_have(re
     put_score(results, put_run(results, "coop", "digits", seconds=30), "digits:all", 70, 200)
     put_halves(results, "coop", "digits", (40, 100), (60, 100), seed=2, seconds=30)
     assert averages(results).train_seconds.to_dict() == {"CoOp": (30 + 12.5) / 2, "ProCAP": 12.5}
+
+
+def test_a_run_has_its_cost_under_each_setting_of_the_evaluation(results):
+    """A title names the setting."""
+    frame = load(results).rename(columns={"variant": "title"})
+    squashed = frame.assign(title=frame.title + ", squash")
+    means = average_results(pd.concat([frame, squashed]))
+    assert {*means.index} == {"CoOp", "CoOp, squash", "ProCAP", "ProCAP, squash"}
+    assert set(means.train_seconds) == {12.5}
 
 
 def test_an_accuracy_of_base_classes_alone_is_not_ranked_against_harmonic_means(results):

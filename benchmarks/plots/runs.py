@@ -54,8 +54,10 @@ def average_results(frame: pd.DataFrame) -> pd.DataFrame:
         harmonic = harmonic.where(seeds["base"] == seeds["novel"])
         accuracy = harmonic.fillna(accuracy.where(by_classes["base"].isna()))
     by_dataset = accuracy.unstack("dataset").dropna()
-    # A run has a row for each target; data sets count alike, however many seeds they have.
-    costs = tests.drop_duplicates("path").groupby(["title", "dataset"])[[*COSTS]].mean().groupby("title").mean()
+    # A run has a row for each target, also under several titles, of settings of the evaluation; data sets count alike,
+    # however many seeds they have.
+    runs = tests.drop_duplicates(["title", "path"])
+    costs = runs.groupby(["title", "dataset"])[[*COSTS]].mean().groupby("title").mean()
     means = costs.loc[by_dataset.index].assign(
         method=tests.groupby("title").method.first(), accuracy=by_dataset.mean(axis="columns"), measure=measure
     )
