@@ -57,6 +57,12 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe_flags: Re
     settings = validate(SweepSettings, fields, "sweep")
     if settings.search == "grid" and not is_listed:
         raise UsageError("--search grid needs lists of values: use random or tpe")
+    of_draws = command_line(SweepFlags(trials=flags.trials, search_seed=flags.search_seed))
+    if settings.search == "grid" and of_draws:
+        raise UsageError(f"--search grid trains all combinations: leave out {of_draws}, or use random or tpe")
+    of_asha = command_line(SweepFlags(grace_period=flags.grace_period, reduction_factor=flags.reduction_factor))
+    if settings.scheduler != "asha" and of_asha:
+        raise UsageError(f"without --scheduler asha nothing is stopped early: add it, or leave out {of_asha}")
     if settings.search != "grid" and not (settings.trials or settings.hours):
         raise UsageError(f"--search {settings.search} never ends by itself: give --trials or --hours")
     if settings.scheduler == "asha" and "recipe.epochs" in space:
