@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,3 +21,10 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
         return tensor.to(device)
     # A copy from pageable memory, or one that must first be made contiguous, would hold up the host.
     return tensor.contiguous().pin_memory().to(device, non_blocking=True)
+
+
+def upload_all(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copy tensors of one type and any shapes to `device` as `upload` does, in one copy."""
+    together = upload(torch.cat([tensor.flatten() for tensor in tensors]), device)
+    parts = together.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

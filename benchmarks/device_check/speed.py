@@ -23,7 +23,7 @@ from runner.acceleration import Acceleration
 from runner.devices import num_decoders
 from shards.device.crops import DeviceResize
 from shards.images import decode_pixels
-from shards.transfer import upload
+from shards.transfer import upload, upload_all
 from shards.transforms import EvalTransform
 
 METHODS = ("procap", "maple")
@@ -113,7 +113,7 @@ def _measure_images(case: DeviceCase) -> dict[str, float]:
             return [upload(pixels, case.device) for pixels in images]
 
         def resize_on_device() -> object:
-            pixels = map(torch.from_numpy, pool.map(decode_pixels, data))
-            return resize.make_centres([upload(image, case.device) for image in pixels])
+            pixels = [*map(torch.from_numpy, pool.map(decode_pixels, data))]
+            return resize.make_centres(upload_all(pixels, case.device))
 
         return rates | {"resized by Pillow": rate(resize_by_pillow), "resized on the device": rate(resize_on_device)}

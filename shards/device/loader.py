@@ -21,7 +21,7 @@ from shards.eval_views import AnyEvalTransform
 from shards.loader import BATCHES_AHEAD, read_batches
 from shards.reader import ImageList
 from shards.tasks import prefetch, thread_pool
-from shards.transfer import upload
+from shards.transfer import upload_all
 from shards.transforms import EvalTransform
 
 
@@ -67,6 +67,6 @@ def device_evaluation_batches(
         closing(prefetch(read_batches(images, batch_size, **part), start, BATCHES_AHEAD)) as started,
     ):
         for numbers, tasks in started:
-            pixels = [upload(torch.from_numpy(task()), device) for task in tasks]
+            pixels = upload_all([torch.from_numpy(task()) for task in tasks], device)
             indices = torch.tensor(numbers)
             yield resize.make_centres(pixels), torch.where(indices < 0, -1, labels[indices]), indices

@@ -15,7 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.console.output import note, show
 from benchmarks.runtime.benchmark import measure
-from benchmarks.runtime.settings import make_settings
+from benchmarks.runtime.settings import Settings, make_settings
 from benchmarks.runtime.workload import models_by_mode
 from procap.weights.loading import load_clip
 from runner.config import RuntimeConfig
@@ -43,8 +43,6 @@ TARGETS = {
     "reserved GB": "at most 8",
 }
 """What this program wants to reach on an H100 or H200."""
-
-Measurement = Callable[[], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -69,31 +67,27 @@ class Study:
         data = pack_photographs(self.dataset, self.work / "data")
         return RuntimeConfig(data, self.work / "results", device=str(self.device), tracking_uri="off", quiet=True)
 
-    def parts(self) -> dict[str, Measurement]:
+    def parts(self) -> dict[str, Callable[[], dict[str, Any]]]:
         """List the parts, the most valuable first."""
-        parts: dict[str, Measurement] = {"row": self.measure_row, "memory": self.measure_memory}
-        runs = (self.dataset, self.choices)
-        parts["one run"] = lambda: run_whole(self.runtime(), *runs, epochs=2 if self.quick else 50)
+        parts: dict[str, Callable[[], dict[str, Any]]] = {"row": self.measure_row, "memory": self.measure_memory}
+        runs = (self.runtime(), self.dataset, self.choices)
+        parts["one run"] = partial(run_whole, *runs, epochs=2 if self.quick else 50)
         for count in (1, 2) if self.quick else (1, 2, 4):
-            parts[f"{count} at once"] = partial(self._run_at_once, count)
+            parts[f"{count} at once"] = partial(run_at_once, *runs, count, epochs=2 if self.quick else 10)
         for flags in ((), ("--deterministic",)):
-            parts[" ".join(["repeated and killed", *flags])] = partial(self._compare_repeated, flags)
+            repeated = partial(compare_repeated, *runs, flags, epochs=40 if self.quick else 20)
+            parts[" ".join(["repeated and killed", *flags])] = repeated
         return parts
 
-    def _run_at_once(self, count: int) -> dict[str, Any]:
-        return run_at_once(self.runtime(), self.dataset, self.choices, count, epochs=2 if self.quick else 10)
-
-    def _compare_repeated(self, flags: Sequence[str]) -> dict[str, Any]:
-        return compare_repeated(self.runtime(), self.dataset, self.choices, flags, epochs=40 if self.quick else 20)
+    def _settings(self, **more: Any) -> Settings:
+        backbone, pretrained = self.choices["backbone"], self.choices["pretrained"]
+        return make_settings(self.runtime(), self.device, backbone=backbone, pretrained=pretrained, **more)
 
     def measure_row(self) -> dict[str, Any]:
         """Train ten epochs at 16 shots on 102 classes and evaluate, the methods alternately, so that they compare."""
-        epochs, where = 1 if self.quick else 10, self.choices
-        more: dict[str, Any] = {"datasets": (self.dataset,), "precisions": (where["precision"],), "epochs": epochs}
-        settings = make_settings(
-            self.runtime(), self.device, backbone=where["backbone"], pretrained=where["pretrained"], **more
-        )
-        report = measure(replace(settings, classes="all"), self.runtime(), self.device)
+        epochs, precisions = 1 if self.quick else 10, (self.choices["precision"],)
+        settings = self._settings(datasets=(self.dataset,), precisions=precisions, epochs=epochs, classes="all")
+        report = measure(settings, self.runtime(), self.device)
         rows = {row["method"]: row for row in report["rows"] if row["mode"] == "fast"}
         steps = {name: rows[name]["step_seconds"]["median"] for name in ("maple", "procap")}
         return {
@@ -107,14 +101,10 @@ class Study:
     def measure_memory(self) -> dict[str, Any]:
         """Measure what the largest training step takes from the device, with the weights of one model."""
         classes, batch = (10, 4) if self.quick else (1000, 32)
-        where = self.choices
-        settings = make_settings(
-            self.runtime(), self.device, backbone=where["backbone"], pretrained=where["pretrained"]
-        )
-        models = models_by_mode(
-            load_clip(settings.backbone, settings.pretrained).to(self.device), settings.accelerations
-        )
-        size = Size("train", classes, batch, where["precision"])
+        settings = self._settings()
+        clip = load_clip(settings.backbone, settings.pretrained).to(self.device)
+        size = Size("train", classes, batch, self.choices["precision"])
+        models = models_by_mode(clip, settings.accelerations)
         prepared, step = prepare_size(models, "procap", size, settings, "fast")
         step()
         reserved = torch.cuda.max_memory_reserved(self.device) / 1e9 if self.device.type == "cuda" else None
@@ -123,7 +113,13 @@ class Study:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what has no result yet; the exit code is 3 if a part failed."""
-    flags = _parse(arguments)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder of the results [default: gpu]")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir(), "procap-gpu"), help="data and runs")
+    parser.add_argument("--parts", default="", help="comma-separated; all by default")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true", help="the CLIP mini, few images")
+    flags = parser.parse_args(arguments)
     device, file = resolve_device(flags.device), flags.out / "runs.json"
     record = json.loads(file.read_text("utf-8")) if file.exists() else describe_run("gpu", arguments, device)
     results, failed = record.setdefault("parts", {}), 0
@@ -144,16 +140,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if isinstance(value, int | float):
                 show(f"{name}: {what} {value:.4g}{f' ({TARGETS[what]})' if what in TARGETS else ''}")
     return 3 if failed else 0
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder of the results [default: gpu]")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir(), "procap-gpu"), help="data and runs")
-    parser.add_argument("--parts", default="", help="comma-separated; all by default")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--quick", action="store_true", help="the CLIP mini, few images")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
