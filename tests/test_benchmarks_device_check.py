@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
 from benchmarks.cli import main
-from benchmarks.device_check import numbers, paths
+from benchmarks.device_check import numbers, paths, speed
 from benchmarks.device_check.case import DeviceCase, Skipped, largest_difference
 from benchmarks.device_check.parts import PARTS, run_in_process, run_parts
+from procap.compiled import compiled_level
 from procap.errors import UserError
 
 CPU = DeviceCase(torch.device("cpu"))
@@ -113,10 +114,33 @@ def test_replays_are_compared_with_eager_steps(emulated_graphs, monkeypatch, err
         monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", wrong)
     check = OnGpu(torch.device("cpu"))
     if not error:
-        assert [*paths.check_graphs(check)] == ["coop", "coop evaluation"]
+        assert [*paths.check_graphs(check)] == ["coop"]
         return
     with pytest.raises(UserError, match="differs by" if error == "wrong" else "2 replayed steps keep 2 MB"):
         paths.check_graphs(check)
+
+
+@pytest.mark.slow
+def test_compiled_levels_are_compared_with_float64(monkeypatch):
+    """With the tracing of torch.compile but torch's own kernels."""
+    monkeypatch.setattr(paths, "compiled_level", lambda: compiled_level("aot_eager"))
+    assert [*paths.check_fused(OnGpu(torch.device("cpu")))] == ["1 tokens", "4 tokens", "16 tokens"]
+
+
+def test_compiled_paths_are_skipped_without_a_compiler(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    for check in (paths.check_fused, paths.check_compile):
+        with pytest.raises(Skipped, match=r"needs a C\+\+ compiler"):
+            check(OnGpu(torch.device("cpu"), full=True))
+
+
+def test_gains_are_those_of_the_work_that_a_path_changes(monkeypatch):
+    plain = {"procap train 51 x 4": 4.0, "maple train 51 x 4": 2.0, "maple eval 100": 100.0}
+    half = {work: ms / 2 if "train" in work else ms for work, ms in plain.items()}
+    monkeypatch.setattr(speed, "_measure_steps", lambda case, path: plain if path == "plain" else half)
+    monkeypatch.setattr(speed, "_measure_images", lambda case: {})
+    case = DeviceCase(torch.device("cpu"), passed=("graphs", "fused", "compile"))
+    assert speed.measure_speed(case)["gains"] == {"graphs": 2.0, "fused": 2.0, "compile": round(106 / 103, 3)}
 
 
 def test_the_attention_of_cudnn_is_compared_or_skipped(monkeypatch):

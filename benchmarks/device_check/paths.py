@@ -96,6 +96,7 @@ def _check_memory(training: Training, images: Tensor, labels: Tensor) -> None:
 def check_fused(case: DeviceCase) -> dict[str, Any]:
     """Compare values and gradients of the compiled cross-attention with eager arithmetic in float64."""
     case.require_gpu()
+    _require_compiler(case)
     differences = {}
     for tokens in TOKENS:
         draw = generator(0, "fused", tokens)
@@ -120,8 +121,7 @@ def check_compile(case: DeviceCase) -> dict[str, Any]:
     """Compare compiled with plain steps; compiling takes a minute."""
     if not case.full:
         raise Skipped("only with --full")
-    if missing := missing_tool(case.device):
-        raise Skipped(f"needs {missing}")
+    _require_compiler(case)
     differences = {}
     for name in ("maple", "procap"):
         ends = []
@@ -131,3 +131,9 @@ def check_compile(case: DeviceCase) -> dict[str, Any]:
             ends.append(compute(training, training.batch(images, labels, 0)))
         differences[name] = largest_difference(ends[1], ends[0])
     return require_close(differences, 1e-3)
+
+
+def _require_compiler(case: DeviceCase) -> None:
+    """Raise Skipped where torch.compile cannot run."""
+    if missing := missing_tool(case.device):
+        raise Skipped(f"needs {missing}")

@@ -27,6 +27,8 @@ from shards.transfer import upload, upload_all
 from shards.transforms import EvalTransform
 
 METHODS = ("procap", "maple")
+CHANGED = {"fused": ("procap train",), "graphs": ("procap train", "maple train")}
+"""How the names of the works begin that a path changes; others change all."""
 SIZES = {"cuda": ((51, 4), (102, 32)), "cpu": ((5, 4),)}
 EVALUATED = {"cuda": (51, 100), "cpu": (5, 4)}
 """Classes and images of a batch, by the type of the device."""
@@ -37,8 +39,8 @@ JPEGS, DECODERS, UPLOADED = 96, (1, 4, 12), 2**28
 def measure_speed(case: DeviceCase) -> dict[str, Any]:
     """Measure milliseconds of steps and batches by path, and images per second; `gains` are what `auto` reads.
 
-    A gain is the time of the plain path over all measured works divided by that of the path; ProCAP's alone for
-    `fused`. A GPU is measured at ViT-B/16 with random weights.
+    A gain is the time of the plain path over the works that a path changes divided by that of the path. A GPU is
+    measured at ViT-B/16 with random weights.
     """
     if case.on_gpu:
         case = replace(case, backbone="ViT-B/16", pretrained="random")
@@ -46,7 +48,7 @@ def measure_speed(case: DeviceCase) -> dict[str, Any]:
     steps = {path: _measure_steps(case, path) for path in ("plain", *paths)}
     gains: dict[str, float] = {}
     for path in paths:
-        works = [work for work in steps[path] if path != "fused" or work.startswith("procap train")]
+        works = [work for work in steps[path] if work.startswith(CHANGED.get(path, ("",)))]
         gains[path] = sum(steps["plain"][work] for work in works) / sum(steps[path][work] for work in works)
     images = _measure_images(case)
     if "images" in case.passed and case.on_gpu:
