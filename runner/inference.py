@@ -62,7 +62,7 @@ class LogitSettings:
 class Inference:
     """A classifier at a precision.
 
-    is_online: they depend on the images before; calls give features, of which `adapt` makes logits at the end.
+    is_online: its logits depend on the images before; calls give features, of which `adapt` makes logits at the end.
     score_name: of the classifier's own score [B, 1], which is computed instead of logits; "" without one.
     meter: the time of the work; no batch is a warm-up.
     """

@@ -58,7 +58,8 @@ class _KeptImages(ImageList):
         if position in self._crops:
             return Image.fromarray(self._crops[position])
         crop = self._transform.crop(super().decode(i, data))
-        if (pixels := np.asarray(crop)).nbytes <= self._memory.left:
+        # A copy, because torch warns of arrays that it cannot write to, as Pillow's are.
+        if (pixels := np.array(crop)).nbytes <= self._memory.left:
             self._memory.left -= pixels.nbytes
             self._crops[position] = pixels
         return crop

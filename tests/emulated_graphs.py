@@ -64,8 +64,7 @@ class RecordingTape(CaptureTape):
         is_outside = isinstance(leaf, Tensor) and storage_of(leaf) not in self._owned
         return OutsideTensor(leaf) if is_outside else leaf
 
-    # Evaluation makes its tensors in this mode.
-    @torch.inference_mode()
+    @torch.no_grad()
     def replay(self) -> None:
         for operation, leaves, form, fresh in self._records:
             args, kwargs = tree_unflatten([x.get() if isinstance(x, OutsideTensor) else x for x in leaves], form)
@@ -84,7 +83,7 @@ class WaitGuard(CaptureTape):
 
 
 class EmulatedGraphs:
-    """Counts what the emulation did. guarded: whether torch's check for synchronizations is on."""
+    """Counts what the emulation did. refuses: whether captures fail."""
 
     def __init__(self) -> None:
         self.captured = self.replayed = 0

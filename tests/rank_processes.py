@@ -101,12 +101,6 @@ class Processes:
         file = self._place(rank).with_suffix(f".{stream}")
         return file.read_text() if file.exists() else ""
 
-    def wait_for_output(self, rank: int, text: str) -> None:
-        """Wait until a rank has printed `text`; fails the test if it ends before."""
-        while text not in self.output(rank):
-            assert not self._place(rank).with_suffix(".code").exists(), self.output(rank) + self.output(rank, "err")
-            time.sleep(0.01)
-
     def wait(self, seconds: float = SECONDS) -> list[Ended]:
         """Wait for all ranks; returns how each ended."""
         codes = [self.code(rank, seconds) for rank in range(self.size)]

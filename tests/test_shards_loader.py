@@ -404,5 +404,6 @@ def test_crops_are_kept_between_evaluations_while_there_is_room(test_part, monke
         assert all(torch.equal(one, other) for one, (other, _, _) in zip(plain, batches, strict=True))
         assert len(decoded) == expected
     part = kept.wrap(test_part.subset([3, 1]), TRANSFORM)
+    assert all(part.decode_pixels(i, data).flags.writeable for i, data in enumerate(part.stream([0, 1])))
     [(images, _, _)] = evaluation_batches(part, TRANSFORM, 2)
     assert torch.equal(images, plain[0][[3, 1]])

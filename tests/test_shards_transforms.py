@@ -99,7 +99,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 AUGMENT = TrainAugment(8, MEAN, STD)
 
 
-# Two images are too large to be resized on the device, the last one in part only.
+# Two images are too large to be resized on the device.
 SIZES = [(9, 7), (8, 8), (1, 1), (60, 60), (13, 59), (40, 5), (8, 31), (31, 8), (20, 19), (200, 70), (64, 56)]
 COUNT = 23
 
@@ -198,20 +198,6 @@ def test_evaluation_batches_on_the_device_are_those_of_the_host(train, device, w
         for (images, *facts), (wanted, *wanted_facts) in zip(batches, expected, strict=True):
             real = facts[1] >= 0
             assert same([facts], [wanted_facts]) and torch.equal(images.cpu()[real], wanted[real])
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    count=st.integers(1, COUNT), batch=st.integers(1, 30), world_size=st.integers(1, 6), workers=st.integers(0, 3),
-    start=st.integers(0, 4), epoch=st.integers(0, 2),
-)  # fmt: skip
-def test_processes_share_the_batch_of_one_and_resume_alike(train, count, batch, world_size, workers, start, epoch):
-    split = train.subset(range(count))
-    for rank in range(world_size):
-        plain = loader.TrainLoader(split, batch, AUGMENT, 2, LoaderOptions(0, rank, world_size))
-        options = LoaderOptions(workers, rank, world_size)
-        ours = loader.TrainLoader(split, batch, AUGMENT, 2, options)
-        assert same(list(ours.epoch(epoch, start)), list(plain.epoch(epoch, start)))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
