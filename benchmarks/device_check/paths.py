@@ -31,7 +31,7 @@ from procap.initialisation import linear, normal
 from runner.acceleration import Acceleration, missing_tool
 from shards.device.crops import DeviceResize
 from shards.rng import generator
-from shards.transfer import upload
+from shards.transfer import upload_all
 from shards.transforms import EvalTransform
 
 BATCHES, IMAGES, SIZE = 10, 8, 224
@@ -43,13 +43,18 @@ WIDTHS = (768, 512)
 
 
 def check_images(case: DeviceCase) -> dict[str, Any]:
-    """Compare resized images of the device bit for bit with Pillow's."""
+    """Compare resized images of the device bit for bit with Pillow's, while another stream keeps it busy."""
     transform = EvalTransform(SIZE, OPENAI_MEAN, OPENAI_STD)
     draw = np.random.default_rng(0)
     resize = DeviceResize(transform, case.device)
+    if case.on_gpu:
+        with torch.cuda.stream(torch.cuda.Stream(case.device)):
+            busy = torch.randn(4096, 4096, device=case.device)
+            for _ in range(200):
+                busy = torch.tanh(busy @ busy)
     for number in range(BATCHES):
         images = [smooth_noise(draw, *draw.integers(SIZE, 2 * SIZE, 2)) for _ in range(IMAGES)]
-        pixels = [upload(torch.from_numpy(np.array(image)), case.device) for image in images]
+        pixels = upload_all([torch.from_numpy(np.array(image)) for image in images], case.device)
         resized = resize.make_centres(pixels)
         if not torch.equal(resized.cpu(), torch.stack([transform(image) for image in images])):
             raise UserError(f"resized images of batch {number} are not Pillow's")
