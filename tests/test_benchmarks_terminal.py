@@ -18,18 +18,20 @@ from urllib.parse import unquote
 import pytest
 import tracked_runs
 from child_process import start_process
+from command_line import run
 from pydantic import ValidationError
 
 from benchmarks.cli import main
 from benchmarks.cli.demo import DATASETS, METHODS
 from benchmarks.cli.flags import RuntimeFlags, command_line
-from benchmarks.console.output import OutputStream, csv_text, note, one_line, show
+from benchmarks.console.output import OutputStream, csv_text, json_alone, note, one_line, safe_output, show, show_json
 from benchmarks.console.parse import parse_class_names
 from benchmarks.tables.render import render
 from benchmarks.tables.table import Row, Table
-from procap.errors import UsageError
+from procap.errors import UsageError, UserError
 from runner.config import RunConfig
 from runner.planning import plan_run
+from runner.results import describe_failure
 from runner.run_collection import Collection, write_collection
 from runner.tracking.store import TrackingStore, sync
 
@@ -277,3 +279,20 @@ def test_a_file_of_class_names_that_is_absent_empty_or_no_utf_8_is_refused(tmp_p
         (tmp_path / "names.txt").write_bytes(content)
     with pytest.raises(UsageError, match=f"--names .*names.txt.*{message}"):
         parse_class_names(str(tmp_path / "names.txt"))
+
+
+def test_results_have_their_names_and_no_users_of_urls_and_messages_have_no_secret_values(monkeypatch, capsys):
+    monkeypatch.setenv("MY_KEY", "base-to-novel")
+    texts = {"class": "torch bearer relay", "note": "https://me:pw@host/x", "name": "base-to-novel"}
+    with safe_output(), json_alone():
+        show_json([texts, 1, None])
+        note("cannot read base-to-novel at https://me:pw@host/x")
+    [line], [message] = (text.splitlines() for text in capsys.readouterr())
+    assert json.loads(line) == [{**texts, "note": "https://host/x"}, 1, None]
+    assert message == "cannot read *** at https://host/x"
+    assert describe_failure(UserError("no access with base-to-novel")) == "no access with ***"
+
+
+def test_the_names_of_suites_do_not_depend_on_the_shell(monkeypatch, capsys):
+    monkeypatch.setenv("MY_KEY", "base-to-novel")
+    assert json.loads(run(capsys, "ls", "suites", "--json")[1].splitlines()[-1])[0]["name"] == "base-to-novel"

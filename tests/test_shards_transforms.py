@@ -10,8 +10,8 @@ from small_runs import seeded
 from toy_shards import toy_source
 
 from shards import loader, pack, reader, source, transfer
-from shards.device.crops import REDUCTION, DeviceResize
 from shards.device.loader import device_evaluation_batches
+from shards.device.resize import REDUCTION, DeviceResize
 from shards.loader import LoaderOptions
 from shards.tasks import prefetch
 from shards.transforms import EvalTransform, TrainAugment, crop_box, jitter_colours

@@ -41,8 +41,8 @@ def bench(
     launcher = launch.to_launcher()
     runtime = runtime_config(runtime_flags, suite_flags)
     plans = plan_suites(list(PAPER_SUITES) if name == ALL else [name], suite_flags, runtime)
-    given = flags.given_values(suite_flags, launch, runtime_flags)
-    if name != ALL and (unread := [f"--{flag}" for flag in given if flag in plans[0].suite.unread]):
+    typed_flags = flags.given_values(suite_flags, launch, runtime_flags)
+    if name != ALL and (unread := [f"--{flag}" for flag in typed_flags if flag in plans[0].suite.unread]):
         raise UsageError(f"{name} takes no {', '.join(unread)}, which would have no effect")
     runs = merge_runs(plans)
     # Raises for runs that cannot be evaluated under these settings.

@@ -1,22 +1,17 @@
-"""Check the plain path: facts, numbers of each precision, attention, repeated trainings, and two processes.
+"""Check the plain path: numbers of each precision, attention, and repeated trainings.
 
 Shapes: N sequences, H heads, Q queries, L keys, D width of a head.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.device_check.case import (
@@ -24,21 +19,13 @@ from benchmarks.device_check.case import (
     DeviceCase,
     Skipped,
     compute,
-    gradients_of,
     largest_difference,
     learned_of,
     make_training,
     require_close,
 )
 from procap.errors import UserError
-from runner.acceleration import missing_tool
-from runner.device_record import identify
-from runner.devices import count_gpus, set_deterministic
-from runner.distributed.collectives import ProcessGroup
-from runner.distributed.process_group import init_process_group
-from runner.distributed.ranks import Ranks
-from runner.engine import Batch, Engine
-from runner.provenance import describe_environment
+from runner.devices import set_deterministic
 from shards.rng import generator
 
 TOLERANCES = {"fp32": 1e-3, "bf16": 0.1, "fp16": 0.03}
@@ -160,53 +147,3 @@ def _train(case: DeviceCase) -> dict[str, Tensor]:
     for number in range(STEPS):
         training(training.batch(images, labels, number))
     return learned_of(training.method)
-
-
-RANKS, SECONDS = 2, 60.0
-
-
-def collect_facts(case: DeviceCase) -> dict[str, Any]:
-    """Collect what decides which paths can run."""
-    missing = {"missing": missing_tool(case.device)}
-    facts = describe_environment(case.device) | identify(case.device).model_dump() | missing
-    if not case.on_gpu:
-        return facts
-    about = torch.cuda.get_device_properties(case.device)
-    return facts | {
-        "gpus": count_gpus(),
-        "memory GB": round(about.total_memory / 1e9, 1),
-        "compute capability": f"{about.major}.{about.minor}",
-        "shared memory per block": getattr(about, "shared_memory_per_block_optin", None),
-        "cudnn": torch.backends.cudnn.version(),
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-    }
-
-
-def check_processes(case: DeviceCase) -> dict[str, Any]:
-    """Compare a step of two processes, each with a device, with that of one; on a CPU both share it."""
-    if case.on_gpu and count_gpus() < RANKS:
-        raise Skipped(f"needs {RANKS} GPUs")
-    with ProcessPoolExecutor(RANKS, mp_context=get_context("spawn")) as pool:
-        gradients, _ = pool.map(partial(_take_step, case, get_free_port()), range(RANKS))
-    return require_close({"DDP": largest_difference(gradients, _compute_gradients(case, ProcessGroup()))}, 1e-3)
-
-
-def _take_step(case: DeviceCase, port: int, rank: int) -> dict[str, Tensor]:
-    """Take a step as one of two processes; returns its gradients."""
-    ranks = Ranks(rank, RANKS, rank, RANKS)
-    os.environ |= ranks.environment("127.0.0.1", port)
-    device = torch.device("cuda", rank) if case.on_gpu else case.device
-    if not case.on_gpu:
-        torch.set_num_threads(1)
-    with init_process_group(ranks, device, SECONDS) as group:
-        return _compute_gradients(DeviceCase(device, case.backbone, case.pretrained), group)
-
-
-def _compute_gradients(case: DeviceCase, group: ProcessGroup) -> dict[str, Tensor]:
-    training, images, labels = make_training(case, "procap", (40, 8))
-    training.method.group = group if group.size > 1 else None
-    engine = Engine(training.method, training.config, group)
-    batch = training.batch(images, labels, 0)
-    engine.backward(engine.terms(Batch(batch.images[group.rank :: group.size], batch.labels, batch.noise)))
-    engine.close()
-    return gradients_of(training.method)

@@ -15,13 +15,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from benchmarks.device_check import numbers, paths, speed
+from benchmarks.device_check import machine, numbers, paths, speed
 from benchmarks.device_check.case import DeviceCase, Skipped
 from runner.device_record import PartResult
 from runner.results import describe_failure, write_bytes
 
 PARTS: dict[str, tuple[Callable[[DeviceCase], dict[str, Any]], float]] = {
-    "facts": (numbers.collect_facts, 120),
+    "facts": (machine.collect_facts, 120),
     "plain": (numbers.check_plain, 120),
     "attention": (numbers.check_attention, 120),
     "cudnn": (numbers.check_cudnn, 120),
@@ -30,7 +30,7 @@ PARTS: dict[str, tuple[Callable[[DeviceCase], dict[str, Any]], float]] = {
     "fused": (paths.check_fused, 300),
     "compile": (paths.check_compile, 600),
     "deterministic": (numbers.check_deterministic, 120),
-    "processes": (numbers.check_processes, 180),
+    "processes": (machine.check_processes, 180),
     "speed": (speed.measure_speed, 600),
 }
 """Functions and time limits in seconds, in their order: `speed` measures the paths that have passed before."""

@@ -29,7 +29,7 @@ from procap.cross_attention import CrossAttention, refine_level
 from procap.errors import UserError
 from procap.initialisation import linear, normal
 from runner.acceleration import Acceleration, missing_tool
-from shards.device.crops import DeviceResize
+from shards.device.resize import DeviceResize
 from shards.rng import generator
 from shards.transfer import upload_all
 from shards.transforms import EvalTransform

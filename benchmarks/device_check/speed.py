@@ -21,7 +21,7 @@ from benchmarks.runtime.workload import Evaluation
 from procap.clip import OPENAI_MEAN, OPENAI_STD
 from runner.acceleration import Acceleration
 from runner.devices import num_decoders
-from shards.device.crops import DeviceResize
+from shards.device.resize import DeviceResize
 from shards.images import decode_pixels
 from shards.transfer import upload, upload_all
 from shards.transforms import EvalTransform

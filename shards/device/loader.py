@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL.Image import fromarray
 from torch import Tensor
 
-from shards.device.crops import DeviceResize, fits
+from shards.device.resize import DeviceResize, fits
 from shards.eval_views import AnyEvalTransform
 from shards.loader import BATCHES_AHEAD, read_batches
 from shards.reader import ImageList
