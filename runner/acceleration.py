@@ -83,23 +83,20 @@ class Acceleration:
 
     def prepare(self, clip: CLIP) -> None:
         """Switch on what concerns the towers, and off what an earlier call switched on; compiled blocks stay so."""
-        if clip.device.type == "cuda":
-            import torch
+        import torch
 
-            # cuDNN's default for convolutions is TF32 (ten bits of mantissa), but --precision alone chooses it.
-            torch.backends.cudnn.allow_tf32 = False
-            if clip.device.index is not None:
-                # Triton launches its kernels on the current device.
-                torch.cuda.set_device(clip.device)
-            if self.compile or self.fused:
-                what = "kernels are compiled at their first use, about a minute; later runs load them"
-                warnings.warn(f"GPU: {what}", stacklevel=2)
-            # torch 2.11 prefers cuDNN's attention on H100 and newer. It has given NaN gradients under masks of 64 keys
-            # (modulo 128), and takes about a second for each new shape.
-            torch.backends.cuda.enable_cudnn_sdp(self.cudnn)
+        # cuDNN's default for convolutions is TF32 (ten bits of mantissa), but --precision alone chooses it.
+        torch.backends.cudnn.allow_tf32 = False
+        # torch 2.11 prefers cuDNN's attention on H100 and newer. It has given NaN gradients under masks of 64 keys
+        # (modulo 128), and takes about a second for each new shape.
+        torch.backends.cuda.enable_cudnn_sdp(self.cudnn)
+        if clip.device.index is not None:
+            # A GPU by number. Triton launches its kernels on the current device.
+            torch.cuda.set_device(clip.device)
         if self.compile or self.fused:
             from procap.compiled import allow_programs, compile_blocks
 
+            warnings.warn("kernels are compiled at first use, about a minute; later runs load them", stacklevel=2)
             # torch's default lies in the temporary folder, which machines empty when they start.
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "compiled"))
             allow_programs()

@@ -9,7 +9,6 @@ is first tried under torch's check for synchronizations, and a capture that fail
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,8 +40,17 @@ def capture_objective(objective: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Mo
     def step() -> None:
         torch.autograd.grad(objective(*inputs).sum(), learned, allow_unused=True)
 
-    if not _runs_without_waiting(step):
+    for _ in range(WARMUP_RUNS):
+        step()
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    except RuntimeError as error:
+        log.warning("steps run eagerly, without CUDA graphs: %s", str(error).partition("\n")[0])
         return None
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
     try:
         # It replaces the module's forward by the replay.
         torch.cuda.make_graphed_callables(objective, inputs, WARMUP_RUNS, allow_unused_input=True)
@@ -52,28 +60,6 @@ def capture_objective(objective: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Mo
         text = str(cause).partition("\n")[0]
         raise UserError(f"steps cannot be captured as CUDA graphs: {text}: repeat with --accelerate off") from error
     return objective
-
-
-def _runs_without_waiting(step: Callable[[], object]) -> bool:
-    """Run `step` on a side stream; whether the host need not wait for the device in it after the first runs."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    try:
-        with torch.cuda.stream(stream):
-            for _ in range(WARMUP_RUNS):
-                step()
-            mode = torch.cuda.get_sync_debug_mode()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                step()
-            except RuntimeError as error:
-                log.warning("steps run eagerly, without CUDA graphs: %s", str(error).partition("\n")[0])
-                return False
-            finally:
-                torch.cuda.set_sync_debug_mode(mode)
-    finally:
-        torch.cuda.current_stream().wait_stream(stream)
-    return True
 
 
 class CaptureError(RuntimeError):
