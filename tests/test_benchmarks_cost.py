@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 from made_results import made, put_halves, put_run, put_score
 
-from benchmarks.plots.runs import average_results
+from benchmarks.plots import style
+from benchmarks.plots.runs import accuracy_against_cost, average_results
 from benchmarks.report.report import write_report
 from benchmarks.results import load
 from benchmarks.suites.outputs import metrics_of
@@ -146,3 +147,16 @@ def test_a_suite_has_the_harmonic_mean_of_its_table(tmp_path):
 def test_the_summary_names_what_varies_between_the_rows_of_a_method(tmp_path):
     table = made(tmp_path, "prompt-length", datasets=("tiles",)).make_tables()[0]
     assert re.fullmatch(r"best \(HM\): ProCAP, tokens \d+ with \d\d\.\d\d %", describe_best(table))
+
+
+@pytest.mark.parametrize("costs", [(0.9, 1.1), (3, 30), (10, 1e6), (2048, 4.8e6)])
+def test_every_range_of_costs_has_ticks_to_read_it_by(costs):
+    means = pd.DataFrame(
+        {"method": ["coop", "maple"], "accuracy": [70.0, 80.0], "measure": "accuracy"}
+        | dict.fromkeys(("train_seconds", "parameters"), costs),
+        index=["CoOp", "MaPLe"],
+    )
+    figure = style.draw_styled(lambda: accuracy_against_cost(means))
+    for axes in figure.axes:
+        low, high = axes.get_xlim()
+        assert sum(low <= tick <= high for tick in axes.get_xticks()) >= 2

@@ -91,12 +91,12 @@ def accuracy_against_cost(means: pd.DataFrame) -> Figure | None:
 
     Titles without training are a horizontal line.
     """
-    from matplotlib.ticker import EngFormatter, LogLocator
+    from matplotlib.ticker import AutoLocator, EngFormatter, LogLocator
 
     trained = means[means.train_seconds.notna()] if len(means) else means
     if len(trained) < 2:
         return None
-    looks = _looks(means)
+    looks, thousands = _looks(means), EngFormatter(sep="")
     figure, panels = style.panels(len(COSTS), 2.6, y="accuracy, %", sharey=True)
     for axes, (cost, label) in zip(panels, COSTS.items(), strict=True):
         for title, row in means.iterrows():
@@ -106,8 +106,11 @@ def accuracy_against_cost(means: pd.DataFrame) -> Figure | None:
             elif title not in trained.index:
                 axes.axhline(row.accuracy, **look.line(label=title, marker="", linewidth=1))
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        low, high = axes.get_xlim()
+        # Neither draws two ticks in every range: over four decades LogLocator leaves out all ticks of subdivided ones.
+        subdivided = LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,))
+        axes.xaxis.set_major_locator(subdivided if high > 3 * low else AutoLocator())
+        axes.xaxis.set_major_formatter(lambda cost, _: thousands(cost) if cost >= 1 else f"{cost:g}")
         axes.minorticks_off()
         axes.set_xlabel(label)
         style.grid(axes, "both")
