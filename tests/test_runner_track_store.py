@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from made_results import put_halves
 from tracked_runs import begin, evaluated, go_on
 
 from benchmarks.cli import main
@@ -14,6 +15,7 @@ from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.run_collection import Collection, read_collection, write_collection
 from runner.session import Session
+from runner.tracking.content import read_contents
 from runner.tracking.exporter import CollectionTracker
 from runner.tracking.store import PARENT_TAG, TrackingStore, sync
 
@@ -206,3 +208,12 @@ def test_a_broken_file_is_not_answered_with_training_again(tmp_path):
     (tmp_path / "collection.json").write_text("{")
     with pytest.raises(UserError, match=r"collection\.json cannot be read .*type the command again, its runs are kept"):
         read_collection(tmp_path)
+
+
+def test_a_method_that_trains_nothing_has_no_training_seconds(tmp_path):
+    put_halves(tmp_path, "zeroshot", "digits", (40, 100), (60, 100))
+    put_halves(tmp_path, "coop", "digits", (40, 100), (60, 100))
+    contents = read_contents(tmp_path, pytest.fail).values()
+    assert {each.params["method"]: each.metrics.get("train_seconds") for each in contents} == {
+        "zeroshot": None, "coop": 12.5,
+    }  # fmt: skip

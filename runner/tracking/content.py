@@ -90,7 +90,10 @@ def run_content(folder: RunFolder) -> Content | None:
     ended, metrics, inputs = None, {}, []
     if isinstance(state, TrainResult):
         ended, evaluations = int(1000 * datetime.fromisoformat(state.written).timestamp()), folder.read_evaluations()
-        metrics = {**result_metrics(config, evaluations), "train_seconds": state.seconds}
+        metrics = result_metrics(config, evaluations)
+        # Zero-shot CLIP and imported weights have no training here.
+        if config.recipe.epochs and not state.imported:
+            metrics["train_seconds"] = state.seconds
         inputs = [(config.dataset, state.manifest_digest, "training")]
         inputs += [(result.target, result.manifest_digest, "evaluation") for result in evaluations]
     started = (ended or time.time_ns() // 1_000_000) - int(1000 * state.seconds)
