@@ -30,7 +30,7 @@ from runner.config import Precision, RunConfig, RuntimeConfig, Target
 from runner.engine import autocast, fitting_threads
 from runner.evaluate import evaluate_run
 from runner.feature_store import EncodedImages
-from runner.planning import RunChoices, check_read, plan_run
+from runner.planning import RunChoices, check_read, control_options, plan_run
 from runner.remote_results import results_root
 from runner.results import write_bytes
 from runner.run_state import RunState, read_state
@@ -171,6 +171,9 @@ class Session(session.Session):
         choices: of `runner.planning.RunChoices`, such as method="coop", dataset="digits", shots=4; or config.
         """
         _check_settings(choices, RunChoices)
+        if "recipe" in choices:
+            controls = control_options(choices["method"], choices["recipe"])
+            choices["options"] = {**controls, **choices.get("options", {})}
         planned = config or plan_run(data=self.runtime.data, **choices)
         check_read([planned], choices.get("overrides", {}))
         return Run(self, planned)

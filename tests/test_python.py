@@ -10,6 +10,7 @@ import pytest
 from own_images import CLASSES, put_classes
 
 import procap
+from benchmarks.cli import main
 from procap.errors import UsageError
 from shards.manifest import read_manifest
 
@@ -47,6 +48,17 @@ def test_a_packed_set_is_not_replaced_by_another_folder_of_its_name(tmp_path):
     with pytest.raises(UsageError, match="'birds' was packed from another folder"):
         procap.pack("more/birds", data="shards")
     assert read_manifest(tmp_path / "shards" / "birds") == manifest and not (tmp_path / "more" / "birds.yaml").exists()
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize("recipe", ["", "published", "procap"])
+@pytest.mark.parametrize("method", ["coop", "maple", "tda"])
+def test_python_plans_the_run_of_the_command_line(method, recipe, capsys):
+    chosen = f"--methods {method} --datasets digits --shots 4" + (f" --recipe {recipe}" if recipe else "")
+    assert main(["train", *chosen.split(), "--dry-run", "--json"]) == 0
+    [planned] = json.loads(capsys.readouterr().out)["runs"]
+    run = procap.Session().get_run(method=method, dataset="digits", shots=4, **({"recipe": recipe} if recipe else {}))
+    assert run.config.path == planned["run"]
 
 
 def test_an_unknown_setting_is_named_with_what_would_work():
