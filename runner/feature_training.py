@@ -50,18 +50,18 @@ class FeatureLoader(TrainLoader):
     def num_samples(self) -> int:
         return self._features[..., 0].numel() if self._pooled else len(self._features)
 
-    def order(self, epoch: int) -> list[int]:
-        """Return the order of the images for `epoch`; pooled, of the rows of all views, image by image."""
+    def order(self, pass_number: int) -> list[int]:
+        """Return the order of the images in a pass; pooled, of the rows of all views, image by image."""
         if not self._pooled:
-            return super().order(epoch)
-        return torch.randperm(self.num_samples, generator=generator(self.seed, "order", epoch)).tolist()
+            return super().order(pass_number)
+        return torch.randperm(self.num_samples, generator=generator(self.seed, "order", pass_number)).tolist()
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
+    def batches(self, pass_number: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield (features [B, E] of the next view, labels [B]) of every step."""
         views = self._features.shape[1]
-        for batch in self.batch_indices(epoch, start_step):
+        for batch in self.batch_indices(pass_number, start_step):
             rows = torch.tensor(batch)
-            image, view = (rows // views, rows % views) if self._pooled else (rows, epoch % views)
+            image, view = (rows // views, rows % views) if self._pooled else (rows, pass_number % views)
             yield self._features[image, view], self.labels[image]
 
 
@@ -122,7 +122,7 @@ class SampleEncoder:
         return FeatureBank(torch.stack(views, dim=1), labels, *self._plain(val), *self._plain(test))
 
     def _augmented(self, view: int, loader: TrainLoader, decoded: DecodedImages) -> Tensor:
-        """Encode view `view`, which is what the images look like in that epoch of a training on images."""
+        """Encode view `view`, which is what the images look like in that pass of a training on images."""
 
         def prepare(image: LazyImage, out: Tensor) -> None:
             i, load = image

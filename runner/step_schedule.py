@@ -33,7 +33,7 @@ class StepSchedule:
         self.loader = loader
         # One recipe for each peak rate, from which the rate of a step or epoch is computed.
         self._recipe_per_peak = [recipe.model_copy(update={"lr": peak}) for peak in distinct_peak_rates(method, recipe)]
-        self.total = recipe.iterations or recipe.epochs * loader.steps_per_epoch
+        self.total = recipe.iterations or recipe.epochs * loader.steps_per_pass
         self.stage_starts, self.cycles = method.stage_starts(self.total), method.cycles
 
     def first_step(self, epoch: int) -> int:
@@ -59,16 +59,16 @@ class StepSchedule:
 
     def images(self, step: int) -> int:
         """Return the number of images of the global batch of `step`."""
-        position = step % self.loader.steps_per_epoch
+        position = step % self.loader.steps_per_pass
         return min(self.recipe.batch_size, self.loader.num_samples - position * self.recipe.batch_size)
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of `TrainLoader.epoch` for the steps of `epoch` from its step `start_step` on."""
+        """Yield the batches of the loader for the steps of `epoch` from its step `start_step` on."""
         # With a budget of iterations an epoch is no pass over the images: it can begin inside one.
         step, end = self.first_step(epoch) + start_step, self.first_step(epoch + 1)
         while step < end:
-            number, position = divmod(step, self.loader.steps_per_epoch)
-            with closing(self.loader.epoch(number, start_step=position)) as batches:
+            pass_number, position = divmod(step, self.loader.steps_per_pass)
+            with closing(self.loader.batches(pass_number, start_step=position)) as batches:
                 # `end - step` is computed once, before the loop counts on.
                 for batch in islice(batches, end - step):
                     yield batch

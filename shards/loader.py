@@ -1,6 +1,6 @@
 """Batches for training, in drawn order, and for evaluation, in list order: seeded, resumable, each test image once.
 
-What a batch holds depends on (seed, epoch, position) alone, never on the number of workers or processes. Workers are
+What a batch holds depends on (seed, pass, position) alone, never on the number of workers or processes. Workers are
 threads: decoding and resizing release the interpreter lock, and threads share the decoded images and start at once.
 Shapes: B images, W = processes, S = image size, N = images of a split.
 """
@@ -77,9 +77,9 @@ class LoaderOptions:
 
     workers: threads that decode. With `world_size` processes each gets every world_size-th image of a global batch,
     from its rank on, so that their union is the batch of a single process.
-    drop_last: drop the last incomplete batch if there is a complete one (Dassl's rule), so that an epoch has
+    drop_last: drop the last incomplete batch if there is a complete one (Dassl's rule), so that a pass has
         max(1, N // batch_size) steps. one_class: all images of a batch have the same label; what remains of a class is
-        left out of the epoch. window_bytes: see `shard_order`; None mixes all images.
+        left out of the pass. window_bytes: see `shard_order`; None mixes all images.
     cache_bytes: memory for decoded images.
     """
 
@@ -96,7 +96,7 @@ DEFAULTS = LoaderOptions()
 
 
 class TrainLoader:
-    """The training images, in a new seeded order and with new augmentation in each epoch; `batch_size` is global."""
+    """The training images, in a new seeded order and with new augmentation in each pass; `batch_size` is global."""
 
     def __init__(
         self,
@@ -113,26 +113,26 @@ class TrainLoader:
 
     @property
     def num_samples(self) -> int:
-        """The number of samples that the batches of an epoch are drawn from."""
+        """The number of samples that the batches of a pass are drawn from."""
         return len(self.images)
 
     @property
-    def steps_per_epoch(self) -> int:
+    def steps_per_pass(self) -> int:
         if self.options.one_class:
             return int((np.bincount(self.images.labels) // self.batch_size).sum())
         if not self.options.drop_last:
             return math.ceil(len(self.images) / self.batch_size)
         return max(1, len(self.images) // self.batch_size)
 
-    def order(self, epoch: int) -> list[int]:
-        """Return the order of the images for `epoch`: of all N, or with `one_class` of those in complete batches."""
+    def order(self, pass_number: int) -> list[int]:
+        """Return the order of the images in a pass: of all N, or with `one_class` of those in complete batches."""
         if self.options.one_class:
-            draw = random.Random(stream_seed(self.seed, "order", epoch))
+            draw = random.Random(stream_seed(self.seed, "order", pass_number))
             return one_class_order(self.images.labels.tolist(), self.batch_size, draw)
         # The same permutation on every rank, which takes its part of each batch.
-        return shard_order(self.images, self.options.window_bytes, generator(self.seed, "order", epoch))
+        return shard_order(self.images, self.options.window_bytes, generator(self.seed, "order", pass_number))
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
+    def batches(self, pass_number: int, start_step: int = 0) -> Generator[tuple[Tensor, Tensor]]:
         """Yield (this process's images [B / W, 3, S, S] or [B / W, views, 3, S, S], labels [B] of all) of every step.
 
         Steps before `start_step` are left out, which changes no later batch.
@@ -140,9 +140,9 @@ class TrainLoader:
 
         def prepare(item: LazyImage, out: Tensor) -> None:
             i, load = item
-            self.augment(self._decoded.keep(i, load()), self.augment_generator(epoch, i), out)
+            self.augment(self._decoded.keep(i, load()), self.augment_generator(pass_number, i), out)
 
-        batches = [*self.batch_indices(epoch, start_step)]
+        batches = [*self.batch_indices(pass_number, start_step)]
         # Interleaved: a gather over all ranks puts image i of rank r back to i * world_size + r.
         shares = [batch[self.options.rank :: self.options.world_size] for batch in batches]
         with closing(self._decoded.lazy_images([i for share in shares for i in share])) as lazy_images:
@@ -152,20 +152,20 @@ class TrainLoader:
                 # All ranks compute the loss of the gathered batch, so they need all of its labels.
                 yield images, self.labels[batch]
 
-    def batch_indices(self, epoch: int, start_step: int = 0) -> Iterator[list[int]]:
+    def batch_indices(self, pass_number: int, start_step: int = 0) -> Iterator[list[int]]:
         """Yield the indices [B] of the images of every global batch from `start_step` on."""
-        order = self.order(epoch)
-        for step in range(start_step, self.steps_per_epoch):
+        order = self.order(pass_number)
+        for step in range(start_step, self.steps_per_pass):
             yield order[step * self.batch_size : (step + 1) * self.batch_size]
 
     def image(self, i: int, generator: torch.Generator) -> Tensor:
         """Return image `i` in a random view [3, S, S], on the CPU."""
         return self.augment(self._decoded[i], generator)
 
-    def augment_generator(self, epoch: int, i: int) -> torch.Generator:
-        """Return the generator for the augmentation of image `i` in `epoch`."""
+    def augment_generator(self, pass_number: int, i: int) -> torch.Generator:
+        """Return the generator for the augmentation of image `i` in a pass."""
         # Named by the image, so that its view does not depend on the thread, the rank or the step that prepares it.
-        return generator(self.seed, "augment", epoch, i)
+        return generator(self.seed, "augment", pass_number, i)
 
 
 def shard_order(images: ImageList, window_bytes: int | None, draws: torch.Generator) -> list[int]:

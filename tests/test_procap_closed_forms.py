@@ -187,10 +187,10 @@ def test_batches_of_clap_have_any_views_of_any_images():
     loader = FeatureLoader(
         bank_of(views[..., None].float(), torch.tensor(labels)), Samples(labels), config, None, pooled=True
     )
-    [(first, first_labels)], [(second, _)] = ([*loader.epoch(epoch)] for epoch in (0, 1))
+    [(first, first_labels)], [(second, _)] = ([*loader.batches(epoch)] for epoch in (0, 1))
     assert len(first) == 16 and len({*first[:, 0].tolist()}) == 16 and not torch.equal(first, second)
     assert first_labels.tolist() == [labels[int(value // 10)] for value in first[:, 0]]
-    assert torch.equal(first, next(loader.epoch(0))[0])
+    assert torch.equal(first, next(loader.batches(0))[0])
 
 
 def test_a_checkpoint_of_claps_public_code_is_read():

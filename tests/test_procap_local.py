@@ -77,7 +77,7 @@ def test_gallop_trains_as_the_public_code():
     batches = [Batch(images(), LABELS, (torch.from_numpy(index),)) for index in figures["steps/global_index"]]
     assert len([*take_steps(engine, batches, 0.002, figures["steps/loss"])]) == 3
     near_all(method, figures, "steps/after_3", lambda parameter: parameter)
-    schedule = StepSchedule(config.recipe, SimpleNamespace(steps_per_epoch=1), method)
+    schedule = StepSchedule(config.recipe, SimpleNamespace(steps_per_pass=1), method)
     rates = [schedule.rates(epoch, epoch)[0] for epoch in range(200)]
     np.testing.assert_allclose(rates, figures["rule/lr_per_epoch_200"], rtol=1e-7, atol=1e-12)
 

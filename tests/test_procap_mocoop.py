@@ -87,7 +87,7 @@ def test_mocoop_trains_as_the_public_code(name_file):
 def test_layer_norms_of_mocoop_train_at_a_tenth_of_the_rate_after_the_warm_up():
     config, method = plan_run(method="mocoop", dataset="dtd"), built_mocoop()
     rates = [
-        StepSchedule(config.recipe, SimpleNamespace(steps_per_epoch=1), method).rates(epoch, epoch)
+        StepSchedule(config.recipe, SimpleNamespace(steps_per_pass=1), method).rates(epoch, epoch)
         for epoch in (0, 2, 3)
     ]
     assert rates == [[1e-5, 1e-5], [1e-5, 1e-5], pytest.approx([0.032, 0.0032])]

@@ -132,7 +132,7 @@ def test_dept_equals_the_public_code(base, encoders):
 def test_dept_trains_its_head_at_the_rates_of_the_public_code():
     figures, method = figures_of("dept"), built_dept("coop")
     config = plan_run(method="dept", dataset="dtd")
-    schedule = StepSchedule(config.recipe, SimpleNamespace(steps_per_epoch=1), method)
+    schedule = StepSchedule(config.recipe, SimpleNamespace(steps_per_pass=1), method)
     rates = [schedule.rates(epoch, epoch) for epoch in range(10)]
     np.testing.assert_allclose(rates, figures["coop/rule/lr_per_epoch"], rtol=1e-9)
     assert method_class("dept").recipe().epochs == 10
@@ -318,7 +318,7 @@ def test_rebapl_takes_noisy_steps_as_the_public_code(repelled):
 def test_rebapl_has_the_schedule_and_the_mean_logits_of_the_public_code():
     figures, method = figures_of("rebapl"), built_rebapl()
     recipe = plan_run(method="rebapl", dataset="dtd").recipe
-    rates = StepSchedule(recipe, SimpleNamespace(steps_per_epoch=1), method)
+    rates = StepSchedule(recipe, SimpleNamespace(steps_per_pass=1), method)
     np.testing.assert_allclose([rates.rates(e, e)[0] for e in range(15)], figures["schedule/sequential/lr"], rtol=1e-9)
     method.training_images = SimpleNamespace(labels=torch.zeros(144))
     noisy = [e for e in range(15) if method.begin_epoch(e, 0.002, recipe) in (True, False) and method._noise]

@@ -204,7 +204,7 @@ def test_epochs_use_the_views_of_a_bank_in_turn(few_digits, short_checkpoint, sh
     bank = FeatureBank(numbers, torch.from_numpy(samples.labels), torch.zeros(0, 1), torch.zeros(0))
     loader = FeatureLoader(bank, samples, config, train_augment(config.recipe, short_clip))
     for epoch in range(7):
-        for features, labels in loader.epoch(epoch):
+        for features, labels in loader.batches(epoch):
             images, views = features[:, 0] // 10, features[:, 0] % 10
             assert (views == epoch % 3).all()
             assert torch.equal(labels, bank.labels[images])

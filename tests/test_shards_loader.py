@@ -79,8 +79,8 @@ def same(first, second) -> bool:
 @pytest.mark.parametrize(("batch", "steps", "sizes"), [(4, 5, {4}), (23, 1, {23}), (22, 1, {22}), (24, 1, {23})])
 def test_the_last_batch_is_dropped_only_when_there_is_a_full_one(train_part, batch, steps, sizes):
     loader = TrainLoader(train_part, batch, AUGMENT, seed=1)
-    batches = list(loader.epoch(0))
-    assert len(batches) == loader.steps_per_epoch == steps
+    batches = list(loader.batches(0))
+    assert len(batches) == loader.steps_per_pass == steps
     assert {len(labels) for _, labels in batches} == sizes
     images, labels = batches[0]
     assert images.shape[1:] == (3, 8, 8) and images.dtype == torch.float32 and labels.dtype == torch.int64
@@ -92,15 +92,15 @@ def test_an_epoch_visits_images_once_in_an_order_of_seed_and_epoch(train_part):
     assert all(sorted(order) == list(range(23)) for order in orders) and len(set(orders)) == 4
     assert orders == [tuple(TrainLoader(train_part, 9, AUGMENT, seed=1).order(epoch)) for epoch in range(4)]
     assert TrainLoader(train_part, 4, AUGMENT, seed=2).order(0) != list(orders[0])
-    labels = torch.cat([labels for _, labels in loader.epoch(0)])
+    labels = torch.cat([labels for _, labels in loader.batches(0)])
     assert labels.tolist() == train_part.labels[list(orders[0][:20])].tolist()
 
 
-def test_augmentation_depends_on_seed_epoch_and_image_not_on_the_batch(train_part):
+def test_augmentation_depends_on_seed_pass_and_image_not_on_the_batch(train_part):
     small, large = TrainLoader(train_part, 4, AUGMENT, seed=1), TrainLoader(train_part, 20, AUGMENT, seed=1)
-    assert torch.equal(torch.cat([images for images, _ in small.epoch(3)]), next(large.epoch(3))[0])
-    one = {i: image for i, image in zip(small.order(0), torch.cat([x for x, _ in small.epoch(0)]), strict=False)}
-    two = {i: image for i, image in zip(small.order(1), torch.cat([x for x, _ in small.epoch(1)]), strict=False)}
+    assert torch.equal(torch.cat([images for images, _ in small.batches(3)]), next(large.batches(3))[0])
+    one = {i: image for i, image in zip(small.order(0), torch.cat([x for x, _ in small.batches(0)]), strict=False)}
+    two = {i: image for i, image in zip(small.order(1), torch.cat([x for x, _ in small.batches(1)]), strict=False)}
     assert sum(torch.equal(one[i], two[i]) for i in one.keys() & two.keys()) < 3
 
 
@@ -139,12 +139,12 @@ def test_processes_evaluate_every_image_exactly_once(packings, count, batch, wor
 def test_processes_share_the_training_batch_of_one(packings, count, batch, world_size, workers, start, epoch, augment):
     """Equally many steps on all of them, resumed or not; their parts together are what one process would see."""
     split = packings[5][0].subset(range(count))
-    whole = list(TrainLoader(split, batch, augment, seed=1).epoch(epoch))
+    whole = list(TrainLoader(split, batch, augment, seed=1).batches(epoch))
     assert len(whole) == max(1, count // batch)
     assert all(images.shape[1:] == augment.shape for images, _ in whole)
     for rank in range(world_size):
         loader = TrainLoader(split, batch, augment, 1, LoaderOptions(workers, rank, world_size))
-        part = list(loader.epoch(epoch, start))
+        part = list(loader.batches(epoch, start))
         assert same(part, [(images[rank::world_size], labels) for images, labels in whole[start:]])
 
 
@@ -166,7 +166,7 @@ def test_a_shard_that_is_gone_stops_the_evaluation(tmp_path, workers):
 
 def test_threads_end_when_a_stream_is_left_early(train_part):
     before = set(threading.enumerate())
-    loader = TrainLoader(train_part, 4, AUGMENT, 1, LoaderOptions(workers=3)).epoch(0)
+    loader = TrainLoader(train_part, 4, AUGMENT, 1, LoaderOptions(workers=3)).batches(0)
     next(loader)
     started = set(threading.enumerate()) - before
     assert started and all(thread.is_alive() for thread in started)
@@ -181,7 +181,7 @@ def test_decoded_images_are_kept_up_to_a_bound(train_part):
         first, second = ([images[i] for i in range(23)] for _ in range(2))
         assert sum(a is b for a, b in zip(first, second, strict=True)) == min(23, room // size)
         bounded = TrainLoader(train_part, 4, AUGMENT, 1, LoaderOptions(cache_bytes=room))
-        assert same(list(bounded.epoch(0)), list(TrainLoader(train_part, 4, AUGMENT, seed=1).epoch(0)))
+        assert same(list(bounded.batches(0)), list(TrainLoader(train_part, 4, AUGMENT, seed=1).batches(0)))
 
 
 MANY_PHOTOS = """
@@ -343,9 +343,9 @@ def test_streamed_training_batches_are_those_of_stored_shards_on_any_number_of_p
     rooms = {"cache_bytes": cache_bytes, "window_bytes": window_bytes}
     for rank, world_size in ((0, 1), (0, 2), (1, 2)):
         expected = TrainLoader(stored, 4, plain, 1, LoaderOptions(0, rank, world_size, **rooms))
-        batches = TrainLoader(streamed, 4, plain, 1, LoaderOptions(2, rank, world_size, **rooms))
+        loader = TrainLoader(streamed, 4, plain, 1, LoaderOptions(2, rank, world_size, **rooms))
         for epoch, start in ((0, 0), (1, 3)):
-            assert same(list(batches.epoch(epoch, start)), list(expected.epoch(epoch, start)))
+            assert same(list(loader.batches(epoch, start)), list(expected.batches(epoch, start)))
     assert not list(mirrored.rglob("*.tar"))
 
 

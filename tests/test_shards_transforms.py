@@ -209,10 +209,10 @@ def test_an_image_is_read_once_while_there_is_room_for_its_pixels(train, workers
         reads.clear()
         options = LoaderOptions(workers, cache_bytes=cache_bytes)
         ours = loader.TrainLoader(train, COUNT, AUGMENT, 1, options)
-        list(ours.epoch(0))
+        list(ours.batches(0))
         assert len(reads) == COUNT
-        list(ours.epoch(1))
-        list(ours.epoch(2))
+        list(ours.batches(1))
+        list(ours.batches(2))
         assert len(reads) == COUNT + 2 * again
 
 

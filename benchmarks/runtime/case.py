@@ -187,13 +187,13 @@ def _train(cases: Sequence[Case]) -> None:
     # A separate loader, so that no case has decoded images before it is timed.
     augment = train_augment(recipe, first.method.clip, first.method.views)
     loader = TrainLoader(first.data.selection.train, recipe.batch_size, augment, first.config.seed)
-    with closing(loader.epoch(0)) as batches:
+    with closing(loader.batches(0)) as batches:
         images, labels = (tensor.to(first.device) for tensor in next(batches))
     for case in cases:
         assert case.training is not None
         case.training.prepare(images, labels)
     for number, case in enumerate(rotate(cases, recipe.epochs), 1):
-        case.train_round(first.loader.steps_per_epoch)
+        case.train_round(first.loader.steps_per_pass)
         if number % len(cases) == 0:
             note(f"  {first.data.name}: epoch {number // len(cases)} of {len(cases)} trainings")
 
