@@ -73,7 +73,7 @@ class Dataset:
     """
 
     name: str
-    classes: int
+    num_classes: int
     counts: Mapping[str, int]
     template: str
     templates: tuple[str, ...]

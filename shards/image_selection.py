@@ -214,7 +214,7 @@ def select_class_labels(dataset: PackedDataset, classes: str = "all") -> list[in
     return list(range(len(dataset.classnames)))
 
 
-def select_images(images: ImageList, positions: Iterable[int], labels: Sequence[int]) -> ImageList:
-    """Select the images at `positions` with one of `labels`, relabelled by the position of the label in it."""
+def select_images(images: ImageList, indices: Iterable[int], labels: Sequence[int]) -> ImageList:
+    """Select those of the images at `indices` with one of `labels`, relabelled by the place of the label in it."""
     relabel = {label: new for new, label in enumerate(labels)}
-    return images.subset([i for i in positions if int(images.labels[i]) in relabel], relabel)
+    return images.subset([i for i in indices if int(images.labels[i]) in relabel], relabel)

@@ -74,12 +74,12 @@ def pack_source(
             on_note(note)
     folder = data_root / source.name
     # Hidden, so that it never looks like a data set.
-    partial, replaced = (folder.with_name(f".{source.name}.{state}") for state in ("partial", "replaced"))
+    unfinished, replaced = (folder.with_name(f".{source.name}.{state}") for state in ("partial", "replaced"))
     with explain_writing(data_root, "choose another --data folder"):
         data_root.mkdir(parents=True, exist_ok=True)
         with file_lock(folder.with_name(f".{source.name}.lock"), remove=True):
             # A packing that was killed leaves its folder.
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
             # Inside the lock, because another process may have packed the set while this one waited.
             if not force and not source.problems and (manifest := _find_valid(source, data_root, workers)):
                 return manifest
@@ -89,15 +89,15 @@ def pack_source(
                 hint = "move it away or choose another --data folder"
                 raise UserError(f"{folder} exists but is no packed data set; {hint}")
             try:
-                manifest = _write(source, partial, workers, on_progress, on_note)
+                manifest = _write(source, unfinished, workers, on_progress, on_note)
                 # A rename cannot replace a folder that has files, and a kill while it is deleted leaves half of it.
                 shutil.rmtree(replaced, ignore_errors=True)
                 if folder.exists():
                     os.rename(folder, replaced)
-                os.rename(partial, folder)
+                os.rename(unfinished, folder)
                 shutil.rmtree(replaced, ignore_errors=True)
             finally:
-                shutil.rmtree(partial, ignore_errors=True)
+                shutil.rmtree(unfinished, ignore_errors=True)
     return manifest
 
 

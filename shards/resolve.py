@@ -44,14 +44,14 @@ def _with_packed_counts(dataset: Dataset, data_root: Path) -> Dataset:
     except UserError:
         # The name and the prompts are those of the catalogue; the error is reported when images are read.
         return dataset
-    return replace(dataset, counts=manifest.counts, classes=len(manifest.classnames))
+    return replace(dataset, counts=manifest.counts, num_classes=len(manifest.classnames))
 
 
 def _packed_dataset(folder: Path) -> Dataset:
     manifest = read_manifest(folder)
     return Dataset(
         name=manifest.dataset,
-        classes=len(manifest.classnames),
+        num_classes=len(manifest.classnames),
         counts=manifest.counts,
         template=manifest.template,
         templates=manifest.templates,

@@ -75,8 +75,8 @@ def build(name: str, root: Path, per_class: int = 6, classes: int | None = None,
     """
     dataset = find(name)
     assert dataset.raw and per_class >= 3
-    few = classes is None and dataset.classes == 1000
-    labels = FEW_OF_A_THOUSAND if few else tuple(range(classes or dataset.classes))
+    few = classes is None and dataset.num_classes == 1000
+    labels = FEW_OF_A_THOUSAND if few else tuple(range(classes or dataset.num_classes))
     folder = root / dataset.raw.folders[0]
     images = folder / dataset.raw.images[0]
     images.mkdir(parents=True)
@@ -98,7 +98,7 @@ def available(name: str, root: Path) -> Source:
 
 def build_all(root: Path, per_class: int = 6, classes: int | None = None) -> Path:
     for name in WRITERS:
-        build(name, root, per_class, min(classes, find(name).classes) if classes else None)
+        build(name, root, per_class, min(classes, find(name).num_classes) if classes else None)
     return root
 
 

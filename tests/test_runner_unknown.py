@@ -233,7 +233,7 @@ def test_the_sets_of_mos_say_where_they_come_from_and_have_one_class():
     sizes = {"ood-inaturalist": 10_000, "ood-sun": 10_000, "ood-places": 10_000, "ood-textures": 5640}
     assert {dataset.name: dataset.counts["test"] for dataset in UNLABELLED} == sizes
     for dataset in UNLABELLED:
-        assert dataset.classes == 1 and dataset.test_only and dataset.raw.archives[0].md5
+        assert dataset.num_classes == 1 and dataset.test_only and dataset.raw.archives[0].md5
         assert "no label here" in dataset.description and "http" in dataset.raw.get and "http" in dataset.licence
 
 

@@ -54,7 +54,7 @@ def test_the_fifteen_sets_are_those_of_the_paper_in_its_order():
 @pytest.mark.parametrize(("name", "title", "folder", "images", "classes", "counts"), TABLE)
 def test_a_set_has_the_published_sizes_and_lies_where_coop_puts_it(name, title, folder, images, classes, counts):
     dataset = SETS[name]
-    assert (dataset.title, dataset.classes) == (title, classes)
+    assert (dataset.title, dataset.num_classes) == (title, classes)
     present = {split: count for split, count in zip(("train", "val", "test"), counts, strict=True) if count}
     assert dict(dataset.counts) == present
     assert dataset.test_only == (list(present) == ["test"])
@@ -72,7 +72,7 @@ def test_sizes_and_descriptions_are_those_the_paper_prints():
         ours = {split: str(count) for split, count in dataset.counts.items()}
         if dataset.name == "imagenet":
             ours["train"] = f"{dataset.counts['train'] / 1e6:.2f}M"
-        assert (ours, str(dataset.classes)) == (printed, row["classes"])
+        assert (ours, str(dataset.num_classes)) == (printed, row["classes"])
         assert dataset.description.lower().startswith(row["description"].lower())
 
 
@@ -99,7 +99,7 @@ def test_the_papers_prompts_are_those_it_prints():
 @pytest.mark.parametrize("dataset", PUBLISHED, ids=lambda dataset: dataset.name)
 def test_class_names_are_the_published_ones_in_label_order(dataset):
     names = published_classnames(dataset)
-    assert len(names) == dataset.classes
+    assert len(names) == dataset.num_classes
     assert lines_digest(names) == raw_layout(dataset).classnames_digest
     assert all(name and name == name.strip() and "\n" not in name for name in names)
 

@@ -128,7 +128,7 @@ RENDERED: dict[int, dict[str, tuple[float, ...]]] = {
 
 def appearance(family: str) -> tuple[float, ...]:
     """Mean, spread and slants: a changed picture moves them, the last bit of a processor's sine does not."""
-    classes = catalogue.CATALOGUE[family].classes
+    classes = catalogue.CATALOGUE[family].num_classes
     seeds = np.array([sample_seed(family, "test", i) for i in range(classes)], np.int64)
     pictures = paint(family, np.arange(classes), seeds)[0].astype(np.float64)
     ramp = np.linspace(0, 1, pictures.shape[1])
@@ -266,7 +266,7 @@ def test_every_catalogue_entry_can_be_packed_as_it_says(monkeypatch):
     monkeypatch.setattr("shards.builtin_sources.RENDER_BATCH", 1)
     for dataset in (dataset for dataset in catalogue.CATALOGUE.values() if dataset.images_from != "published"):
         source = builtin_sources.builtin_source(dataset)
-        assert len(source.classnames) == dataset.classes == len(set(source.classnames))
+        assert len(source.classnames) == dataset.num_classes == len(set(source.classnames))
         assert dataset.template.count("{}") == 1 and dataset.template.endswith(".")
         assert len(dataset.templates) == 2
         assert all(t.count("{}") == 1 and not t.endswith(".") for t in dataset.templates)

@@ -12,7 +12,7 @@ from procap.errors import UserError
 from shards.catalogue import find
 from shards.images import decode
 from shards.pack import pack_source
-from shards.raw.published import find_folder, imagenet_wnids, published_classnames, raw_source
+from shards.raw.published import find_folder, imagenet_wnids, published_classnames, published_source
 from shards.reader import open_dataset
 
 
@@ -30,7 +30,7 @@ def roots(tmp_path_factory):
     """All fifteen, a few classes each; leave it as it is."""
     root = tmp_path_factory.mktemp("minis")
     for name in WRITERS:
-        build(name, root, per_class=4, classes=None if find(name).classes == 1000 else 3)
+        build(name, root, per_class=4, classes=None if find(name).num_classes == 1000 else 3)
     return root
 
 
@@ -56,7 +56,7 @@ def test_every_layout_is_packed_byte_by_byte_and_every_image_of_it_can_be_read(n
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_miniature_is_not_packed_as_the_published_set(name, roots):
     with pytest.raises(UserError) as error:
-        raw_source(find(name), roots)
+        published_source(find(name), roots)
     text = str(error.value)
     assert text.startswith(f"'{name}': ") and "published" in text and "get " in text and "\n" not in text
 
@@ -172,7 +172,7 @@ def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(roots, t
     file = tmp_path / "dtd" / "split_zhou_DescribableTextures.json"
     file.unlink()
     with pytest.raises(UserError, match=f"the official split file {file} is missing; get .*DATASETS.md"):
-        raw_source(find("dtd"), tmp_path)
+        published_source(find("dtd"), tmp_path)
     assert not file.exists(), "CoOp would have written a private one"
 
 
@@ -187,7 +187,7 @@ def test_broken_roots_are_refused(tmp_path):
         for root in (empty, file, absent, loop):
             assert find_folder(find(name), root) is None
             with pytest.raises(UserError, match=str(root)):
-                raw_source(find(name), root)
+                published_source(find(name), root)
 
 
 def test_all_images_that_do_not_decode_are_named(roots, tmp_path):
@@ -208,4 +208,4 @@ def test_trimaps_are_not_taken_for_the_images_of_pets(tmp_path):
     trimaps.mkdir(parents=True)
     (trimaps / "Abyssinian_1.png").touch()
     with pytest.raises(UserError, match=r"no folder .*/oxford_pets/images; get images.tar.gz"):
-        raw_source(find("oxford-pets"), tmp_path)
+        published_source(find("oxford-pets"), tmp_path)

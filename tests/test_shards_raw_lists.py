@@ -17,7 +17,7 @@ from procap.errors import UserError
 from shards.catalogue import find
 from shards.manifest import lines_digest
 from shards.names import unsafe_path
-from shards.raw.published import published_classnames, raw_source
+from shards.raw.published import published_classnames, published_source
 
 BROKEN_FILE = "unchanged copy of the published file"
 
@@ -48,7 +48,7 @@ def test_a_split_file_that_is_none_is_refused_in_one_line(document, dtd):
     text = document if isinstance(document, str | bytes) else json.dumps(document)
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError, match=BROKEN_FILE) as error:
-        raw_source(find("dtd"), dtd)
+        published_source(find("dtd"), dtd)
     assert str(file) in str(error.value) and str(error.value).isprintable() and len(str(error.value)) < 600
 
 
@@ -83,7 +83,7 @@ def test_lists_of_the_published_sizes_are_held_to_the_class_names(name, tmp_path
                 lines = [f"{path.removesuffix('.jpg')} {classname}" for path, _, classname in images]
                 (folder / f"images_variant_{split}.txt").write_text("\n".join(lines))
         with pytest.raises(UserError, match=refused):
-            raw_source(dataset, tmp_path)
+            published_source(dataset, tmp_path)
 
 
 SEVEN = ("caltech101", "oxford-pets", "stanford-cars", "oxford-flowers", "dtd", "eurosat", "ucf101")
@@ -125,7 +125,7 @@ def tree(root: Path) -> list[tuple[str, int, int]]:
 def test_lists_are_those_of_the_split_file_in_their_order_and_nothing_is_written(stubs):
     name, root = stubs
     dataset, before = find(name), tree(root)
-    source = raw_source(dataset, root)
+    source = published_source(dataset, root)
     assert dataset.raw
     for split, rows in rows_of(name).items():
         assert listed(source, split) == [tuple(row) for row in rows]
@@ -162,7 +162,7 @@ def rename(rows):
 def test_a_private_split_under_the_official_name_is_refused(tmp_path, change):
     altered("oxford-pets", tmp_path, change, 1)
     with pytest.raises(UserError, match=r"split_zhou_OxfordPets.json is not the published split") as error:
-        raw_source(find("oxford-pets"), tmp_path)
+        published_source(find("oxford-pets"), tmp_path)
     text = str(error.value)
     assert "CoOp writes a private one under that name when it is missing" in text and "\n" not in text
     assert "DATASETS.md" in text
@@ -175,4 +175,4 @@ def test_missing_images_are_counted(tmp_path):
         (images / path).unlink()
     dataset = find("oxford-pets")
     with pytest.raises(UserError, match=r"train: 59 of 2,944 images are missing: .* and 56 more; get "):
-        raw_source(dataset, tmp_path)
+        published_source(dataset, tmp_path)

@@ -22,7 +22,7 @@ from shards.catalogue import Dataset
 from shards.fetch import FetchPlan, check_space, describe_source, fetch, list_hub, plan_fetch, work_folder
 from shards.files import file_lock
 from shards.manifest import Manifest, read_manifest
-from shards.raw.published import raw_source
+from shards.raw.published import published_source
 from shards.resolve import is_packed
 from shards.urls import redact
 
@@ -93,7 +93,7 @@ def _fetch_and_pack(plan: FetchPlan, root: Path, force: bool, workers: int) -> M
         with ProgressDisplay(f"downloading {name}", plan.size // MB, unit="MB") as display:
             raw_root = fetch(plan, root, lambda done: display.update(done // MB))
         try:
-            manifest = pack_with_progress(raw_source(plan.dataset, raw_root), root, force=force, workers=workers)
+            manifest = pack_with_progress(published_source(plan.dataset, raw_root), root, force=force, workers=workers)
         except UserError as error:
             raise UserError(f"{error} (from {redact(plan.files[0].url)}; its files are in {folder})") from error
         shutil.rmtree(folder)

@@ -20,7 +20,7 @@ from shards.mirror import refuse_packing
 from shards.raw.description import read_description
 from shards.raw.folders import is_image_name
 from shards.raw.guess import find_description
-from shards.raw.published import find_folder, raw_source
+from shards.raw.published import find_folder, published_source
 from shards.raw.user_dataset import user_source
 from shards.resolve import resolve_dataset
 from shards.source import Source
@@ -97,11 +97,11 @@ def _resolve_name(name: str, raw: Path | None, root: Path, max_side: int | None)
     elif name.lower().endswith((".yaml", ".yml")):
         file, text = path, ""
     else:
-        return _resolve_dataset(name, raw, root)
+        return _find_in_catalogue(name, raw, root)
     return DatasetToPack(read_description(file, text).name, partial(user_source, file, text), str(file), text)
 
 
-def _resolve_dataset(name: str, raw: Path | None, root: Path) -> DatasetToPack:
+def _find_in_catalogue(name: str, raw: Path | None, root: Path) -> DatasetToPack:
     path = Path(name).expanduser()
     if os.sep in name or is_image_name(name) or path.is_file():
         what = f"{name} is no folder" if path.exists() else f"there is no folder {name}"
@@ -117,7 +117,7 @@ def _resolve_dataset(name: str, raw: Path | None, root: Path) -> DatasetToPack:
         folder = dataset.raw.folders[0] if dataset.raw else dataset.name
         hint = f"name the folder that holds {folder}/ with --raw, or set $PROCAP_RAW"
         raise UsageError(f"'{dataset.name}' is packed from raw files: {hint}")
-    return DatasetToPack(dataset.name, partial(raw_source, dataset, raw))
+    return DatasetToPack(dataset.name, partial(published_source, dataset, raw))
 
 
 def select_published(names: Sequence[str]) -> list[Dataset]:

@@ -30,7 +30,7 @@ from shards.catalogue import CATALOGUE
 from shards.default_paths import data_root
 from shards.resolve import is_packed, packed_names, resolve_dataset
 
-DATASET_FIELDS = ["name", "title", "classes", "test_only", "template", "aliases", "licence", "description"]
+DATASET_FIELDS = ["name", "title", "test_only", "template", "aliases", "licence", "description"]
 COLUMNS = ("state", "date", "method", "dataset", "accuracy", "base", "novel", "run")
 WIDTH = 120
 """Characters of a line. The path of a run has its method and data set too."""
@@ -143,13 +143,18 @@ def _datasets(root: Path) -> Listing:
             note(f"procap: {error}")
             continue
         whole = name not in CATALOGUE or dict(CATALOGUE[name].counts) == dict(dataset.counts)
-        row = {"images": dict(dataset.counts), "packed": name in packed, "complete": whole}
+        row = {
+            "classes": dataset.num_classes,
+            "images": dict(dataset.counts),
+            "packed": name in packed,
+            "complete": whole,
+        }
         row |= {field: getattr(dataset, field) for field in DATASET_FIELDS}
         rows.append(row | {"get": dataset.raw.get if dataset.raw else ""})
         state = "no" if name not in packed else "yes" if whole else "in part"
         counts = (f"{count:,}" if (count := dataset.counts.get(split)) else "-" for split in ("train", "val", "test"))
         what = textwrap.shorten(dataset.description, 64, placeholder=" ...")
-        shown.append((dataset.name, dataset.classes, "/".join(counts), state, what))
+        shown.append((dataset.name, dataset.num_classes, "/".join(counts), state, what))
     return columns(("data set", "classes", "train/val/test", "packed", "what it is"), shown), rows
 
 

@@ -144,7 +144,7 @@ def default_targets(config: RunConfig, data: Path | None) -> list[Target]:
         return [Target.parse_unchecked(f"{config.dataset}:{half}:{split}") for half in ("dev-base", "dev-novel")]
     halves = ["base", "novel"] if config.classes != "all" else []
     with suppress(UsageError):
-        labels = range(resolve_dataset(config.dataset, data).classes)
+        labels = range(resolve_dataset(config.dataset, data).num_classes)
         halves = [half for half in halves if len(select_labels(labels, half)) > 1]
     targets = [Target.parse_unchecked(f"{config.dataset}:{half}") for half in halves or ["all"]]
     return [target for target in targets if can_classify(config, target, data)]

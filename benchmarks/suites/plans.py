@@ -71,7 +71,7 @@ def count_images(run: RunSpec, state: RunState, runtime: RuntimeConfig) -> float
         if not state.is_trained:
             dataset = resolve_dataset(config.dataset, runtime.data)
             count = dataset.counts.get("train", 0)
-            drawn = min(count, config.shots * dataset.classes) if config.shots else count
+            drawn = min(count, config.shots * dataset.num_classes) if config.shots else count
             images += drawn * config.recipe.passes(max(1, drawn))
         for target in map(Target.parse_unchecked, state.open):
             count = resolve_dataset(target.dataset, runtime.data).counts.get(target.split, 0)
@@ -90,6 +90,6 @@ def find_obstacle(suite: Suite, options: SuiteOptions, *, several: bool = False)
         tested = [target.classes for target in targets if target.dataset == name]
         for classes in dict.fromkeys((suite.classes, *tested)):
             # With one class every answer is right.
-            if len(select_labels(range(dataset.classes), classes)) < 2:
+            if len(select_labels(range(dataset.num_classes), classes)) < 2:
                 return f"'{name}' has fewer than 2 classes in its part {classes}"
     return ""

@@ -92,7 +92,7 @@ def note_warmup(configs: Iterable[RunConfig], data: Path) -> None:
     """Warn once of runs of which most epochs are warm-up epochs; the reason of the first is printed."""
     warned: dict[str, str] = {}
     for config in configs:
-        classes = select_labels(range(resolve_dataset(config.dataset, data).classes), config.classes)
+        classes = select_labels(range(resolve_dataset(config.dataset, data).num_classes), config.classes)
         # All images of a data set are more than one batch.
         if why := warmup_warning(config.recipe, config.shots * len(classes) or sys.maxsize):
             warned[config.path] = why

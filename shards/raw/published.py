@@ -100,7 +100,7 @@ def class_folder_names(dataset: Dataset) -> tuple[str, ...]:
     raw = raw_layout(dataset)
     # ImageNetV2's folders are called by labels, those of the other shifts by WordNet ids.
     if raw.layout == "numbered-folders":
-        return tuple(map(str, range(dataset.classes)))
+        return tuple(map(str, range(dataset.num_classes)))
     if raw.layout in ("imagenet", "wnid-folders"):
         wnids = imagenet_wnids()
         return tuple(wnids[index] for index in raw.indices) or wnids
@@ -181,7 +181,7 @@ def _read_lines(location: RawLocation, name: str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def raw_source(dataset: Dataset, raw_root: Path) -> Source:
+def published_source(dataset: Dataset, raw_root: Path) -> Source:
     """Make a source of a published set as CoOp lists it. Raises UserError for differences and missing images."""
     try:
         listing = read_published(find_location(dataset, raw_root))
@@ -218,4 +218,4 @@ def _has_published_lines(dataset: Dataset, listing: Listing) -> bool:
         return all(lines_digest(listing.lines(split)) == digest for split, digest in raw.split_digests.items())
     # No digest is known of Food101's and SUN397's split files, in which all classes are equally large.
     sizes = {split: set(Counter(label for _, label in images).values()) for split, images in listing.splits.items()}
-    return all(sizes[split] == {count // dataset.classes} for split, count in dataset.counts.items())
+    return all(sizes[split] == {count // dataset.num_classes} for split, count in dataset.counts.items())

@@ -51,7 +51,7 @@ def draw_pool(per_family: int, split: str, style: Style, seed: int, with_caption
     """Draw `per_family` pictures of every family with labels in turn."""
     parts: list[tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], list[str]]] = []
     for index, name in enumerate(FAMILY_NAMES):
-        classes = CATALOGUE[name].classes
+        classes = CATALOGUE[name].num_classes
         for start in range(0, per_family, 4096):
             labels = np.arange(start, min(start + 4096, per_family), dtype=np.int64) % classes
             seeds = np.array([sample_seed(name, split, start + k, seed) for k in range(len(labels))], np.int64)
@@ -105,7 +105,7 @@ def batch_tensor(pool: Pool, rows: NDArray[np.int64], rng: torch.Generator | Non
 
 def class_offsets() -> list[int]:
     """Return where each family's classes begin in the list of all classes."""
-    counts = [CATALOGUE[name].classes for name in FAMILY_NAMES]
+    counts = [CATALOGUE[name].num_classes for name in FAMILY_NAMES]
     return [sum(counts[:k]) for k in range(len(counts) + 1)]
 
 
