@@ -280,12 +280,22 @@ def test_flags_are_read_from_a_file_and_written_to_one(capsys, tmp_path, shards)
     assert "method stands twice, also as methods" in run(capsys, "train", "--config", file, "--dry-run")[2]
 
 
-def test_a_field_that_is_typed_and_in_the_file_under_another_flag_is_given_twice(capsys, tmp_path, shards):
-    (file := tmp_path / "flags.yaml").write_text("lr: 0.1\n")
-    chosen = ["--methods", "coop", "--datasets", "digits", "--data", shards, "--config", file]
-    code, _, err = run(capsys, "train", *chosen, "--recipe-field", "lr=0.2", "--dry-run")
-    assert code == 2 and "--recipe-field lr=0.2: lr is given twice" in err
-    assert run(capsys, "train", *chosen, "--lr", "0.2", "--dry-run")[0] == 0
+@pytest.mark.parametrize(
+    ("in_file", "typed", "merged"),
+    [
+        ("lr: 0.1", "--recipe-field lr=0.2", "--lr 0.2"),
+        ("recipe-field: {lr: 1, flip: false}\nepochs: 2", "--lr 0.2", "--lr 0.2 --epochs 2 --recipe-field flip=false"),
+        ("recipe-field: [lr=0.1, epochs=3]", "--recipe-field epochs=2", "--lr 0.1 --epochs 2"),
+        ("option: {maple.depth: 3, n_ctx: 3}", "--option depth=2", "--option depth=2 --option n_ctx=3"),
+        ("option: {depth: 3}", "--option maple.depth=2", "--option depth=3 --option maple.depth=2"),
+    ],
+)  # fmt: skip
+def test_typed_keys_win_and_others_of_the_file_stay(capsys, tmp_path, shards, in_file, typed, merged):
+    (file := tmp_path / "flags.yaml").write_text(f"{in_file}\n")
+    chosen = ["--methods", "maple,procap", "--datasets", "digits", "--data", shards, "--dry-run"]
+    planned = run(capsys, "train", *chosen, *merged.split())
+    assert planned[0] == 0
+    assert run(capsys, "train", *chosen, "--config", file, *typed.split()) == planned
 
 
 def test_train_then_evaluate_then_table(capsys, tmp_path, shards):

@@ -140,6 +140,9 @@ def test_flags_without_effect_on_the_measurement_are_refused_but_for_several_sui
     for flag, value in zip(unread[::2], unread[1::2], strict=True):
         assert main(["bench", "runtime", flag, value, *places]) == 2
         assert f"runtime takes no {flag}," in capsys.readouterr().err
+    for flag, value in zip(unread[:4:2], unread[1:4:2], strict=True):
+        assert main(["table", "runtime", flag, value, "--results", str(tmp_path)]) == 2
+        assert f"runtime takes no {flag}," in capsys.readouterr().err
     read = ["--shots", "4", "--epochs", "1", "--precision", "bf16", "--methods", "maple", "--datasets", "digits"]
     assert main(["bench", "runtime", *read, *places]) == 0
     assert main(["bench", "all", "--seeds", "2", "--limit", "9", *places]) == 0

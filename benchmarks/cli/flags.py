@@ -265,10 +265,34 @@ class OutputFlags:
     verbose: Annotated[bool, switch("--verbose", "show the traceback of an error", "-v")] = False
 
 
+KEYS: Mapping[str, tuple[str, ...]] = {"recipe_field": ("epochs", "batch_size", "lr"), "option": ("unlabelled",)}
+"""Flags of KEY=VALUE, each with the keys that are flags as well."""
+
+
 class HeadedCommand(TyperCommand):
     """A command whose help lists its flags under headings. headings: those of the flags by their names."""
 
     headings: ClassVar[Mapping[str, str]] = {}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        if ctx.default_map:
+            self._merge_keys(ctx, ctx.default_map)
+        return rest
+
+    def _merge_keys(self, ctx: Any, file: Mapping[str, Any]) -> None:
+        """Give flags of KEY=VALUE the keys of a file of flags as well, without those that are typed."""
+        defaults = {parameter.name: parameter.default for parameter in self.get_params(ctx)}
+        typed = {name for name in ctx.params if ctx.get_parameter_source(name).name == "COMMANDLINE"}
+        for name in KEYS.keys() & ctx.params.keys():
+            words = [*ctx.params[name]] if name in typed else []
+            keys = {word.partition("=")[0].strip() for word in words}
+            ctx.params.update({flag: defaults[flag] for flag in keys.intersection(KEYS[name]) - typed})
+            keys |= typed.intersection(KEYS[name])
+            of_file = {word: word.partition("=")[0].strip() for word in file.get(name, ())}
+            # A typed KEY also replaces METHOD.KEY.
+            kept = [word for word, key in of_file.items() if keys.isdisjoint((key, key.rpartition(".")[2]))]
+            ctx.params[name] = kept + words
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

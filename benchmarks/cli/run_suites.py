@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.cli import flags
-from benchmarks.cli.selection import runtime_config, suite_changes, trainable_methods
+from benchmarks.cli.selection import refuse_unread, runtime_config, suite_changes, trainable_methods
 from benchmarks.cli.several_runs import show_plan
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
@@ -41,9 +41,8 @@ def bench(
     launcher = launch.to_launcher()
     runtime = runtime_config(runtime_flags, suite_flags)
     plans = plan_suites(list(PAPER_SUITES) if name == ALL else [name], suite_flags, runtime)
-    typed_flags = flags.given_values(suite_flags, launch, runtime_flags)
-    if name != ALL and (unread := [f"--{flag}" for flag in typed_flags if flag in plans[0].suite.unread]):
-        raise UsageError(f"{name} takes no {', '.join(unread)}, which would have no effect")
+    if name != ALL:
+        refuse_unread(plans[0].suite, suite_flags, launch, runtime_flags)
     runs = merge_runs(plans)
     # Raises for runs that cannot be evaluated under these settings.
     for run in runs:

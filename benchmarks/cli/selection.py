@@ -11,7 +11,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.flags import ChoiceFlags, EvalFlags, RecipeFlags, SelectionFlags, StorageFlags, given_options
+from benchmarks.cli.flags import (
+    ChoiceFlags,
+    EvalFlags,
+    RecipeFlags,
+    SelectionFlags,
+    StorageFlags,
+    given_options,
+    given_values,
+)
 from benchmarks.console.output import note, plural, quote
 from benchmarks.console.parse import (
     expand_datasets,
@@ -27,6 +35,7 @@ from benchmarks.console.parse import (
     split_names,
 )
 from benchmarks.experiment.published import table1_methods
+from benchmarks.experiment.suite import Suite
 from benchmarks.experiment.titles import sort_methods
 from benchmarks.results.frame import Selected, run_folders
 from procap.errors import UsageError, UserError, check_names, validate
@@ -130,6 +139,12 @@ def suite_changes(flags: ChoiceFlags, data: Path) -> dict[str, Any]:
         "precision": flags.precision,
     }
     return {name: value for name, value in changes.items() if value}
+
+
+def refuse_unread(suite: Suite, *groups: object) -> None:
+    """Raise UsageError if a flag of `groups` is given that has no effect on the suite."""
+    if unread := [f"--{flag}" for flag in given_values(*groups) if flag in suite.unread]:
+        raise UsageError(f"{suite.name} takes no {', '.join(unread)}, which would have no effect")
 
 
 def default_targets(config: RunConfig, data: Path | None) -> list[Target]:

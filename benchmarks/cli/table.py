@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from benchmarks.cli import flags
-from benchmarks.cli.selection import run_filter, suite_changes
+from benchmarks.cli.selection import refuse_unread, run_filter, suite_changes
 from benchmarks.console.output import note_unreadable, quote, show, show_json, to_json
 from benchmarks.console.parse import parse_options
 from benchmarks.report.sections import read_sections
@@ -121,6 +121,7 @@ def _suite_tables(
     if not suite_flags.check:
         _refuse(f"{name} without --check", TableFlags(tolerance=suite_flags.tolerance))
     suite = load_suite(name)
+    refuse_unread(suite, selection, suite_flags)
     recorded = last_options(suite, root, data, profile=suite_flags.profile)
     chosen = {"recipe": suite_flags.recipe, "reference": suite_flags.reference}
     changes = suite_changes(selection, data) | {name: value for name, value in chosen.items() if value}
