@@ -90,8 +90,11 @@ def test_ui_uploads_what_is_missing_and_serves_on_this_machine_also_beside_a_for
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     shutil.copy(mlflow_database, tmp_path)
     run = tracked_runs.evaluated(tmp_path, 1)
-    write_collection(tmp_path, Collection(kind="suite", name="base-to-novel", runs=(run,), metrics={"hm/maple": 60.0}))
     store = TrackingStore.choose(tmp_path)
+    # Of an earlier command; MLflow keeps its metric.
+    other = write_collection(tmp_path, Collection(kind="suite", name="base-to-novel", metrics={"hm/coop": 90.0}))
+    sync(store, print, only=[other.path])
+    write_collection(tmp_path, Collection(kind="suite", name="base-to-novel", runs=(run,), metrics={"hm/maple": 60.0}))
     store.client.create_run(store.experiment_id, tags={"method": "theirs"})
     started: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda program, words: started.append(words))

@@ -19,7 +19,7 @@ from procap.errors import UserError, check_names
 from runner.results import read_document
 from runner.run_collection import read_collections
 from runner.run_folders import TRACKING_FILE
-from runner.tracking.content import COLUMNS, method_rows
+from runner.tracking.content import COLUMNS, method_rows, read_contents
 from runner.tracking.store import TrackingRecord, TrackingStore, sync
 
 PAGES = "workflowType=machine_learning"
@@ -62,9 +62,11 @@ def ui(
     command = f"procap report {suite} --results {shlex.quote(results)}".replace("  ", " ")
     links = {}
     if suite:
-        folder = root / next(each.path for each in read_collections(root) if each.name == suite)
-        if record := read_document(folder / TRACKING_FILE, TrackingRecord):
-            page = _log_page(store, record.run_id)
+        path = next(each.path for each in read_collections(root) if each.name == suite)
+        if record := read_document(root / path / TRACKING_FILE, TrackingRecord):
+            # MLflow also keeps the metrics of methods that an earlier command compared, on other data sets.
+            metrics = read_contents(root, lambda *_: None, [path])[path].metrics
+            page = _log_page(store, record.run_id, method_rows(metrics))
             links["table"] = f"{address}/#/experiments/{store.experiment_id}/runs/{record.run_id}{page}?{PAGES}"
     links |= {
         "side by side": f"{address}/#/compare-runs?runs={quote(compared)}&experiments={quote(experiments)}&{PAGES}",
@@ -87,7 +89,7 @@ def ui(
     os.execv(sys.executable, [sys.executable, "-m", "mlflow", "server", "--workers", "1", *arguments])
 
 
-def _log_page(store: TrackingStore, run_id: str) -> str:
+def _log_page(store: TrackingStore, run_id: str, rows: list[tuple[str, ...]]) -> str:
     """Log the table of a collection's methods as an artifact and return its address below the run's.
 
     MLflow shows the same table in the run's description, but cut and below the list of runs.
@@ -96,7 +98,6 @@ def _log_page(store: TrackingStore, run_id: str) -> str:
     import pandas as pd
 
     try:
-        rows = method_rows(store.client.get_run(run_id).data.metrics)
         table = pd.DataFrame(rows, columns=list(COLUMNS)).to_html(index=False, border=0)
         store.client.log_text(run_id, PAGE_STYLE + table, PAGE)
     except Exception:
