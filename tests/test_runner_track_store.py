@@ -180,6 +180,18 @@ def test_the_experiment_may_be_named_by_its_number(store, monkeypatch):
         _ = TrackingStore.choose(store.results, store.uri).experiment_id
 
 
+def test_exports_to_two_experiments_in_turn_make_one_run_in_each(store, monkeypatch):
+    run = evaluated(store.results, 1)
+    sent = []
+    for name in ("first", "second", "first", "second", "third", "first"):
+        monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", name)
+        chosen = TrackingStore.choose(store.results, store.uri)
+        sent.append(bool(sync(chosen, print)))
+        [exported] = chosen.client.search_runs([chosen.experiment_id])
+        assert json.loads((store.results / run / "tracking.json").read_text())["run_id"] == exported.info.run_id
+    assert sent == [True, True, False, False, True, False]
+
+
 def test_two_commands_of_a_suite_keep_the_runs_of_each_other(tmp_path):
     def execute(first: int) -> None:
         tracker = CollectionTracker(Session(at).exporter, Collection(kind="suite", name="shared"))

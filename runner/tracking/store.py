@@ -1,7 +1,7 @@
 """Connect to an MLflow store, and export runs, suites and sweeps to it any number of times.
 
-`tracking.json` in the folder of a run holds the ID of its MLflow run. So a run has one MLflow run, however often it is
-interrupted, and the next export logs what is missing there. An export to a different store or experiment starts anew.
+`tracking.json` in the folder of a run holds the IDs of its MLflow runs. So a run has one MLflow run in each store and
+experiment, however often it is interrupted, and the next export logs what is missing there.
 """
 
 from __future__ import annotations
@@ -121,9 +121,10 @@ class TrackingStore:
 
 
 class TrackingRecord(FrozenModel):
-    """`tracking.json`: the MLflow run of a run or collection."""
+    """`tracking.json`: the MLflow run of a run or collection. elsewhere: those in other stores and experiments."""
 
     run_id: str
+    elsewhere: tuple[str, ...] = ()
 
 
 def sync(store: TrackingStore, on_error: OnError, *, only: Iterable[str] | None = None) -> dict[str, str]:
@@ -143,11 +144,20 @@ def sync(store: TrackingStore, on_error: OnError, *, only: Iterable[str] | None 
             with store.requests(f"export {path} to"):
                 if path not in runs:
                     runs[path] = store.client.create_run(store.experiment_id, content.started, SOURCE, content.name)
-                    # Before anything is logged, so that an export which is killed continues with this run.
-                    write_json(store.results / path / TRACKING_FILE, TrackingRecord(run_id=runs[path].info.run_id))
+                # Before anything is logged, so that an export which is killed continues with this run.
+                _record_run(store.results / path / TRACKING_FILE, runs[path].info.run_id)
                 if _log_missing(store.client, runs[path], content):
                     sent[path] = runs[path].info.run_id
     return sent
+
+
+def _record_run(file: Path, run_id: str) -> None:
+    """Write the ID of an MLflow run to `tracking.json`, before those that it holds."""
+    record = read_document(file, TrackingRecord)
+    known = (record.run_id, *record.elsewhere) if record else ()
+    if known[:1] != (run_id,):
+        elsewhere = tuple(other for other in known if other != run_id)
+        write_json(file, TrackingRecord(run_id=run_id, elsewhere=elsewhere))
 
 
 def _find_mlflow_runs(store: TrackingStore, paths: Iterable[str]) -> dict[str, Run]:
@@ -157,7 +167,8 @@ def _find_mlflow_runs(store: TrackingStore, paths: Iterable[str]) -> dict[str, R
     from mlflow.entities import ViewType
 
     records = {path: read_document(store.results / path / TRACKING_FILE, TrackingRecord) for path in paths}
-    by_id = {record.run_id: path for path, record in records.items() if record}
+    known = {path: (record.run_id, *record.elsewhere) for path, record in records.items() if record}
+    by_id = {run_id: path for path, run_ids in known.items() for run_id in run_ids}
     quoted, runs = [f"'{run_id}'" for run_id in by_id], {}
     # MLflow limits the length of a filter and the number of runs in a response.
     for first in range(0, len(quoted), RUNS_PER_REQUEST):
@@ -182,8 +193,14 @@ def _log_missing(client: MlflowClient, run: Run, content: Content) -> bool:
     # The status is set last.
     if run.info.lifecycle_stage == "deleted" or (is_logged and run.info.status == content.status):
         return False
-    # MLflow stores equal values of equal times once, so the values of all epochs are sent again.
-    metrics = [Metric(name, value, run.info.start_time + at, epoch) for name, value, at, epoch in content.curves]
+    # An epoch that a killed training repeats took a different time: it would be a second point of the curve.
+    curves = logged.keys() & {name for name, *_ in content.curves}
+    steps = {name: {point.step for point in client.get_metric_history(run_id, name)} for name in curves}
+    metrics = [
+        Metric(name, value, run.info.start_time + at, epoch)
+        for name, value, at, epoch in content.curves
+        if epoch not in steps.get(name, ())
+    ]
     now = time.time_ns() // 1_000_000
     metrics += [Metric(name, value, now, 0) for name, value in content.metrics.items() if logged.get(name) != value]
     params = [Param(*param) for param in content.params.items()]
