@@ -168,8 +168,9 @@ def test_a_folder_without_yaml_file_is_packed_and_everything_left_out_is_counted
     images, at = tmp_path / "My Birds", ("--data", tmp_path / "data", "--workers", "1")
     put_classes(images)
     put_dirt(images)
-    code, out, err = run(capsys, "data", "pack", images, "--dry-run", *at)
-    assert code == 0 and re.search("my-birds +to be packed", out) and not (tmp_path / "My Birds.yaml").exists()
+    code, out, err = run(capsys, "data", "pack", images, "--dry-run", "--json", *at)
+    assert code == 0 and re.search("my-birds +to be packed", err) and not (tmp_path / "My Birds.yaml").exists()
+    assert json.loads(out)["datasets"] == {"my-birds": "to be packed"}
     code, out, err = run(capsys, "data", "pack", images, *at)
     assert code == 0, err
     assert re.search(r"Zebra finch +5 +2 +3\n", out) and re.search(r"my-birds +4 +42", out)

@@ -143,8 +143,10 @@ def test_each_run_takes_its_own_file(capsys, flags, tmp_path):
     for seed in (1, 2):
         torch.save({"state_dict": learned(), "epoch": 3}, tmp_path / f"digits-{seed}.tar")
     path = str(tmp_path / "{dataset}-{seed}.tar")
-    assert main(["import", path, *flags, "--seeds", "1,2", "--dry-run"]) == 0
-    assert "digits-2.tar" in capsys.readouterr().out and not Path("results").exists()
+    assert main(["import", path, *flags, "--seeds", "1,2", "--dry-run", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["files"]
+    assert [*planned.values()] == [path.format(dataset="digits", seed=seed) for seed in (1, 2)]
+    assert not Path("results").exists()
     with pytest.warns(UserWarning, match="was trained for 3 epochs and the recipe"):
         assert main(["import", path, *flags, "--seeds", "1,2"]) == 0
     assert {run.read_training().imported.name for run in find_runs(Path("results"))} == {"digits-1.tar", "digits-2.tar"}
@@ -324,7 +326,7 @@ def test_the_best_of_several_runs_is_that_with_the_highest_validation_accuracy(f
     assert not list(Path("results").rglob("eval/*-test.json"))
     assert main(["train", *flags, "--classes", "all", "--tracking", "off"]) == 0
     assert main([*selected, "--best"]) == 2
-    assert "not all classes of digits, base classes of digits: add --classes" in capsys.readouterr().err
+    assert "not all classes of digits, base classes of digits: add --datasets or --classes" in capsys.readouterr().err
 
 
 def test_other_class_names_can_be_chosen(run, photos, capsys):

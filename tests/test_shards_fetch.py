@@ -255,6 +255,8 @@ def test_a_plan_needs_no_network(tmp_path, capsys, monkeypatch):
     assert "$HF_TOKEN" in lines["imagenet"] and "non-commercial" in lines["imagenet"]
     assert f"hf://{HUB_REPOSITORY}/dtd.zip" in lines["dtd"] and "0.63 GB" in lines["dtd"]
     assert "unknown" in lines["ucf101"] and "and 1 set of unknown size" in out
+    _, out, _ = run(capsys, "data", "fetch", "dtd", "--dry-run", "--data", tmp_path / "data", "--json")
+    assert json.loads(out)["fetched"]["dtd"]["gigabytes"] == 0.63
 
 
 @pytest.mark.parametrize(("names", "expected"), [

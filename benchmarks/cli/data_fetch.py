@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ import typer
 from benchmarks.cli.data_sources import packing_root, report_packed, select_published
 from benchmarks.cli.flags import ModeFlags, Workers, command, flag, switch
 from benchmarks.cli.several_runs import Failures
-from benchmarks.console.output import columns, note, plural, show
+from benchmarks.console.output import columns, note, plural, show, show_json
 from benchmarks.console.packing_progress import pack_with_progress
 from procap.errors import UserError
 from runner.devices import available_cores
@@ -67,12 +67,14 @@ def fetch_datasets(
     return report_packed(manifests, failures.reasons, root)
 
 
-def _show_plan(missing: Sequence[Dataset], packed: Iterable[str], root: Path, official: bool) -> int:
+def _show_plan(missing: Sequence[Dataset], packed: Sequence[str], root: Path, official: bool) -> int:
     """Print what would be downloaded, by the catalogue alone: it needs no network."""
     rows, sizes = [(name, "packed already", "-", "-", "-") for name in packed], list[float]()
+    fetched: dict[str, dict[str, object]] = {}
     for dataset in missing:
         source, token = describe_source(dataset, official)
         sizes.append(dataset.raw.gigabytes if dataset.raw else 0.0)
+        fetched[dataset.name] = {"source": source, "gigabytes": sizes[-1] or None, "licence": dataset.licence}
         rows.append((dataset.name, source, f"{sizes[-1]:,.2f} GB" if sizes[-1] else "unknown", token, dataset.licence))
     show(columns(("data set", "source", "about", "token", "licence"), rows))
     # As `check_space`: all shards, and of one set at a time the archive and its images.
@@ -82,6 +84,7 @@ def _show_plan(missing: Sequence[Dataset], packed: Iterable[str], root: Path, of
     show("Nothing was downloaded.")
     note(f"archives lie in {work_folder(root, 'NAME')} until they are packed")
     note("other ways: --official, a mirror in $HF_ENDPOINT, or your own files: procap data pack NAME --raw FOLDER")
+    show_json({"data": str(root), "packed": list(packed), "fetched": fetched})
     return 0
 
 

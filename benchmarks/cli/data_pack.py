@@ -10,7 +10,7 @@ import typer
 from benchmarks.cli.data_sources import DatasetToPack, packing_root, report_note, report_packed, select_datasets
 from benchmarks.cli.flags import ModeFlags, Workers, command, flag, switch
 from benchmarks.cli.several_runs import Failures
-from benchmarks.console.output import columns, note, show
+from benchmarks.console.output import columns, note, show, show_json
 from benchmarks.console.packing_progress import count_images, format_classes, pack_with_progress
 from procap.errors import UsageError
 from runner.devices import available_cores
@@ -59,6 +59,7 @@ def pack(
     if mode.dry_run:
         states = {dataset.name: "packed" if is_packed(root, dataset.name) else "to be packed" for dataset in selected}
         show(columns(("data set", f"now in {root}"), list(states.items())) + "\nNothing was written.")
+        show_json({"data": str(root), "datasets": states})
         return 0
     packed: dict[str, Manifest] = {}
     failures = Failures(len(selected))

@@ -50,6 +50,9 @@ def import_checkpoint(
         )
     if mode.dry_run:
         show(columns(("file", "run"), [(str(path), config.path) for config, path in files.items()]))
+        show_json(
+            {"results": runtime.shown_results, "files": {config.path: str(path) for config, path in files.items()}}
+        )
         return 0
     # This imports torch, which a wrong flag need not wait for.
     from runner.public_checkpoints import import_run

@@ -266,7 +266,9 @@ def best_run(configs: Sequence[RunConfig], session: Session) -> Run:
     trained_on = {(config.dataset, config.classes) for config in configs}
     if len(trained_on) != 1:
         listed = join_first([f"{classes} classes of {dataset}" for dataset, classes in sorted(trained_on)], 5)
-        raise UsageError(f"--best compares finished runs on the same classes, not {listed or 'none'}: add --classes")
+        raise UsageError(
+            f"--best compares finished runs on the same classes, not {listed or 'none'}: add --datasets or --classes"
+        )
     [(dataset, classes)] = trained_on
     if "val" not in resolve_dataset(dataset, session.runtime.data).counts:
         raise UsageError(f"--best: {dataset} has no validation images: name a run")
