@@ -17,7 +17,7 @@ from typing import Any
 from cluster.executor import ReportTo, RunExecutor, TrialWork, attempt
 from cluster.trial import TrialReport
 from runner.devices import own_device, resolve_device
-from runner.distributed.process_group import LOST, init_process_group
+from runner.distributed.connect import LOST, init_process_group
 from runner.distributed.ranks import Ranks, ranks_from_environment
 from runner.environment_defaults import set_environment_defaults
 from runner.session import Session

@@ -95,7 +95,7 @@ def run_trials(
 
 
 def execute_trial(drawn: Mapping[str, Any], work: TrialWork, report_to: ReportTo, backbones: Backbones) -> TrialReport:
-    """Execute a trial on the node that Ray chose; returns its final report, raises if Ray Tune should restart it."""
+    """Execute a trial here, or on the node that Ray chose; returns its report, raises if Ray Tune should restart it."""
     set_environment_defaults()
     # A worker executes many trials; each asks the server of its data again.
     refresh.cache_clear()

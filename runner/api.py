@@ -7,6 +7,8 @@ Several runs in one session open the backbone and the data sets once:
     run.train()                                   # the content of train.json
     print(run.evaluate("digits").accuracy)        # and of eval/digits-all-test.json
     probabilities = run.classifier()(["new.jpg"])
+
+`Session` and `Run` are those of `runner.session` with arguments for users; the program itself uses those.
 """
 
 from __future__ import annotations

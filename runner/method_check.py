@@ -30,7 +30,7 @@ from runner import cuda_graphs
 from runner.checkpoint import read_checkpoint
 from runner.config import RunConfig, RuntimeConfig
 from runner.cuda_graphs import CaptureError, CaptureTape
-from runner.distributed.process_group import init_process_group
+from runner.distributed.connect import init_process_group
 from runner.distributed.ranks import Ranks
 from runner.engine import Batch, learned_parameters
 from runner.feature_training import learn_from_features

@@ -44,7 +44,7 @@ class RunChoices:
 
 
 def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
-    """Resolve names, defaults and recipes into a `RunConfig`. Raises UsageError.
+    """Resolve names, defaults and recipes into a `RunConfig`, and replace what it does not read. Raises UsageError.
 
     choices: fields of `RunChoices`; `check_read` refuses overrides without effect. data: folder of packed sets that are
     not in the catalogue; None: `$PROCAP_DATA`, else the cache.
@@ -60,9 +60,9 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
     classes = parse_classes(chosen.classes or ("all" if dataset.test_only else "base"))
     fields = {"dataset": dataset.name, "classes": classes, "shots": shots, "seed": chosen.seed}
     fields |= {"method": method, "precision": chosen.precision, "sampling": check_sampling(chosen.sampling)}
-    changes = dict(chosen.overrides)
-    # Only checks `changes`, with placeholders for the rest, before the import of the method, which takes seconds.
-    checked = validate(Recipe, {"lr": 1.0, "epochs": 0, "batch_size": 1, **changes}, "recipe")
+    overrides = dict(chosen.overrides)
+    # Only checks `overrides`, with placeholders for the rest, before the import of the method, which takes seconds.
+    checked = validate(Recipe, {"lr": 1.0, "epochs": 0, "batch_size": 1, **overrides}, "recipe")
     validate(RunConfig, {"recipe": checked, **fields}, "run")
     cls = method_class(method)
     from procap.methods.method import TASKS
@@ -76,11 +76,11 @@ def plan_run(*, data: Path | None = None, **choices: Any) -> RunConfig:
         named_recipe, published_options = method_class("procap").recipe(task, shots, dataset.name), {}
     # A method that is not trained stays so in the recipe of a different one.
     if published.epochs == 0:
-        changes["epochs"] = 0
-    if "epochs" in changes:
+        overrides["epochs"] = 0
+    if "epochs" in overrides:
         # Without `iterations` epochs are passes over the images, as a user who gives their number expects.
-        changes = {"iterations": None, **changes}
-    recipe = validate(Recipe, {**named_recipe.model_dump(), **changes}, "recipe")
+        overrides = {"iterations": None, **overrides}
+    recipe = validate(Recipe, {**named_recipe.model_dump(), **overrides}, "recipe")
     if published.epochs and not recipe.epochs:
         raise UsageError(f"epochs = 0 trains nothing, which {method} needs: give 1 or more, or `--methods zeroshot`")
     options = method_options(method, {**published_options, **chosen.options})

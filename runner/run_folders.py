@@ -88,7 +88,11 @@ class RunFolder:
         return self._read(self.progress_file, Progress)
 
     def read_training(self) -> TrainResult | None:
-        """Read the result of the finished training; None if there is none."""
+        """Read the result of the finished training; None if there is none.
+
+        `Run.read_training` also checks its configuration, `read_current_training` code and backbone, `read_finished`
+        data and files as well.
+        """
         training = self._read(self.train_file, TrainResult)
         few_shot = training and training.fewshot
         if few_shot and not self.path.as_posix().endswith(

@@ -14,7 +14,7 @@
 
 A configuration of a sweep has the state of its runs, or is `stopped` by its scheduler. `progress.json` and
 `collection.json` have the status of an attempt instead, which MLflow shows: running, paused, interrupted, failed or
-finished.
+finished. `checkpoint` has the states that a training resumes from.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False, any_c
         return RunState("other code", targets, change)
     current = set[str]()
     for name in targets:
-        result = read_result(run, name)
+        result = _read_evaluation(run, name)
         if result and result.is_current(training, session.runtime.limit):
             # An evaluation of other images than are packed now is refused, or repeated with --force, never reused.
             session.check_content(config, Target.parse_unchecked(name).dataset, result.manifest_digest)
@@ -121,7 +121,7 @@ def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False, any_c
     return RunState("not evaluated" if missing else "finished", missing)
 
 
-def read_result(run: Run, target: str) -> EvalResult | None:
+def _read_evaluation(run: Run, target: str) -> EvalResult | None:
     """Read the result of a target under the session's settings of the evaluation."""
     return run.folder.read_evaluation(Target.parse_unchecked(target), run.eval_settings)
 
@@ -138,7 +138,7 @@ def final_score(run: Run, targets: tuple[str, ...], *, any_code: bool = False) -
     """
     if not read_state(run, targets, any_code=any_code).is_finished:
         return None
-    return score([result.accuracy for target in targets if (result := read_result(run, target))])
+    return score([result.accuracy for target in targets if (result := _read_evaluation(run, target))])
 
 
 def score_at(run: Run, targets: Sequence[str], epoch: int) -> float | None:

@@ -46,7 +46,8 @@ class Setup:
 
     A `FeatureMethod` gets its engine and steps from `runner.feature_training.learn_from_features`.
 
-    file_digests: the SHA-256 of files that the method has read, by option. method_source: the code of the method.
+    step_schedule: has the loader of the training images. file_digests: the SHA-256 of files that the method has read,
+    by option. method_source: the code of the method.
     """
 
     method: Method
@@ -84,7 +85,7 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
     # Missing shards are reported before minutes are spent on a backbone.
     learns_from_features = issubclass(method_class(config.method), FeatureMethod)
     # Features of all images are on every process, so that their batches are not dealt out.
-    selection = select_training(config, dataset, 1 if learns_from_features else group.size)
+    selection = select_images_of_run(config, dataset, 1 if learns_from_features else group.size)
     clip = session.backbones.load(config, device, acceleration)
     if selection and not learns_from_features:
         images = selection.unlabelled.images if selection.unlabelled else selection.train
@@ -125,7 +126,7 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
     return Setup(method, card, engine, make, step_schedule, selection, acceleration, file_digests, source)
 
 
-def select_training(config: RunConfig, dataset: PackedDataset, processes: int) -> TrainingSelection | None:
+def select_images_of_run(config: RunConfig, dataset: PackedDataset, processes: int) -> TrainingSelection | None:
     """Select the images that a run trains on, None without training; raises the user errors of data and batches."""
     if not config.recipe.epochs:
         return None

@@ -14,7 +14,7 @@ from shards.loader import TrainLoader
 
 
 def peak_rates(method: Method, recipe: Recipe) -> dict[str, float]:
-    """Return the peak learning rate of each parameter: that of its tower, times its factor from `lr_scales`."""
+    """Return the peak learning rate of each parameter: `vision_lr` or `lr`, times its factor from `lr_scales`."""
     scales, rates = method.lr_scales(), {method.vision_weights: recipe.vision_lr or recipe.lr}
     names = [name for name, _ in method.named_parameters()]
     return {name: scales.get(name, 1.0) * rates.get(name.partition(".")[0], recipe.lr) for name in names}

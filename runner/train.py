@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +16,6 @@ from procap.methods.features import FeatureMethod
 from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
-from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
 from runner.earlier_runs import preliminary_run, read_initial_run
 from runner.engine import Batch, autocast, check_head, fitting_threads, term_gradients
@@ -28,7 +26,7 @@ from runner.provenance import describe_environment, provenance
 from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, describe_failure, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
-from runner.session import Run, Session
+from runner.session import Run
 from runner.setup import changed_file, set_up
 from runner.stop_signals import Interrupted, StopRequest
 from runner.train_step import TrainStep
@@ -48,11 +46,6 @@ PENDING_STEPS = 32
 """After how many steps the host reads the losses of a GPU, for which it waits; those of a CPU are there at once."""
 MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
-
-
-def train(config: RunConfig, runtime: RuntimeConfig, **more: Any) -> TrainResult | Progress:
-    """Train one run in a new session, for scripts. more: arguments of `train_run`."""
-    return train_run(Session(runtime).get_run(config), **more)
 
 
 def train_run(
@@ -358,6 +351,7 @@ def _write_result(training: ResumableTraining) -> TrainResult:
     if selection and (pool is None or pool.pool == "few-shot"):
         few_shot = FewShotRecord(**drawn, digest=selection.digest, samples=selection.train.paths)
     unlabelled = UnlabelledRecord(pool=pool.pool, images=len(pool.images), digest=pool.digest) if pool else None
+    checkpoint_sha256 = save_checkpoint(folder.checkpoint_file, setup.method, setup.card)
     result = TrainResult(
         config_hash=config.hash,
         steps=state.step,
@@ -378,7 +372,7 @@ def _write_result(training: ResumableTraining) -> TrainResult:
         fewshot=few_shot,
         unlabelled=unlabelled,
         manifest_digest=setup.card.manifest_digest,
-        checkpoint_sha256=save_checkpoint(folder.checkpoint_file, setup.method, setup.card),
+        checkpoint_sha256=checkpoint_sha256,
         backbone_digest=setup.card.backbone_digest,
         **provenance(training.environment),
         resumed=state.resumed,

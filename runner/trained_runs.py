@@ -1,4 +1,4 @@
-"""Load finished runs."""
+"""Load finished runs into memory, each a `TrainedRun` (`runner.session`)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_L
 # Before any test changes it: one server serves all tests, in any order.
 ENVIRONMENT = {**os.environ, **THREADS}
 PRELOADED = (
-    "torch._dynamo", "pytest", "runner.train", "runner.evaluate", "runner.distributed.process_group",
+    "torch._dynamo", "pytest", "runner.train", "runner.evaluate", "runner.distributed.connect",
     "benchmarks.cli.app", "benchmarks.cli.train", "benchmarks.cli.eval",
 )  # fmt: skip
 SECONDS = 900.0

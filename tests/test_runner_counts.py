@@ -18,7 +18,7 @@ from runner.backbones import Backbones
 from runner.calibration import BINS, Calibration, ImagePredictions, ReliabilityBins, measure_calibration
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.process_group import init_process_group
+from runner.distributed.connect import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.inference import PredictionCollector
 from runner.planning import plan_run

@@ -37,7 +37,7 @@ from runner.checkpoint import StateFiles, TrainState, read_checkpoint
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.deepspeed_engine import DeepSpeedEngine
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.process_group import init_process_group
+from runner.distributed.connect import init_process_group
 from runner.distributed.ranks import Ranks, ranks_from_environment
 from runner.engine import Batch, Engine, learned_parameters
 from runner.planning import plan_run

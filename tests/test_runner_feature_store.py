@@ -18,7 +18,7 @@ from procap.errors import UsageError
 from procap.plan import NO_CHANGE
 from runner.api import features
 from runner.config import Target
-from runner.distributed.process_group import init_process_group
+from runner.distributed.connect import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.feature_store import EncodedImages, FeatureStore
 from runner.planning import plan_run

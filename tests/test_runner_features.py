@@ -27,7 +27,7 @@ from procap.methods import METHODS, method_class, method_groups
 from procap.methods.features import FeatureBank, FeatureMethod
 from procap.methods.probe import NearestMean
 from runner.config import RunConfig, Target
-from runner.distributed.process_group import init_process_group
+from runner.distributed.connect import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.feature_training import FeatureLoader, choosing_images
 from runner.planning import can_classify, plan_run

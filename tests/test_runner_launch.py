@@ -223,7 +223,7 @@ def test_a_failure_is_the_last_thing_that_torchrun_says(shell, tmp_path):
     assert code == 1 and not out
     assert err.count(f"\nprocap: {says}") == 1 and f"traceback : procap: {says}" in err.partition("Root Cause")[2]
     code, _, err = typed(f"{line} -v", tmp_path, shell)
-    assert err.count("in select_training\n") == 1
+    assert err.count("in select_images_of_run\n") == 1
 
 
 @pytest.mark.slow

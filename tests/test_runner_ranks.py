@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from procap.errors import UsageError, UserError
 from procap.parallel import ClassShares
 from runner.distributed.collectives import Flags, ProcessGroup
-from runner.distributed.process_group import init_process_group
+from runner.distributed.connect import init_process_group
 from runner.distributed.ranks import Ranks, ranks_from_environment
 
 CPU = torch.device("cpu")

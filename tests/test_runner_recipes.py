@@ -24,7 +24,7 @@ from runner.planning import plan_run
 from runner.results import Progress, TrainResult
 from runner.run_folders import RunFolder
 from runner.run_state import RunSpec
-from runner.setup import select_training
+from runner.setup import select_images_of_run
 from shards import reader, transforms
 
 STEPS = 7
@@ -60,7 +60,7 @@ def test_a_budget_of_steps_passes_over_the_images_as_often_as_it_takes(finished)
 def test_batches_of_one_class_are_full_whatever_remains_of_the_images(short_checkpoint, few_digits):
     overrides = {"batches": "class", "batch_size": 2}
     config = plan_run(method="2sfs", dataset="digits", shots=3, backbone=str(short_checkpoint), overrides=overrides)
-    selection = select_training(config, reader.open_dataset(few_digits, "digits"), 2)
+    selection = select_images_of_run(config, reader.open_dataset(few_digits, "digits"), 2)
     assert not config.recipe.drop_last and len(selection.train) == 15
 
 

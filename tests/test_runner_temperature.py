@@ -18,7 +18,7 @@ from benchmarks.cli import main
 from benchmarks.results import load
 from procap.errors import UsageError
 from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
-from runner.distributed.process_group import init_process_group
+from runner.distributed.connect import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.planning import plan_run
 from runner.run_folders import RunFolder

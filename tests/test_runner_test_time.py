@@ -19,7 +19,7 @@ from benchmarks.suites import load_suite
 from benchmarks.tables.runs import title_runs
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.distributed.process_group import init_process_group
+from runner.distributed.connect import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import score_images
 from runner.planning import plan_run

@@ -26,7 +26,7 @@ from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
 from procap.classifier import unit
 from procap.text import LabelSpace
 from runner.config import EvalSettings, RunConfig, Target
-from runner.distributed.process_group import init_process_group
+from runner.distributed.connect import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import score_images
 from runner.planning import plan_run

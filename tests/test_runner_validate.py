@@ -19,7 +19,7 @@ import runner.train
 import runner.validate
 from procap.errors import UsageError
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.distributed.process_group import init_process_group
+from runner.distributed.connect import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.planning import plan_run
 from runner.results import EpochLog, Progress, TrainResult

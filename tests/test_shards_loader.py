@@ -21,7 +21,7 @@ from toy_shards import toy_source
 
 from procap.errors import UserError
 from runner.config import RuntimeConfig, Target
-from runner.distributed.process_group import init_process_group
+from runner.distributed.connect import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.planning import plan_run
 from shards import pipeline

@@ -62,7 +62,7 @@ def process_group(
     """
     ranks = ranks_from_environment()
     planned = plan(Session(runtime)) if ranks.size == 1 else None
-    from runner.distributed.process_group import init_process_group
+    from runner.distributed.connect import init_process_group
 
     device = own_device(resolve_device(runtime.device), ranks)
     with init_process_group(ranks, device, runtime.timeout) as group:

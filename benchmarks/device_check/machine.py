@@ -24,7 +24,7 @@ from runner.acceleration import missing_tool
 from runner.device_record import identify
 from runner.devices import count_gpus
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.process_group import init_process_group
+from runner.distributed.connect import init_process_group
 from runner.distributed.ranks import Ranks
 from runner.engine import Batch, Engine
 from runner.provenance import describe_environment
