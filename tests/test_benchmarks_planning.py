@@ -99,12 +99,12 @@ def test_every_suite_can_be_planned_everywhere(profile, quick):
             variants = {(entry.variant.method, tuple(entry.variant.key.items())) for entry in entries}
             untrained = [key for key in variants if key[0] == "zeroshot"]
             seeds = (len(variants) - len(untrained)) * len(options.seeds) + len(untrained)
-            assert len(entries) == len(options.datasets) * seeds * (1 + suite.held_out)
+            assert len(entries) == len(options.datasets) * seeds * (1 + suite.dev_runs)
             assert set(options.datasets) <= set(CATALOGUE)
 
 
 def test_a_suite_that_also_trains_on_half_of_the_base_classes_does_so_in_the_recipe_of_its_own():
-    suite = replace(load_suite("few-shot"), held_out=True)
+    suite = replace(load_suite("few-shot"), dev_runs=True)
     plan = suite.plan(suite.options(PAPER, methods=("maple",), datasets=("dtd",), seeds=(1,), shots=(16,)))
     assert [entry.spec.config.classes for entry in plan] == ["all", "dev-base"]
     assert len({entry.spec.config.recipe.epochs for entry in plan}) == 1

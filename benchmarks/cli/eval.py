@@ -13,9 +13,9 @@ from benchmarks.cli.several_runs import Failures, process_group, show_plan
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, quote, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.parse import split_names
+from benchmarks.console.preconditions import check_weights_of
 from benchmarks.results.detection import detect_unknown
 from benchmarks.results.frame import OF_IMAGES
-from benchmarks.suites.preconditions import check_weights_of
 from procap.errors import UsageError
 from runner.config import RunConfig, Target
 from runner.planning import known_target
@@ -49,7 +49,7 @@ def evaluate(
         reason = "give run folders, or flags such as --methods and --datasets that name runs, not both"
         raise UsageError(f"{reason}; lists have commas, as in --methods coop,maple")
 
-    def find_runs() -> tuple[list[RunSpec], Path, str | None]:
+    def find_specs() -> tuple[list[RunSpec], Path, str | None]:
         """Find the runs with their targets, the results folder that they lie in, and its URL."""
         named = [Target.parse(part, runtime.data) for part in split_names(targets)]
         if folders:
@@ -77,13 +77,13 @@ def evaluate(
     if mode.dry_run:
         if not is_first_rank():
             return 0
-        runs, results, url = find_runs()
+        runs, results, url = find_specs()
         states = read_states(Session(replace(runtime, results=results, results_url=url)), runs)
         if mode.force:
             trained = (run for run in runs if states[run.path].is_trained)
             states |= {run.path: RunState("repeat", run.targets) for run in trained}
         return show_plan(runs, states)
-    with process_group(runtime, lambda _: find_runs(), on_first=bool(folders)) as (session, (runs, results, url)):
+    with process_group(runtime, lambda _: find_specs(), on_first=bool(folders)) as (session, (runs, results, url)):
         session = Session(replace(session.runtime, results=results, results_url=url), session.group)
         failures = Failures(len(runs), group=session.group)
         done, detected = _evaluate_all(runs, unknown_sets, session, failures, force=mode.force)

@@ -16,7 +16,7 @@ from benchmarks.console.output import JSON_STREAM, columns, note, note_unreadabl
 from benchmarks.console.parse import parse_methods
 from benchmarks.experiment.profiles import PAPER
 from benchmarks.experiment.titles import describe_settings, title_method, title_variants
-from benchmarks.results.frame import open_results, run_folders
+from benchmarks.results.frame import list_selected_runs, open_results
 from benchmarks.suites import SUITES, load_suite
 from procap.errors import UsageError, UserError, unknown_name
 from procap.methods import METHODS, describe_method, method_class
@@ -195,7 +195,7 @@ def _words() -> Listing:
 
 def _runs(results: str, selection: FilterFlags, unreadable: dict[str, object]) -> Listing:
     root = open_results(results)
-    rows = [_describe_run(*run) for run in run_folders(root, unreadable.__setitem__, run_filter(selection))]
+    rows = [_describe_run(*run) for run in list_selected_runs(root, unreadable.__setitem__, run_filter(selection))]
     if not rows:
         note(f"{plural(len(find_runs(root)), 'run')} below {results}, none that fits")
     elif any(row["accuracy"] is not None for row in rows):

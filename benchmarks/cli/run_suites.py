@@ -11,12 +11,12 @@ from benchmarks.cli.selection import refuse_unread, runtime_config, suite_change
 from benchmarks.cli.several_runs import show_plan
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
+from benchmarks.console.preconditions import note_warmup
 from benchmarks.experiment.profiles import MINI, PAPER, find_profile
 from benchmarks.report.report import ReportChoices, write_report
 from benchmarks.suites import ALL, PAPER_SUITES, load_suite
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
 from benchmarks.suites.plans import SuitePlan, find_obstacle, merge_runs
-from benchmarks.suites.preconditions import note_warmup
 from benchmarks.tables.render import render, to_dict
 from cluster.trial import StoragePaths
 from procap.errors import UsageError, UserError, check_names

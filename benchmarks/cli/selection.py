@@ -37,7 +37,7 @@ from benchmarks.console.parse import (
 from benchmarks.experiment.published import table1_methods
 from benchmarks.experiment.suite import Suite
 from benchmarks.experiment.titles import sort_methods
-from benchmarks.results.frame import Selected, run_folders
+from benchmarks.results.frame import Selected, list_selected_runs
 from procap.errors import UsageError, UserError, check_names, validate
 from procap.methods import method_class, method_paths
 from procap.weights.architectures import canonical_name, named_architecture
@@ -59,6 +59,7 @@ HASH_PREFIX = re.compile("[0-9a-f]{1,8}")
 def recipe_overrides(recipe_flags: RecipeFlags) -> dict[str, Any]:
     """Parse the recipe fields that flags change."""
     flags = {"epochs": recipe_flags.epochs, "batch_size": recipe_flags.batch_size, "lr": recipe_flags.lr}
+    # As texts, because a field that is given in both ways is refused.
     texts = [f"{name}={value}" for name, value in flags.items() if value is not None]
     return parse_assignments([*texts, *(recipe_flags.recipe_field or ())], "--recipe-field")
 
@@ -173,6 +174,7 @@ def eval_settings(flags: EvalFlags) -> EvalSettings:
 
 
 def runtime_config(flags: StorageFlags, evaluation: EvalFlags | None = None) -> RuntimeConfig:
+    """Convert flags to the runtime; those that are called like its fields are passed on."""
     results, url = results_root(flags.results, cache_home())
     others = ("data", "results", "tracking", "download")
     return RuntimeConfig(
@@ -244,7 +246,7 @@ def find_selected_run(selection: SelectionFlags, session: Session, *, best: bool
     """Find the only run that the flags select, or the best of several; the rest is as in `find_run`."""
     session.remote.pull()
     broken: dict[str, UserError] = {}
-    runs = run_folders(session.runtime.results, broken.__setitem__, run_filter(selection))
+    runs = list_selected_runs(session.runtime.results, broken.__setitem__, run_filter(selection))
     if broken:
         # It may be the run that is meant.
         raise next(iter(broken.values()))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from benchmarks.console.output import columns, note, note_trace, plural, show, show_json
-from benchmarks.suites.preconditions import list_needs
+from benchmarks.console.preconditions import list_needs
 from runner.config import RuntimeConfig
 from runner.devices import own_device, resolve_device
 from runner.distributed.ranks import ranks_from_environment

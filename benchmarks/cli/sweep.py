@@ -12,7 +12,7 @@ from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.sweep_settings import make_commands, make_settings
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress, require_packable
-from benchmarks.suites.preconditions import check_training_images, check_weights, note_warmup
+from benchmarks.console.preconditions import check_training_images, check_weights, note_warmup
 from benchmarks.sweeps import outcome
 from benchmarks.tables.render import render
 from cluster.launcher import Launcher, connect

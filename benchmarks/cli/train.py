@@ -13,7 +13,7 @@ from benchmarks.cli.selection import plan_selected_runs, runtime_config, start_r
 from benchmarks.cli.several_runs import Failures, process_group, show_plan
 from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress, require_packable
-from benchmarks.suites.preconditions import check_training_images, check_weights_of, note_warmup
+from benchmarks.console.preconditions import check_training_images, check_weights_of, note_warmup
 from runner.config import RunConfig
 from runner.results import TrainResult
 from runner.run_folders import RunFolder

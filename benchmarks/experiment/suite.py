@@ -35,7 +35,7 @@ QUICK_VIEWS = 2
 """Random views of an image under `--quick`, of a method that encodes several."""
 
 
-def _layers(options: SuiteOptions, variant: Variant, recipe_name: str) -> dict[str, dict[str, Any]]:
+def _choices_by_origin(options: SuiteOptions, variant: Variant, recipe_name: str) -> dict[str, dict[str, Any]]:
     """List the arguments of `plan_run` by where they come from: later ones replace earlier ones, empty ones do not."""
     from procap.methods import method_class
 
@@ -148,12 +148,12 @@ class SuiteOptions:
         """How the suite's runs are evaluated."""
         return EvalSettings.model_validate(self.evaluation)
 
-    def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
-        """Configure the run of a variant on a data set by `_layers`."""
+    def plan_run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
+        """Plan the run of a variant on a data set by `_choices_by_origin`."""
         recipe_name = self.choose_recipe_name(variant)
         settings: dict[str, Any] = {"overrides": {}, "options": {}}
-        for layer in _layers(self, variant, recipe_name).values():
-            for name, value in layer.items():
+        for chosen in _choices_by_origin(self, variant, recipe_name).values():
+            for name, value in chosen.items():
                 if isinstance(value, Mapping):
                     settings[name] = {**settings[name], **value}
                 elif value not in ("", None):
@@ -179,8 +179,8 @@ class SuiteOptions:
         The profile's is for the built-in methods for which rates were chosen; plug-ins, and methods that learn from
         features in seconds, have their published one.
         """
-        in_profiles_recipe = variant.method in METHODS and not learns_from_features(variant.method)
-        return variant.recipe or self.recipe or (self.profile.recipe if in_profiles_recipe else "published")
+        follows_profile = variant.method in METHODS and not learns_from_features(variant.method)
+        return variant.recipe or self.recipe or (self.profile.recipe if follows_profile else "published")
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, for `settings` of a collection."""
@@ -223,7 +223,7 @@ class Suite:
     name, title: for the command line and for headings.
     methods, seeds: the defaults. datasets: those trained on, by profile; all of a profile that is not named.
     classes: the classes trained on. task: whose published recipes count, see `plan_run`.
-    held_out: also train on half of the base classes and validate on both halves, as `procap sweep --metric held-out`.
+    dev_runs: also train on half of the base classes and validate on both halves, as `procap sweep --metric held-out`.
     variants: those of a method, by default itself. trains: whether they are runs; else `finish` measures them.
     tested: the classes, or classes:split, of the data set trained on that are evaluated.
     other_sets: further data sets, of which all classes are evaluated.
@@ -242,7 +242,7 @@ class Suite:
     seeds: tuple[int, ...] = (1, 2, 3)
     datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classes: str = "base"
-    held_out: bool = False
+    dev_runs: bool = False
     task: str | None = None
     variants: Callable[[SuiteOptions, str], Sequence[Variant]] = lambda options, method: [Variant(method)]
     trains: bool = True
@@ -292,10 +292,10 @@ class Suite:
         for dataset in options.datasets if self.trains else ():
             # Evaluation targets by the classes trained on; each entry is a separate training of every variant and seed.
             trainings = {self.classes: tuple(map(str, self.targets(options, dataset)))}
-            if self.held_out:
+            if self.dev_runs:
                 trainings["dev-base"] = validation_targets(dataset, "dev-base")
             for variant, (classes, targets) in product(variants, trainings.items()):
-                configs = [options.run(variant, dataset, seed, classes, task) for seed in options.seeds]
+                configs = [options.plan_run(variant, dataset, seed, classes, task) for seed in options.seeds]
                 parsed = map(Target.parse_unchecked, targets)
                 known = tuple(str(target) for target in parsed if can_classify(configs[0], target, options.data))
                 runs += [

@@ -15,7 +15,7 @@ from benchmarks.plots.style import Plots
 from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, Picture, draw_picture, load_picture, write_page
 from benchmarks.report.sections import STATES, Problem, Section, read_runs, read_sections
-from benchmarks.results.frame import Selected, run_folders
+from benchmarks.results.frame import Selected, list_selected_runs
 from benchmarks.tables.summary import describe_best
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
@@ -107,7 +107,7 @@ def _read_sections(results: Path, choices: ReportChoices) -> tuple[list[Section]
             problems.append((path, str(error)))
 
     selected = choices.selected or (lambda *_: True)
-    folders = run_folders(results, on_error, selected)
+    folders = list_selected_runs(results, on_error, selected)
     other_sets = {config.dataset for _, config in folders if config.path not in members}
 
     def is_other(config: RunConfig) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import order_in
-from benchmarks.results.frame import Selected, make_frame, read_records, run_folders
+from benchmarks.results.frame import Selected, list_selected_runs, make_frame, read_records
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import SUITES, load_suite
 from benchmarks.suites.plans import last_options
@@ -160,7 +160,7 @@ def _read_sweep(folder: Path, session: Session) -> Section:
     settings, configurations = record.settings, [read_scores(stored, session) for stored in record.configurations]
     broken: dict[str, UserError] = {}
     started = [path for path in collection.runs if RunFolder(results / path).config_file.exists()]
-    folders = run_folders(results, broken.__setitem__, lambda path, *_: path in started)
+    folders = list_selected_runs(results, broken.__setitem__, lambda path, *_: path in started)
     frame, unfinished = _read_results(folders)
     unfinished = {path: RunState("broken", reason=str(error)) for path, error in broken.items()} | unfinished
     # Runs that a scheduler has stopped early are not unfinished.

@@ -142,7 +142,7 @@ def read_frame(results: Path, on_error: OnError, selected: Selected, evaluation:
     """
     deeper = [file.parent for file in sorted(results.glob(f"*/{RUNS}/config.json"))]
     deeper = [path for path in deeper if selected("/".join(path.parts[-6:]), None, EvalSettings())]
-    folders = run_folders(results, on_error, selected)
+    folders = list_selected_runs(results, on_error, selected)
     unfinished = [folder.path for folder, _ in folders if not folder.train_file.exists()]
     for why, paths in {"is not finished": unfinished, "is deeper in the folder": deeper}.items():
         if paths:
@@ -164,7 +164,7 @@ def read_records(
             on_error(config.path, error)
 
 
-def run_folders(results: Path, on_error: OnError, selected: Selected) -> list[tuple[RunFolder, RunConfig]]:
+def list_selected_runs(results: Path, on_error: OnError, selected: Selected) -> list[tuple[RunFolder, RunConfig]]:
     """List the selected runs below `results`; `on_error` gets those that were moved or are broken."""
     runs = []
     for folder in find_runs(results):
@@ -206,13 +206,14 @@ def make_records(
         shots = {"shots": str(config.shots or "full")} if "shots" in read else {}
         unknown = detect_unknown(known, scores, result.settings) if target == known else {}
         digests = {Target.parse_unchecked(name).dataset: each.unknown.manifest_digest for name, each in unknown.items()}
+        # With those of the evaluation, so that titles name them as they do varied options.
+        row_settings = run_settings | shots | {"evaluation": result.settings.name or "default", **limit}
         result_fields = ("correct", "total", "accuracy", "macro_accuracy", "per_class", "calibration", "limited")
         yield {
             **run,
             **{name: getattr(result, name) for name in (*result_fields, "backbone_digest", "written")},
-            # In `settings`, so that titles name evaluations under different settings as they do varied options.
-            "settings": (settings := run_settings | shots | {"evaluation": result.settings.name or "default", **limit}),
-            "group": digest_of([config.method, settings]),
+            "settings": row_settings,
+            "group": digest_of([config.method, row_settings]),
             "target": str(target),
             "target_dataset": target.dataset,
             "target_classes": target.classes,

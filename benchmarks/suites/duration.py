@@ -22,7 +22,7 @@ def by_duration(options: SuiteOptions, method: str) -> list[Variant]:
 
     The variants are named by the epochs of most data sets, and say so where a method's own recipe has others elsewhere.
     """
-    epochs = [options.run(Variant(method), dataset, 1, "base").recipe.epochs for dataset in options.datasets]
+    epochs = [options.plan_run(Variant(method), dataset, 1, "base").recipe.epochs for dataset in options.datasets]
     usual = mode(epochs)
     if not usual:
         return [Variant(method, key={"epochs": 0})]

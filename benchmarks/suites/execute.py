@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.console.output import note, note_trace, plural
 from benchmarks.console.packing_progress import pack_missing_with_progress
+from benchmarks.console.preconditions import check_training_images, check_weights
 from benchmarks.suites.plans import count_images
-from benchmarks.suites.preconditions import check_training_images, check_weights
 from cluster.launcher import Launcher, connect, launch
 from cluster.preflight import TRAINING_SPLITS, check_nodes
 from cluster.ray_cluster import Capacity, nodes

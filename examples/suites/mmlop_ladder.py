@@ -36,7 +36,7 @@ def ladder(options: SuiteOptions, method: str) -> list[Variant]:
     """Return IVLP with MMLoP's tokens, depth and recipe, then MMLoP with ever more parts; other methods unchanged."""
     if method != "mmlop":
         return [Variant(method, key={"variant": method})]
-    run = options.run(Variant(method), options.datasets[0], 1, "base")
+    run = options.plan_run(Variant(method), options.datasets[0], 1, "base")
     tokens, depth = run.options["n_ctx"], run.options["depth"]
     tokens_and_depth = {"n_ctx": tokens, "vision_tokens": tokens, "depth": depth, "vision_depth": depth}
     recipe = {name: getattr(run.recipe, name) for name in ("lr", "epochs", "batch_size")}
