@@ -100,8 +100,11 @@ class Sweep:
         from ray.tune.search.optuna import OptunaSearch
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        scored = [configuration for configuration in self.configurations.values() if configuration.score is not None]
-        unfinished = [stored.values for stored in self.configurations.values() if stored not in scored]
+        # Those that ASHA stopped continue without it, as in `count`.
+        done = ("finished", "stopped") if self.settings.scheduler == "asha" else ("finished",)
+        tried = list(self.configurations.values())
+        scored = [stored for stored in tried if stored.state in done and stored.score is not None]
+        unfinished = [stored.values for stored in tried if stored not in scored]
         # Startup draws depend only on the seed: a continued sweep needs another seed, or it would draw them again.
         # Optuna's random numbers are numpy's, whose seeds have 32 bits.
         seed = stream_seed(self.settings.search_seed, "tpe", len(scored)) % 2**32

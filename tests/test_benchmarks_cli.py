@@ -114,6 +114,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods coop --datasets digits --results ~nobody-here/r", 2, "no such user or home folder"),
     ("data check all", 1, "nothing is packed in"),
     ("data show digits --data nowhere", 1, "procap data pack digits"),
+    ("track sync --tracking off --results .", 2, "--tracking off names no store: leave it out"),
     ("ui --results nowhere", 1, "no results folder at nowhere"),
     ("train --methods zeroshot --datasets digits --results a-file", 2, "--results a-file: a-file is a file, name"),
     ("bench few-shot --quick --results /dev/null/r", 2, "--results /dev/null/r: /dev/null is a file, name a folder"),
@@ -176,6 +177,13 @@ def test_a_path_that_is_no_text_is_refused_before_the_work(capsys, tmp_path, wor
     code, _, err = run(capsys, *words.format(folder).split())
     assert code == 2 and "rename this folder, its path must be UTF-8" in err.splitlines()[-1], err
     assert not [*folder.iterdir()]
+
+
+def test_few_shot_images_are_listed_also_all_of_them(capsys, shards):
+    words = ["data", "few-shot", "digits", "--data", shards, "--classes", "base", "--json"]
+    few, all_of_them = (json.loads(run(capsys, *words, "--shots", shots)[1]) for shots in ("2", "full"))
+    assert (len(few["train"]), few["classes"]) == (10, "base") and all_of_them["shots"] == 0
+    assert len(all_of_them["train"]) > 400 and {*map(str, few["train"])} < {*map(str, all_of_them["train"])}
 
 
 def test_a_broken_shard_is_named(capsys, tmp_path, shards):

@@ -22,7 +22,8 @@ from benchmarks.sweeps.outcome import find_best, sweep_table
 from benchmarks.tables.summary import describe_best
 from cluster import distributed_trial, executor, ray_cluster
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
-from cluster.sweep_record import Configuration, SweepSettings, make_runs
+from cluster.sweep import Sweep
+from cluster.sweep_record import Configuration, SweepFolder, SweepSettings, make_runs
 from cluster.trial import Halving, StoragePaths, TrialReport
 from procap.errors import UsageError, UserError
 from runner.planning import plan_run
@@ -211,6 +212,23 @@ def test_runs_pause_where_asha_decides_and_not_at_their_end(grace, reduction):
         [bracket] = scheduler._brackets
         milestones = sorted(milestone for milestone, _ in bracket._rungs if milestone < epochs)
         assert Halving(grace, reduction).rungs(epochs) == tuple(milestones), epochs
+
+
+@pytest.mark.parametrize(("scheduler", "left"), [("asha", 1), ("none", 2)])
+def test_tpe_continues_what_asha_stopped_if_the_sweep_no_longer_uses_it(scheduler, left, tmp_path, monkeypatch):
+    space = {"recipe.lr": {"loguniform": [0.1, 10.0]}}
+    settings = sweep_settings(space=space, search="tpe", trials=3, scheduler=scheduler)
+    run = plan_run(method="coop", dataset="digits").path
+    finished = Configuration(values={"recipe.lr": 2.0}, state="finished", scores={run: 9.0})
+    stopped = Configuration(values={"recipe.lr": 1.0}, runs=(run,), state="stopped", curve={1: 99.0}, epochs=3)
+    folder = SweepFolder(tmp_path / "sweeps" / "s")
+    folder.save(settings, [finished, stopped])
+    asked: dict[str, object] = {}
+    monkeypatch.setattr("cluster.sweep.run_trials", lambda *_, **config: asked.update(config))
+    runtime = make_runtime(tmp_path, tmp_path)
+    capacity = ray_cluster.Capacity(ray_cluster.Resources(cpus=1), max_concurrent=1, ray=True)
+    Sweep(settings, Session(runtime), folder).run(StoragePaths("", "", runtime), capacity, None)
+    assert asked["num_samples"] == left
 
 
 COOP = ("--methods", "coop", "--datasets", "digits")

@@ -9,6 +9,7 @@ import typer
 
 from benchmarks.cli.flags import Data, Sampling, command, flag
 from benchmarks.console.output import columns, note, plural, show, show_json
+from benchmarks.console.parse import parse_shot_count
 from shards.default_paths import data_root
 from shards.image_selection import parse_classes, select_training_images
 from shards.manifest import lines_digest
@@ -25,7 +26,7 @@ from shards.uneven_samples import BALANCED, check_sampling
 def few_shot(
     name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],
     data: Data = "",
-    shots: Annotated[int, flag("N", "training images per class", min=1)] = 16,
+    shots: Annotated[str, flag("N|full", "training images per class")] = "16",
     seed: Annotated[int, flag("N", "seed of the draw", min=0)] = 1,
     sampling: Sampling = "",
     classes: Annotated[str, flag("all|base|...", "an uneven sample is drawn within them")] = "all",
@@ -34,8 +35,15 @@ def few_shot(
     root = data_root(data)
     dataset = open_dataset(root, resolve_dataset(name, root).name)
     rule = check_sampling(sampling or BALANCED)
-    samples = select_training_images(dataset, shots, seed, parse_classes(classes), rule)
-    document: dict[str, Any] = {"dataset": dataset.name, "shots": shots, "sampling": rule, "seed": seed}
+    count, part = parse_shot_count(shots), parse_classes(classes)
+    samples = select_training_images(dataset, count, seed, part, rule)
+    document: dict[str, Any] = {
+        "dataset": dataset.name,
+        "shots": count,
+        "sampling": rule,
+        "seed": seed,
+        "classes": part,
+    }
     rows: list[tuple[object, ...]] = []
     for split, chosen in (("train", samples.train), ("val", samples.val)):
         images = [

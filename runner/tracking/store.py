@@ -17,7 +17,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from procap.errors import UserError
+from procap.errors import UsageError, UserError
 from runner.config import FrozenModel
 from runner.environment_defaults import set_environment_defaults
 from runner.results import read_document, write_json
@@ -61,9 +61,12 @@ class TrackingStore:
     def choose(cls, results: Path, uri: str | None = None) -> TrackingStore:
         """Choose `uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`.
 
-        The experiment is that of MLFLOW_EXPERIMENT_NAME or, if it has none, of MLFLOW_EXPERIMENT_ID.
+        The experiment is that of MLFLOW_EXPERIMENT_NAME or, if it has none, of MLFLOW_EXPERIMENT_ID. Raises UsageError
+        for "off", which is a store for commands that only export.
         """
         results = results.resolve()
+        if uri == "off":
+            raise UsageError("--tracking off names no store: leave it out, or name the store to export to")
         chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(results / DEFAULT_FILE)
         name, number = (os.environ.get(f"MLFLOW_EXPERIMENT_{field}", "") for field in ("NAME", "ID"))
         return cls(chosen, name or "procap", results, "" if name else number)
