@@ -111,6 +111,26 @@ def test_images_that_a_table_does_not_list_are_counted(tmp_path, capsys):
     assert "without 2 images that it does not list ('images/04.png', 'images/05.png')" in err
 
 
+@pytest.mark.parametrize(("name", "column", "cells"), [
+    ("'fold'", "fold", (0, 1)),
+    ("'Usage'", "Usage", ("Training", "PublicTest")),
+    ("'path'", "width", (4, 4)),
+    ("'train_test_split.txt'", "", ()),
+])  # fmt: skip
+def test_what_may_say_a_split_and_is_not_read_is_named(tmp_path, capsys, name, column, cells):
+    root = tmp_path / "birds"
+    folders = ["train", "test"] if name == "'path'" else ["emu", "ara"]
+    put_classes(root, folders, each=6)
+    lines = (f"{folders[i % 2]}/{i:02d}.png,{'ab'[i // 2 % 2]},{cells[i % 2]}" for i in range(6) if cells)
+    if column:
+        put_sheet(root, f"path,label,{column}", *lines)
+    else:
+        (root / name.strip("'")).write_text("1 0\n")
+    code, _, err = run(capsys, "data", "pack", root, "--data", tmp_path / "data", "--workers", "1")
+    assert code == 0 and f"# Note: {name} may say which images are for training, and the split does not" in err
+    assert "split at random" in (tmp_path / "birds.yaml").read_text()
+
+
 def test_a_table_whose_labels_need_names_leaves_a_file_to_edit(tmp_path, capsys):
     put_classes(tmp_path / "birds", ["images"], each=4)
     put_sheet(tmp_path / "birds", "image,label", *(f"images/{i:02d}.png,{i % 2}.0" for i in range(4)))

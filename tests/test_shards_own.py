@@ -114,6 +114,23 @@ def test_a_table_keeps_its_order_and_its_splits(tmp_path, name, delimiter, heade
     assert rows(source, "train") == [(f"{name}/01.png", SORTED.index(name)) for name in CLASSES]
 
 
+@pytest.mark.parametrize(("column", "test", "train"), [
+    ("is_train", "0", "1"),
+    ("is_training_image", "0.0", "1.0"),
+    ("is_test", "True", "False"),
+    ("is_valid", "true", "false"),
+    ("subset", "val", "train"),
+    ("split", "dev", "train"),
+])  # fmt: skip
+def test_a_table_can_say_its_split_as_public_tables_do(tmp_path, column, test, train):
+    put_classes(tmp_path / "pictures", each=2)
+    lines = [(f"{name}/{i:02d}.png", name, (test, train)[i]) for i in (0, 1) for name in CLASSES]
+    put_table(tmp_path, lines, ("path", "label", column))
+    source = user_source(sheet(tmp_path, "table: birds.csv\nimages: pictures\n"))
+    for split, i in (("test", 0), ("train", 1)):
+        assert rows(source, split) == [(f"{name}/{i:02d}.png", SORTED.index(name)) for name in CLASSES]
+
+
 def test_groups_of_classes_are_not_taken_for_the_names_of_their_numbers(tmp_path):
     for i in range(8):
         put(tmp_path / f"{i}.png")
@@ -306,7 +323,7 @@ TABLES: dict[str, tuple[str, str, str]] = {
     "missing image": ("csv", "path,label\na.png,x\ngone.png,y\n", "1 of 2 images are not in .*'gone.png'"),
     "unknown columns": ("csv", "p,q,r\na.png,x,y\nb.png,y,x\n", "columns: 'p', 'q', 'r'; path .or filename"),
     "no label": ("csv", "path,label\na.png,\nb.png,x\n", "csv: line 2.label = '': is neither"),
-    "unknown split": ("csv", "path,label,split\na.png,x,train\nb.png,x,dev\n", "line 3.split = 'dev': is none of"),
+    "unknown split": ("csv", "path,label,split\na.png,x,train\nb.png,x,extra\n", "line 3.split = 'extra': is none of"),
     "a path out of the folder": ("csv", "path,label\n../a.png,x\n", "line 2.path = '../a.png': is not a plain path"),
     "a column too many": ("csv", "path,label\na.png,x,y\n", "line 2.more: extra inputs"),
     "numbers without names": ("csv", "path,label\na.png,0\nb.png,1\n", "labels are numbers .* list them under classes"),

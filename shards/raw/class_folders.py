@@ -17,8 +17,8 @@ from shards.raw.folders import describe_left_out, describe_unread, is_image_name
 from shards.raw.published import SPLITS
 
 SPLIT_WORDS = {
-    "training": "train", "train": "train", "validation": "val", "valid": "val", "val": "val", "testing": "test",
-    "test": "test",
+    "training": "train", "train": "train", "dev": "val", "validation": "val", "valid": "val", "val": "val",
+    "testing": "test", "test": "test",
 }  # fmt: skip
 """Names that folders of a split commonly have, with the split; of several for one split the last is taken."""
 

@@ -6,7 +6,7 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from shards.names import first_few, require_text
 from shards.raw.class_folders import SPLIT_WORDS, find_class_root, find_split_folders, list_class_folders, scan_folders
 from shards.raw.description import read_description
 from shards.raw.folders import describe_unread, list_folder, split_sizes, walk_files
-from shards.raw.published import imagenet_wnids, published_classnames
-from shards.raw.tables import Table, read_lines, read_table
+from shards.raw.published import SPLITS, imagenet_wnids, published_classnames
+from shards.raw.tables import Table, may_name_split, read_lines, read_table
 
 HEADER = """\
 # Guessed by `procap data pack {folder}`: {what}.
@@ -95,6 +95,7 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
         listed = {image.path for image in images}
         files = [path for path, entry in walk_files(folder / base) if entry == "image" and path not in listed]
         how += f", without {len(files):,} images that it does not list ({first_few(files)})" if files else ""
+        how += _note_unread(Table(read_lines(folder / table), folder / base).unread_splits)
         return keys, f"the table {table}, {how}", {image.label for image in images}
     root = find_class_root(folder)
     names = list_class_folders(folder / root)
@@ -110,7 +111,15 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
     # An empty folder is reported later.
     labels = labels if len(labels) > 1 else {*names}
     split = _guess_split(image.label for image in images)
-    return keys | split, f"{len(names)} class folders, split at random", labels
+    lists = [name for name, entry in list_folder(folder).items() if entry == "file" and may_name_split(name)]
+    return keys | split, f"{len(names)} class folders, split at random{_note_unread(lists)}", labels
+
+
+def _note_unread(names: Sequence[str]) -> str:
+    """Return a line on columns or files that may say a split, which is not followed; "" without names."""
+    hint = f"if it should, write {', '.join(SPLITS)} into a column split of a table"
+    what = f"{first_few(names)} may say which images are for training, and the split does not follow it: {hint}"
+    return f"\n# Note: {what}" if names else ""
 
 
 def _describe_files(folder: Path) -> str:

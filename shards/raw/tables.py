@@ -30,11 +30,16 @@ LABELS = ("label", "class", "class_name", "label_name", "labels", "category", "s
 PREDICTIONS = {"path", "class", "label", "probability"}
 """Columns of what `procap predict` writes: it labels no data set."""
 ZERO, ONE = {"0", "0.0"}, {"1", "1.0"}
+SPLIT_NAMES = {"split", "subset", "partition", "fold"}
+FLAG = re.compile(rf"is[_ ]?({'|'.join(SPLIT_WORDS)})([_ ].*)?")
+"""Names, in lower case, of columns that say of each image whether it belongs to one split."""
+FLAG_CELLS = {**dict.fromkeys(ZERO | {"false"}, False), **dict.fromkeys(ONE | {"true"}, True)}
 
 
 class Table:
-    """The rows of a table with the names of its columns of files and splits, and the labels of the rows.
+    """The rows of a table with the name of its column of files, and the labels and splits of the rows.
 
+    splits: empty if no column is read as theirs; `unread_splits` are those that may be.
     is_located: images in `root` have the names of the first rows. is_unclear: it is about images, and not understood.
     """
 
@@ -47,10 +52,10 @@ class Table:
         head = self.rows[:20]
         located = [name for name in (*paths, *self.columns) if any(find_image(root, row.get(name)) for row in head)]
         self.path = (*located, *paths, "")[0]
-        # Next to labels, words such as train and test are a split, whatever the column is called.
         others = [name for name in self.columns if name not in (self.path, *labels)] if labels else []
-        self.split = names.get("split") or next(filter(self._has_splits, others), "split")
-        others = [name for name in self.columns if name not in (self.path, self.split)]
+        split, self.splits = self._read_splits(names.get("split"), others)
+        self.unread_splits = [name for name in (self.path, *others) if self._may_be_split(name)] if not split else []
+        others = [name for name in self.columns if name not in (self.path, split)]
         labels = [name for name in labels if name in others]
         if labels and _is_number(head[0].get(labels[0])):
             # Names stand for their numbers; a column of groups, such as the species of breeds, names no class.
@@ -62,10 +67,34 @@ class Table:
         names_files = bool(paths and labels) and not all(os.path.isdir(root / str(row.get(self.path))) for row in head)
         self.is_unclear = (bool(located) or names_files) and not self.is_labelled and not is_prediction
 
+    def _read_splits(self, named: str | None, others: list[str]) -> tuple[str, list[Any]]:
+        """Return the column of splits, "" if there is none, and its cells as names of splits.
+
+        Next to labels, words such as train and test are a split, whatever the column is called, and is_train is one.
+        """
+        if column := named or next(filter(self._has_splits, others), ""):
+            return column, [row.get(column, "") for row in self.rows]
+        # One says all, of several none.
+        flags = {name: match[1] for name in others if (match := FLAG.fullmatch(name.lower()))}
+        column, one = next(iter(flags.items()), ("", ""))
+        if len(flags) != 1 or {*map(FLAG_CELLS.get, self._cells(column))} != {True, False}:
+            return "", []
+        rest = "test" if SPLIT_WORDS[one] == "train" else "train"
+        return column, [one if FLAG_CELLS[_plain(row[column])] else rest for row in self.rows]
+
+    def _cells(self, column: str) -> set[str]:
+        return {_plain(row.get(column)) for row in self.rows}
+
     def _has_splits(self, column: str) -> bool:
-        """Whether a column has names of splits alone, those of train and of test among them."""
-        splits = {SPLIT_WORDS.get(str(row.get(column)).strip().lower(), "") for row in self.rows}
-        return {"train", "test"} <= splits <= {*SPLIT_WORDS.values()}
+        """Whether a column has names of splits alone, those of train and of another among them."""
+        splits = {SPLIT_WORDS.get(cell, "") for cell in self._cells(column)}
+        return "train" in splits and len(splits) > 1 and "" not in splits
+
+    def _may_be_split(self, column: str) -> bool:
+        """Whether a column, by its name or its cells, or the folders of the files may say the split of the images."""
+        if column == self.path:
+            return {cell.partition("/")[0] for cell in self._cells(column)} <= SPLIT_WORDS.keys()
+        return may_name_split(column) or bool(self._cells(column) & SPLIT_WORDS.keys())
 
     def _are_names(self, column: str, numbers: str) -> bool:
         """Whether a column has text, another one for each number of the column `numbers`."""
@@ -97,12 +126,12 @@ def read_table(file: Path, root: Path) -> list[ListedImage]:
     texts = {str(label).strip().partition(".")[0] for label in table.labels}
     # 7 and 007 are two names.
     is_numbered = all(map(_is_number, table.labels)) and len({*map(int, texts)}) == len(texts)
-    listed = {}
+    listed = dict[str, dict[str, Any]]()
     for number, (row, label) in enumerate(zip(table.rows, table.labels, strict=True), table.first_line):
         path = row.get(table.path)
         # pandas writes whole numbers of a column with gaps as 0.0, 1.0.
         fields = {"path": find_image(root, path) or path, "label": int(float(label)) if is_numbered else label}
-        fields |= {"split": row[table.split]} if table.split in row else {}
+        fields |= {"split": table.splits[len(listed)]} if table.splits else {}
         # Cells behind the last column become the field `more`, which `ListedImage` refuses.
         listed[f"line {number}"] = fields | ({"more": row[None]} if row.get(None) else {})
     try:
@@ -112,7 +141,10 @@ def read_table(file: Path, root: Path) -> list[ListedImage]:
     # An image that is listed twice could be in the training and the test split, or have two labels.
     if repeated := [path for path, count in Counter(image.path for image in images).items() if count > 1]:
         raise UserError(f"table: {file} lists {first_few(repeated)} more than once: list each image once")
-    return images
+    # As of folders: without test, the images of val are the test images.
+    if any(image.split == "test" for image in images):
+        return images
+    return [image.model_copy(update={"split": "test"}) if image.split == "val" else image for image in images]
 
 
 def read_lines(file: Path) -> list[Any]:
@@ -135,6 +167,11 @@ def read_lines(file: Path) -> list[Any]:
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:300]
         raise UserError(f"table: {file} cannot be read ({reason}): save it as CSV, in UTF-8") from None
+
+
+def may_name_split(name: str) -> bool:
+    """Whether a column or a file may say the split of images, by its name."""
+    return not (SPLIT_NAMES | SPLIT_WORDS.keys()).isdisjoint(re.split("[ _.-]", name.lower()))
 
 
 def find_image(root: Path, cell: object) -> str:
@@ -165,6 +202,10 @@ def _name_cells(lines: Sequence[Any], root: Path) -> tuple[list[dict[Any, Any]],
     if not {name.lower() for name in header} & {*PATHS, *LABELS} and any(find_image(root, cell) for cell in header):
         header, rows, first_line = ["path", "label", "split"][: len(lines[0])], lines, 1
     return [{**dict(zip(header, row, strict=False)), None: row[len(header) :]} for row in rows], first_line
+
+
+def _plain(cell: object) -> str:
+    return str(cell).strip().lower()
 
 
 def _is_number(label: object) -> bool:
