@@ -42,6 +42,7 @@ class RawLayout:
     images: possible folders of the images below that, CoOp's first; "." is the folder itself.
     get: where to get images and lists, one sentence.
     split_file: the official list of train, val and test. split_digests: digests of its splits, if known.
+    train_lines: of a split file without them, numbers and paths of images of train.
     indices: ImageNet's numbers of the classes, for a set with a part of them; () means all of them in order.
     hub: its archive in the Hub repository of `shards.fetch`. archives: the official sources.
     gigabytes: about the size of the archive, 1e9 bytes each; 0 if unknown.
@@ -54,6 +55,7 @@ class RawLayout:
     split_file: str = ""
     classnames_digest: str = ""
     split_digests: Mapping[str, str] = field(default_factory=dict)
+    train_lines: tuple[tuple[int, str], ...] = field(default=(), repr=False)
     indices: tuple[int, ...] = field(default=(), repr=False)
     hub: str = ""
     archives: tuple[Archive, ...] = field(default=(), repr=False)

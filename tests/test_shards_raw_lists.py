@@ -65,23 +65,28 @@ def test_a_path_that_is_let_through_stays_below_its_folder(path):
 
 @pytest.mark.parametrize("name", ["food101", "fgvc-aircraft"])
 def test_lists_of_the_published_sizes_are_held_to_the_class_names(name, tmp_path):
-    """Where no digest of the lists is known, their sizes and the names must do."""
+    """Where no digest of the lists is known, their sizes, the names and some lines must do."""
     dataset = find(name)
     folder = build(name, tmp_path, per_class=4, classes=1, drawn=False)
-    real = published_classnames(dataset)
-    for names, refused in ((real, "images are missing"), ((*real[:-2], real[-1], real[-2]), "not the published split")):
+    real, known = published_classnames(dataset), dict(dataset.raw.train_lines)
+    cases = [(real, known, "images are missing"), ((*real[:-2], real[-1], real[-2]), known, "not the published split")]
+    # As CoOp writes one when it is missing.
+    private = [(real, {}, "split_zhou_Food101.json is not the published split")] if known else []
+    for names, lines, refused in cases + private:
         number = iter(range(10**6))
         rows = {
             split: [[f"{next(number):07d}.jpg", i % len(names), names[i % len(names)]] for i in range(count)]
             for split, count in dataset.counts.items()
         }
+        for position, path in lines.items():
+            rows["train"][position][0] = path
         if name == "food101":
             (folder / "split_zhou_Food101.json").write_text(json.dumps(rows))
         else:
             (folder / "variants.txt").write_text("\n".join(names))
             for split, images in rows.items():
-                lines = [f"{path.removesuffix('.jpg')} {classname}" for path, _, classname in images]
-                (folder / f"images_variant_{split}.txt").write_text("\n".join(lines))
+                text = [f"{path.removesuffix('.jpg')} {classname}" for path, _, classname in images]
+                (folder / f"images_variant_{split}.txt").write_text("\n".join(text))
         with pytest.raises(UserError, match=refused):
             published_source(dataset, tmp_path)
 

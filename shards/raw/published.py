@@ -216,6 +216,8 @@ def _has_published_lines(dataset: Dataset, listing: Listing) -> bool:
     # Nothing is known of the lines of variant lists: names and counts alone are compared.
     if raw.split_digests or not raw.split_file:
         return all(lines_digest(listing.lines(split)) == digest for split, digest in raw.split_digests.items())
-    # No digest is known of Food101's and SUN397's split files, in which all classes are equally large.
+    # No digest is known of Food101's and SUN397's split files, in which all classes are equally large. So they are in a
+    # private one, which has other images.
     sizes = {split: set(Counter(label for _, label in images).values()) for split, images in listing.splits.items()}
-    return all(sizes[split] == {count // dataset.num_classes} for split, count in dataset.counts.items())
+    same_sizes = all(sizes[split] == {count // dataset.num_classes} for split, count in dataset.counts.items())
+    return same_sizes and all(listing.splits["train"][number][0] == path for number, path in raw.train_lines)
