@@ -23,7 +23,7 @@ from procap.errors import UsageError, UserError
 from runner.results import write_bytes
 from shards.names import require_text
 from shards.remote import delete, download, filesystem, list_files, read_files, upload
-from shards.urls import cache_name, canonical, join, local_path, redact, scheme
+from shards.urls import cache_name, canonical, join, local_path, redact, require_location, scheme
 
 TRAIN, CHECKPOINT, PROGRESS = "train.json", "checkpoint.safetensors", "progress.json"
 RUN = re.compile(r"(?:.*/)?seed\d+-[0-9a-f]{8}(?=/)")
@@ -40,6 +40,7 @@ def results_root(location: str, cache: Path) -> tuple[Path, str | None]:
     """
     if not location:
         raise UsageError("the name of the results folder is empty")
+    require_location(location)
     if (folder := local_path(location)) is not None:
         folder = folder.expanduser()
         require_text(folder)

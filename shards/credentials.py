@@ -9,7 +9,8 @@ MASK = "***"
 MIN_LENGTH = 8
 """Shortest value of an environment variable that is searched in texts: shorter ones are also words."""
 SECRET_VARIABLE = re.compile(r"(SECRET|PASSWORD|PASSWD|CREDENTIALS?|TOKEN|KEY|PASS|PAT|DSN)$", re.IGNORECASE)
-USER = re.compile(r"(?<=://)[^/\s@\"'?#]{1,500}@")
+# In abfs://container@account no user is named, unless a password follows.
+USER = re.compile(r"(?<=://)(?:(?<!abfs://)(?<!abfss://)|(?=[^/\s@]*:))[^/\s@\"'?#]{1,500}@")
 SIGNATURE = re.compile(
     r"(?<=[?&])(X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)|AWSAccessKeyId|Signature|sig|token|access_token"
     r"|api_key|key|password)=[^&\s\"'#<>]+",

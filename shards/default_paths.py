@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from procap.errors import UsageError
-from shards.urls import is_url
+from shards.urls import is_url, require_location
 
 
 def cache_home() -> Path:
@@ -27,4 +27,5 @@ def data_root(location: str = "") -> Path:
         from shards.mirror import mirror_root
 
         return mirror_root(text, cache_home())
+    require_location(text)
     return Path(text).expanduser()

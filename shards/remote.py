@@ -20,7 +20,7 @@ from shards.urls import canonical, is_url, join, local_path, redact, scheme
 T = TypeVar("T")
 
 WEB = ("http", "https")
-OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "az", "oss", "memory")
+OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory")
 """Stores without folders; elsewhere the folder of a file is made before the file."""
 CONNECT_SECONDS, SOCKET_SECONDS = 8.0, 30.0
 """Times without an answer, and without a byte of it, after which a web server counts as unreachable."""
@@ -262,4 +262,5 @@ def translate_errors(location: str) -> Iterator[None]:
         if isinstance(error, PermissionError) or status in (401, 403, 407):
             raise NotFound(f"{name} is not open to this machine ({reason}); check the credentials") from error
         failure = CutAnswer if type(error).__name__ in CUT else Unreachable
-        raise failure(f"{name} cannot be reached ({reason}); try again later") from error
+        remedy = "check the credentials" if "credential" in reason.lower() else "try again later"
+        raise failure(f"{name} cannot be reached ({reason}); {remedy}") from error

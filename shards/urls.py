@@ -17,6 +17,14 @@ def is_url(text: str) -> bool:
     return URL.match(text) is not None
 
 
+def require_location(text: str) -> None:
+    """Raise UsageError for a URL that would be read as the name of a folder, such as s3:/bucket/path."""
+    # Libraries for paths make one slash of two. Other machines would never see that folder.
+    if not is_url(text) and (match := re.match(r"[A-Za-z][A-Za-z0-9+.-]+:[/:]", text)):
+        example = "a URL has two slashes there, as s3://bucket/path; a folder of that name is written with ./ in front"
+        raise UsageError(f"{match[0]}... is no URL: {example}")
+
+
 def scheme(url: str) -> str:
     """Return the scheme in lower case, empty for a path."""
     return url.partition(":")[0].lower() if is_url(url) else ""
@@ -49,7 +57,10 @@ def redact(url: str) -> str:
         return url
     try:
         parts = urlsplit(url)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        user, _, host = parts.netloc.rpartition("@")
+        # In abfs://container@account.dfs.core.windows.net/path no user is named.
+        is_container = scheme(url) in ("abfs", "abfss") and user and ":" not in user
+        return f"{parts.scheme}://{parts.netloc if is_container else host}{parts.path}"
     except ValueError:
         return f"{scheme(url)}://..."
 

@@ -9,16 +9,19 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from fsspec import asyn
 from local_server import Answer, LocalServer
 
 from procap.errors import NotFound, Unreachable, UsageError, UserError
+from runner.remote_results import results_root
 from shards import remote
 from shards.credentials import mask
+from shards.default_paths import data_root
 from shards.remote import delete, download, list_files, read_file, read_files, upload
-from shards.urls import canonical, is_url, join
+from shards.urls import canonical, is_url, join, redact
 
 BYTES = bytes(range(256)) * 9000
 SHA256 = hashlib.sha256(BYTES).hexdigest()
@@ -209,6 +212,22 @@ def test_an_object_store_names_what_is_missing(s3, monkeypatch):
         s3fs.S3FileSystem.clear_instance_cache()
 
 
+def test_missing_credentials_are_what_to_check(s3, monkeypatch, tmp_path):
+    import s3fs
+
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(f"AWS_{name}")
+    for name in ("CONFIG_FILE", "SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(f"AWS_{name}", str(tmp_path / "absent"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    s3fs.S3FileSystem.clear_instance_cache()
+    try:
+        with pytest.raises(Unreachable, match=r"\(Unable to locate credentials\); check the credentials$"):
+            read_file(f"s3://{s3.bucket}/a.tar")
+    finally:
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
 @pytest.fixture
 def endless(monkeypatch):
     """An object store whose objects do not end."""
@@ -271,6 +290,19 @@ def test_urls_are_recognized_and_normalized():
         canonical("http://[::1/x")
 
 
+@pytest.mark.parametrize("text", ["s3:/lab/results", "https:/host/x", "file:/data", "simplecache::s3://lab/x"])
+def test_a_url_that_would_become_a_folder_is_refused(text, tmp_path):
+    for open_root in (data_root, lambda text: results_root(text, tmp_path)):
+        with pytest.raises(UsageError, match=r"^\w+:[/:]\.\.\. is no URL: a URL has two slashes there, as s3://"):
+            open_root(text)
+    assert data_root(f"./{text}") == Path(text) and data_root("/x:/y") == Path("/x:/y")
+
+
+def test_the_container_in_an_azure_url_is_no_user():
+    url = "abfs://container@account.dfs.core.windows.net/shards"
+    assert redact(url) == url and redact(url.replace("@", ":key@")) == url.replace("container@", "")
+
+
 HUSH = "hush-Hush.12"
 
 
@@ -278,6 +310,7 @@ HUSH = "hush-Hush.12"
     (f"http://me:{HUSH}@host/x", "http://host/x"),
     (f"postgresql+psycopg2://me:{HUSH}@db/mlflow", "postgresql+psycopg2://db/mlflow"),
     (f"https://host/x?a=1&X-Amz-Signature={HUSH}&b=2", "https://host/x?a=1&X-Amz-Signature=***&b=2"),
+    (f"abfs://me:{HUSH}@host/x", "abfs://host/x"),
     (f"https://host/x?sv=2&sig={HUSH}", "https://host/x?sv=2&sig=***"),
     (f"a {HUSH} in /run/hidden", "a *** in /run/hidden"),
     *((text, text) for text in (
@@ -286,6 +319,7 @@ HUSH = "hush-Hush.12"
         "Authorization: Bearer cls",
         "see http://host:8080/x@y now",
         "s3://bucket/a@b",
+        "abfs://container@account.dfs.core.windows.net/shards",
         "https://drive.google.com/uc?id=3&export=download",
         "deep_tokens=independent n_session_tokens=4 sort_key = lambda x",
         '{"key": "value", "accuracy": 93.2}',
