@@ -188,6 +188,8 @@ def test_names_of_data_sets_cannot_leave_the_root(server, root, name):
 
 
 def test_a_check_of_a_mirror_covers_what_was_downloaded(server, root, capsys):
+    assert main(["data", "check", "--data", str(root)]) == 1
+    assert f"no data set of {server.url} was opened here: name those to check" in capsys.readouterr().err
     open_dataset(root, "toy").open_images("train")
     server.asked.clear()
     report = check_dataset(root, "toy")

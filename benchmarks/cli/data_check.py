@@ -16,7 +16,7 @@ from runner.devices import available_cores
 from shards.check import check_dataset
 from shards.default_paths import data_root
 from shards.manifest import repack_hint
-from shards.mirror import refresh
+from shards.mirror import mirrored_url, refresh
 from shards.resolve import packed_names, resolve_dataset
 
 
@@ -33,6 +33,8 @@ def check(
     chosen = [name for name in expand_datasets(text) if name in named or name in packed]
     selected = [resolve_dataset(name, root).name for name in chosen] if named else packed
     if not selected:
+        if url := mirrored_url(root):
+            raise UserError(f"no data set of {url} was opened here: name those to check")
         at = f" --data {quote(root)}"
         hint = f"pack generated data: procap data pack shapes{at}; get the paper's: procap data fetch paper{at}"
         raise UserError(f"nothing is packed in {root}; {hint}")
