@@ -63,6 +63,9 @@ def filesystem(location: str) -> ResolvedPath:
         raise UsageError(f"{url} cannot be opened ({error})") from error
     # Otherwise what other machines write after the first listing would stay invisible to this process.
     files.invalidate_cache()
+    if scheme(url) in ("s3", "s3a"):
+        # botocore repeats requests itself: five times as often, a server that never answers takes seven minutes.
+        files.retries = 1
     return files, path_there.rstrip("/")
 
 

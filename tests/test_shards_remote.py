@@ -228,6 +228,25 @@ def test_missing_credentials_are_what_to_check(s3, monkeypatch, tmp_path):
         s3fs.S3FileSystem.clear_instance_cache()
 
 
+def test_a_request_without_an_answer_is_repeated_as_often_as_the_settings_say(s3, monkeypatch):
+    import s3fs
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        monkeypatch.setattr(s3fs.S3FileSystem, "read_timeout", 0.2)
+        s3fs.S3FileSystem.clear_instance_cache()
+        try:
+            with pytest.raises(Unreachable, match=r"cannot be reached \(Read timeout .*\); try again later$"):
+                read_file(f"s3://{s3.bucket}/a.tar")
+        finally:
+            s3fs.S3FileSystem.clear_instance_cache()
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
 @pytest.fixture
 def endless(monkeypatch):
     """An object store whose objects do not end."""
