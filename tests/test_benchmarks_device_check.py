@@ -1,6 +1,7 @@
 """`procap check device`: wrong, hanging and crashing paths fail alone, and the record has what was measured."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -141,6 +142,21 @@ def test_gains_are_those_of_the_work_that_a_path_changes(monkeypatch):
     monkeypatch.setattr(speed, "_measure_images", lambda case: {})
     case = DeviceCase(torch.device("cpu"), passed=("graphs", "fused", "compile"))
     assert speed.measure_speed(case)["gains"] == {"graphs": 2.0, "fused": 2.0, "compile": round(106 / 103, 3)}
+
+
+def test_cublas_is_deterministic_before_its_first_product(monkeypatch):
+    """Torch reads the variable there once, and refuses all later products under deterministic algorithms."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    seen = []
+
+    def train(case):
+        seen.append((os.environ.get("CUBLAS_WORKSPACE_CONFIG"), torch.are_deterministic_algorithms_enabled()))
+        return {"learned": torch.ones(1)}
+
+    monkeypatch.setattr(numbers, "_train", train)
+    assert numbers.check_deterministic(CPU)["equal tensors"] == 1
+    assert seen == [(":4096:8", True)] * 2 + [(":4096:8", False)] * 2
 
 
 def test_the_attention_of_cudnn_is_compared_or_skipped(monkeypatch):

@@ -32,7 +32,7 @@ def check(
     chosen = resolve_device(device)
     case = DeviceCase(chosen, full=full)
     results = {}
-    note(f"checking {chosen}: {', '.join(names or PARTS)}; kernels are compiled on the way")
+    note(f"checking {chosen}; kernels are compiled on the way")
     for name, result in run_parts(case, names or PARTS):
         note(f"{name}: {result.status} ({result.seconds:g} s){result.reason and ': '}{result.reason}")
         results[name] = result

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from benchmarks.console.output import note
 from benchmarks.device_check import machine, numbers, paths, speed
 from benchmarks.device_check.case import DeviceCase, Skipped
 from runner.device_record import PartResult
@@ -39,6 +40,7 @@ PARTS: dict[str, tuple[Callable[[DeviceCase], dict[str, Any]], float]] = {
 def run_parts(case: DeviceCase, names: Iterable[str]) -> Iterator[tuple[str, PartResult]]:
     """Run parts one after the other, and yield the outcome of each."""
     for name in names:
+        note(f"{name}: at most {PARTS[name][1]:g} s")
         result = run_in_process(name, case)
         if result.status == "passed":
             case = replace(case, passed=(*case.passed, name))
