@@ -10,8 +10,7 @@ import os
 import shutil
 import sysconfig
 import warnings
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,32 +53,22 @@ class Acceleration:
 
         Raises UsageError for a chosen name that this machine cannot run; `auto` goes on without it, with a note.
         """
-        gpu = device.type == "cuda"
-        if text == "auto":
-            return cls._from_record(device) if gpu else cls()
-        names = acceleration_names(text)
-        for name in ("graphs", "fused"):
-            if name in names and not gpu:
-                raise UsageError(f"--accelerate {name} needs a CUDA device, not {device}: leave it out")
-        if (compiled := ",".join(name for name in names if name in COMPILED)) and (missing := missing_tool(device)):
-            raise UsageError(f"--accelerate {compiled} needs {missing}, which is not installed: leave it out")
-        return cls()._with(names)
-
-    @classmethod
-    def _from_record(cls, device: torch.device) -> Acceleration:
-        record = read_record(device)
-        if record is None:
+        gpu, is_auto = device.type == "cuda", text == "auto"
+        record = read_record(device) if gpu and is_auto else None
+        names = record.faster if record else acceleration_names(text)
+        if gpu and is_auto and not record:
             warnings.warn("GPU: plain path; `procap check device` tests the faster ones, about a minute", stacklevel=2)
-            return cls()
-        names = {*record.faster}
-        if (compiled := names & {*COMPILED}) and (missing := missing_tool(device)):
-            warnings.warn(f"GPU: without {', '.join(sorted(compiled))}, which need {missing}", stacklevel=2)
-            names -= compiled
-        return cls(record=record.digest)._with(names)
-
-    def _with(self, names: Collection[str]) -> Acceleration:
+        for name in names:
+            if name != "compile" and not gpu:
+                raise UsageError(f"--accelerate {name} needs a CUDA device, not {device}: leave it out")
+        compiled = ", ".join(sorted({*names} & {*COMPILED}))
+        if compiled and (missing := missing_tool(device)):
+            if not record:
+                raise UsageError(f"--accelerate {compiled} needs {missing}, which is not installed: leave it out")
+            warnings.warn(f"GPU: without {compiled}, which need {missing}", stacklevel=2)
+            names = [name for name in names if name not in COMPILED]
         switches: dict[str, Any] = dict.fromkeys(names, True)
-        return replace(self, **switches)
+        return cls(record=record.digest if record else "", **switches)
 
     def prepare(self, clip: CLIP) -> None:
         """Switch on what concerns the towers, and off what an earlier call switched on; compiled blocks stay so."""

@@ -56,8 +56,7 @@ def capture_objective(objective: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Mo
         torch.cuda.make_graphed_callables(objective, inputs, WARMUP_RUNS, allow_unused_input=True)
     except Exception as error:
         # Ending a broken capture raises another error; the one that caused it says more.
-        cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-        text = str(cause).partition("\n")[0]
+        text = str(error.__context__ if isinstance(error.__context__, RuntimeError) else error).partition("\n")[0]
         raise UserError(f"steps cannot be captured as CUDA graphs: {text}: repeat with --accelerate off") from error
     return objective
 

@@ -56,11 +56,9 @@ def own_device(device: torch.device, ranks: Ranks) -> torch.device:
     """Return the device of one process of several: "cuda" becomes the GPU with its local rank."""
     import torch
 
-    if device.type != "cuda" or ranks.size == 1:
-        return device
-    if device.index is not None:
+    if ranks.size > 1 and device.index is not None:
         raise UsageError(f"--device {device} would be shared by {ranks.local_size} processes: use --device cuda")
-    return torch.device("cuda", ranks.local_rank)
+    return torch.device("cuda", ranks.local_rank) if ranks.size > 1 and device.type == "cuda" else device
 
 
 def num_decoders(workers: int | None, device: torch.device) -> int:

@@ -75,7 +75,7 @@ class Inference:
         acceleration: Acceleration | None = None,
         logit_settings: LogitSettings | None = None,
     ) -> None:
-        """acceleration: `images` resizes on the device, if that is a GPU."""
+        """acceleration: `images` resizes on the device."""
         self.clip, self.precision = clip, precision
         self.logit_settings = logit_settings or LogitSettings()
         self.score_name = classifier.score_name if self.logit_settings.scores else ""
@@ -110,8 +110,7 @@ class Inference:
         batch_size: most inputs of the image tower; each view of an image is one.
         """
         make_batches = evaluation_batches
-        # A CPU is slower at that than Pillow.
-        if self.acceleration.images and self.clip.device.type == "cuda" and resizes_on_device(transform):
+        if self.acceleration.images and resizes_on_device(transform):
             make_batches = partial(device_evaluation_batches, device=self.clip.device)
         size = self._batch_size(batch_size)
         batches = make_batches(images, transform, size, workers, rank=ranks.rank, world_size=ranks.size)

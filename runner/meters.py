@@ -55,9 +55,7 @@ class Meter(MeterState):
         """Return the time, or an event recorded in the current stream of a GPU; the host does not wait for it."""
         if self.device.type != "cuda":
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
-        return event
+        return torch.cuda.current_stream(self.device).record_event(torch.cuda.Event(enable_timing=True))
 
     @property
     def _current_rate(self) -> Rate:

@@ -77,8 +77,10 @@ def set_up(run: Run, initial: InitialRun | None = None, teacher: Method | None =
         # A CUDA graph cannot hold DDP's messages.
         acceleration = replace(acceleration, graphs=False)
         if device.type == "cuda":
-            how = "one run per GPU, as `procap bench` starts them, is faster"
-            warnings.warn(f"several GPUs train each run together; {how}", stacklevel=2)
+            warnings.warn(
+                "several GPUs train each run together; one run per GPU, as `procap bench` starts them, is faster",
+                stacklevel=2,
+            )
     dataset = session.dataset(config.dataset)
     loader = engine = step_schedule = None
     file_digests: dict[str, str] = {}

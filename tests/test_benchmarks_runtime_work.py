@@ -86,17 +86,6 @@ def test_preparing_changes_no_weight_and_steps_are_those_of_the_mode(tiny_clip, 
         torch.testing.assert_close(*terms, rtol=1e-4, atol=1e-5)
 
 
-def test_recorded_evaluation_is_plain_evaluation(tiny_clip, graphs_on_cpu):
-    method, images, _ = synthetic_case(tiny_clip, "procap", 5, 3)
-    config = run_config("procap", "fp32", settings())
-    plain, recorded = (workload.Evaluation(method, config, "fast", accelerations) for accelerations in (PLAIN, GRAPHS))
-    for each in (plain, recorded):
-        each.prepare(images, rest=1)
-        each.update_classifier()
-    for batch in (images, images[:1], images.flip(0)):
-        assert torch.equal(plain(batch), recorded(batch))
-
-
 def test_reference_mode_has_torchs_own_optimizer_and_eager_cross_attention(tiny_clip):
     config = run_config("procap", "fp32", settings())
     models = workload.models_by_mode(tiny_clip, Acceleration(fused=True))

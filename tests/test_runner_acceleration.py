@@ -7,12 +7,18 @@ import pytest
 import torch
 
 from procap.clip import CLIP
-from procap.errors import UsageError
+from procap.errors import UsageError, UserError
 from procap.methods import build_method
 from procap.methods.plugins import describe_unexpected
 from runner import acceleration, devices
 from runner.acceleration import Acceleration
+from runner.config import RuntimeConfig
 from runner.device_record import DeviceRecord, PartResult, identify, read_record, write_record
+from runner.distributed.collectives import ProcessGroup
+from runner.distributed.ranks import Ranks
+from runner.planning import plan_run
+from runner.session import Session
+from runner.setup import set_up
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 PASSED, FAILED = PartResult(status="passed", seconds=1.0), PartResult(status="failed", seconds=1.0)
@@ -34,6 +40,13 @@ def test_a_gpu_without_a_record_takes_the_plain_path_and_says_so(gpu):
     with pytest.warns(UserWarning, match="GPU: plain path; `procap check device` tests the faster ones"):
         assert Acceleration.parse("auto", GPU) == Acceleration()
     assert Acceleration.parse("auto", CPU) == Acceleration.parse("off", GPU) == Acceleration()
+
+
+@pytest.mark.parametrize("name", ["graphs", "images", "fused"])
+def test_what_a_cpu_cannot_do_is_refused_there(name):
+    """Results would name it as what computed them."""
+    with pytest.raises(UsageError, match=f"--accelerate {name} needs a CUDA device, not cpu"):
+        Acceleration.parse(f"compile,{name}", CPU)
 
 
 def test_what_a_record_has_as_equal_and_five_percent_faster_is_used(gpu):
@@ -135,6 +148,28 @@ def test_decoding_threads_are_divided_among_ranks_and_among_runs_on_other_gpus(
         monkeypatch.setenv(name, "0")
     assert devices.num_decoders(None, GPU) == threads
     assert devices.num_decoders(None, CPU) == 0 and devices.num_decoders(3, GPU) == 3
+
+
+def test_processes_of_a_run_on_gpus_capture_no_step_and_say_what_is_faster(few_digits, monkeypatch):
+    session, found = Session(RuntimeConfig(few_digits), ProcessGroup(Ranks(0, 2, 0, 2))), []
+    session.device, session.acceleration = GPU, Acceleration(graphs=True, compile=True)
+
+    def load(config, device, acceleration):
+        found.append(acceleration)
+        raise UserError("no weights")
+
+    monkeypatch.setattr(session.backbones, "load", load)
+    with pytest.warns(UserWarning, match="one run per GPU, .* is faster"), pytest.raises(UserError, match="no weights"):
+        set_up(session.get_run(plan_run(method="coop", dataset="digits", shots=2)))
+    assert found == [Acceleration(compile=True)]
+
+
+def test_a_process_has_the_gpu_of_its_local_rank():
+    second = Ranks(3, 4, 1, 2)
+    assert devices.own_device(GPU, second) == torch.device("cuda:1") and devices.own_device(CPU, second) == CPU
+    assert devices.own_device(torch.device("cuda:1"), Ranks()) == torch.device("cuda:1")
+    with pytest.raises(UsageError, match="--device cuda:1 would be shared by 2 processes"):
+        devices.own_device(torch.device("cuda:1"), second)
 
 
 def test_an_error_of_a_compiler_is_one_line_with_a_remedy():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -96,6 +97,27 @@ def test_a_meter_goes_on_from_what_an_earlier_process_measured(clock):
     assert second.seconds == pytest.approx(waited + 0.12) and waited >= before.seconds
     assert second.phases["model"] == pytest.approx(0.05 + 0.12)
     assert second.images_per_second() == pytest.approx(30 / 0.06) and second.untimed_steps == 2
+
+
+def test_phases_of_a_gpu_are_timed_by_events_in_milliseconds(monkeypatch):
+    times = iter([1000.0, 1250.0])
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.time = next(times)
+
+        def elapsed_time(self, end):
+            return end.time - self.time
+
+    stream = SimpleNamespace(record_event=lambda event: event)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    meter = meters.Meter(torch.device("cuda"))
+    with meter.phase("model"):
+        meter.step(5)
+    meter.settle()
+    assert meter.phases == {"model": 0.25} and meter.images_per_second() == 20.0
 
 
 def test_features_that_a_resumed_training_reads_again_count_once(clock):

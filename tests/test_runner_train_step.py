@@ -64,6 +64,8 @@ def test_replayed_steps_are_plain_steps(tiny_clip, tiny_space, emulated_graphs, 
             step.engine.set_recipe_rate(1e-3 / (number + 1))
             terms.append(step(batch_of(method, number, size)).clone())
         assert torch.equal(*terms)
+        # Otherwise the graph of a step, and the nodes in it that belong to a stream, would live on.
+        assert not terms[0].requires_grad and not terms[1].requires_grad
     assert emulated_graphs.captured == 2 and emulated_graphs.replayed == 6
     assert plain[2].names == replayed[2].names
     for one, other in zip(learned(*plain[:2]), learned(*replayed[:2]), strict=True):
@@ -149,6 +151,18 @@ def test_a_step_that_reads_a_number_back_is_not_captured(tiny_clip, tiny_space, 
     assert not emulated_graphs.captured and not eager[2].needs_capture
     one, other = (step(batch_of(method, 0)).clone() for method, _, step in (plain, eager))
     assert torch.equal(one, other)
+
+
+def test_a_capture_leaves_buffers_as_they_were(tiny_clip, tiny_space, emulated_graphs):
+    """Statistics of a batch norm change in every step, also of the warm-up."""
+    method, _, step = training(tiny_clip, tiny_space, "coop", graphs=True)
+    method.register_buffer("steps", torch.zeros(()))
+    loss = method.loss
+    method.loss = lambda *batch: (method.steps.add_(1), loss(*batch))[1]
+    step.capture(batch_of(method, 99))
+    assert step.is_captured and method.steps == 0
+    step(batch_of(method, 0))
+    assert method.steps == 1
 
 
 def test_steps_that_combine_gradients_of_several_passes_are_not_captured(tiny_clip, tiny_space):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cuda_tensors import DEVICE, CudaDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -268,6 +269,17 @@ def test_an_error_closes_the_source(ahead):
     with pytest.raises(OSError, match="no more"):
         list(prefetch(watched, lambda item: item, ahead))
     assert watched.closed
+
+
+def test_the_images_of_a_batch_go_to_a_gpu_in_one_page_locked_copy(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.numel()) or tensor)
+    images = [torch.full((height, 2, 3), height, dtype=torch.uint8) for height in (1, 4, 2)]
+    with CudaDevice():
+        moved = transfer.upload_all(images, DEVICE)
+        assert all(image.device == DEVICE for image in moved) and pinned == [42]
+        assert all(torch.equal(one.cpu(), other) for one, other in zip(moved, images, strict=True))
+        assert transfer.upload(moved[0], DEVICE) is moved[0] and pinned == [42]
 
 
 @pytest.mark.gpu
