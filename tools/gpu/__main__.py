@@ -74,10 +74,7 @@ class Study:
         parts["one run"] = partial(run_whole, *runs, epochs=2 if self.quick else 50)
         for count in (1, 2) if self.quick else (1, 2, 4):
             parts[f"{count} at once"] = partial(run_at_once, *runs, count, epochs=2 if self.quick else 10)
-        for flags in ((), ("--deterministic",)):
-            repeated = partial(compare_repeated, *runs, flags, epochs=40 if self.quick else 20)
-            parts[" ".join(["repeated and killed", *flags])] = repeated
-        return parts
+        return parts | {"repeated and killed": partial(compare_repeated, *runs, epochs=40 if self.quick else 20)}
 
     def _settings(self, **more: Any) -> Settings:
         backbone, pretrained = self.choices["backbone"], self.choices["pretrained"]
@@ -89,12 +86,12 @@ class Study:
         settings = self._settings(datasets=(self.dataset,), precisions=precisions, epochs=epochs, classes="all")
         report = measure(settings, self.runtime(), self.device)
         rows = {row["method"]: row for row in report["rows"] if row["mode"] == "fast"}
-        steps = {name: rows[name]["step_seconds"]["median"] for name in ("maple", "procap")}
+        procap, maple = rows["procap"], rows["maple"]
         return {
-            "step of ProCAP / MaPLe": steps["procap"] / steps["maple"],
-            "encoder images/s": rows["procap"]["encoder_fps"]["median"],
-            "end to end images/s": rows["procap"]["end_to_end_fps"]["median"],
-            "ten epochs of 102 classes, s": rows["procap"]["train_seconds"],
+            "step of ProCAP / MaPLe": procap["step_seconds"]["median"] / maple["step_seconds"]["median"],
+            "encoder images/s": procap["encoder_fps"]["median"],
+            "end to end images/s": procap["end_to_end_fps"]["median"],
+            "ten epochs of 102 classes, s": procap["train_seconds"],
             "rows": report["rows"],
         }
 
@@ -104,8 +101,7 @@ class Study:
         settings = self._settings()
         clip = load_clip(settings.backbone, settings.pretrained).to(self.device)
         size = Size("train", classes, batch, self.choices["precision"])
-        models = models_by_mode(clip, settings.accelerations)
-        prepared, step = prepare_size(models, "procap", size, settings, "fast")
+        prepared, step = prepare_size(models_by_mode(clip, settings.accelerations), "procap", size, settings, "fast")
         step()
         reserved = torch.cuda.max_memory_reserved(self.device) / 1e9 if self.device.type == "cuda" else None
         return {"classes": classes, "tensors GB": prepared.peak / 1e9, "reserved GB": reserved}

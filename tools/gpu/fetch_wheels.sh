@@ -1,6 +1,5 @@
 #!/bin/sh
 # Download what a machine with CUDA, PyTorch and the usual packages of Python 3.12 still lacks for `tools.gpu`.
-#
 #     tools/gpu/fetch_wheels.sh FOLDER
 #     python -m pip install --no-index --no-deps --target SITE FOLDER/*.whl && export PYTHONPATH=SITE    # there
 set -eu
