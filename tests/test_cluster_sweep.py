@@ -18,7 +18,7 @@ from small_runs import make_runtime
 from benchmarks.cli import main
 from benchmarks.cli.flags import EngineFlags
 from benchmarks.cli.sweep_settings import make_commands
-from benchmarks.sweeps.outcome import find_best, sweep_table
+from benchmarks.sweeps.outcome import find_best, format_configuration, sweep_table
 from benchmarks.tables.summary import describe_best
 from cluster import distributed_trial, executor, ray_cluster
 from cluster.space import parse_param, resolve_field, round_value, to_tune, value_between
@@ -55,6 +55,8 @@ def test_the_best_configuration_is_a_finished_one(tmp_path):
         for lr, score in ((3.0, 9.0), (4.0, 8.0))
     )
     assert find_best([stopped, finished]) == finished
+    empty = finished.model_copy(update={"values": {"options.ctx_init": "", "pretrained": None}})
+    assert format_configuration(empty) == 'ctx_init "", pretrained null: 9.00 %'
     table = sweep_table(sweep_settings(space={"recipe.lr": [1, 3, 4]}), [stopped, finished, second], tmp_path)
     ranks = {table.rows[row].cells[0]: rank for (row, _), rank in table.ranks().items()}
     assert ranks == {"3.0": "best", "4.0": "second"} and describe_best(table) == "best (val): 1 with 9.00 %"

@@ -15,6 +15,8 @@ from typer.core import TyperCommand
 
 from benchmarks.cli.completion import complete_datasets, complete_methods, complete_runs
 from benchmarks.console.output import json_alone, quote
+from procap.errors import UsageError
+from shards.urls import is_url
 
 if TYPE_CHECKING:
     from cluster.launcher import Launcher
@@ -356,9 +358,9 @@ def flatten_flag_groups(command: Callable[..., int]) -> Callable[..., int]:
     def run(**values: Any) -> int:
         for name, value in values.items():
             if isinstance(value, Path):
-                values[name] = value.expanduser()
+                values[name] = expand_local(value)
             elif isinstance(value, list):
-                values[name] = [item.expanduser() if isinstance(item, Path) else item for item in value]
+                values[name] = [expand_local(item) if isinstance(item, Path) else item for item in value]
         built = {
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
@@ -374,6 +376,14 @@ def flatten_flag_groups(command: Callable[..., int]) -> Callable[..., int]:
     # typer follows __wrapped__ to the original annotations, which still hold the dataclasses.
     del run.__wrapped__
     return run
+
+
+def expand_local(path: Path) -> Path:
+    """Expand ~. Raises UsageError for a URL, which pathlib takes for a folder here; hf:// names a run."""
+    url = str(path).replace(":/", "://", 1)
+    if is_url(url) and not url.startswith("hf:"):
+        raise UsageError(f"{url} is a URL: name a file or folder of this machine")
+    return path.expanduser()
 
 
 def given_values(*groups: Any) -> dict[str, Any]:

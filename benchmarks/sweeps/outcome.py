@@ -71,7 +71,9 @@ def format_configuration(configuration: Configuration) -> str:
 
 
 def format_values(values: Values) -> str:
-    return ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in values.items()) or "as it is"
+    return (
+        ", ".join(f"{field.rpartition('.')[2]} {format_value(value)}" for field, value in values.items()) or "as it is"
+    )
 
 
 def summarize(settings: SweepSettings, configurations: Sequence[Configuration], commands: list[str]) -> dict[str, Any]:
