@@ -143,14 +143,9 @@ def _datasets(root: Path) -> Listing:
             note(f"procap: {error}")
             continue
         whole = name not in CATALOGUE or dict(CATALOGUE[name].counts) == dict(dataset.counts)
-        row = {
-            "classes": dataset.num_classes,
-            "images": dict(dataset.counts),
-            "packed": name in packed,
-            "complete": whole,
-        }
+        row = {"images": dict(dataset.counts), "packed": name in packed, "complete": whole}
         row |= {field: getattr(dataset, field) for field in DATASET_FIELDS}
-        rows.append(row | {"get": dataset.raw.get if dataset.raw else ""})
+        rows.append(row | {"classes": dataset.num_classes, "get": dataset.raw.get if dataset.raw else ""})
         state = "no" if name not in packed else "yes" if whole else "in part"
         counts = (f"{count:,}" if (count := dataset.counts.get(split)) else "-" for split in ("train", "val", "test"))
         what = textwrap.shorten(dataset.description, 64, placeholder=" ...")
