@@ -37,7 +37,8 @@ class FeatureBank:
     """Frozen image features of a run's few-shot samples, float32 and not normalised.
 
     features [N, V, E], labels [N]: training images. val_features [M, E], val_labels [M]: validation images, at most
-        four of each class; M is 0 for a data set without a val split, and if the method does not choose by them.
+        four of each class; M is 0 for a data set without a val split, and if the method does not choose by them. For
+        the public rule of a method all of val, or of test without a val split.
     test_features [T, E], test_labels [T]: test images, for the public rule of a method; T is 0 otherwise.
     """
 
