@@ -12,6 +12,9 @@ from procap.methods.method import Method
 from procap.recipe import Recipe, epoch_rate, step_rate
 from shards.loader import TrainLoader
 
+UNCHANGED = {"lr": 0.0, "warmup_lr": 0.0, "min_lr": 0.0}
+"""Rates of parameters that a factor of 0 keeps as they are: in the warm-up, too."""
+
 
 def peak_rates(method: Method, recipe: Recipe) -> dict[str, float]:
     """Return the peak learning rate of each parameter: `vision_lr` or `lr`, times its factor from `lr_scales`."""
@@ -32,7 +35,8 @@ class StepSchedule:
         self.recipe = recipe
         self.loader = loader
         # One recipe for each peak rate, from which the rate of a step or epoch is computed.
-        self._recipe_per_peak = [recipe.model_copy(update={"lr": peak}) for peak in distinct_peak_rates(method, recipe)]
+        peaks = ({"lr": peak} if peak else UNCHANGED for peak in distinct_peak_rates(method, recipe))
+        self._recipe_per_peak = [recipe.model_copy(update=update) for update in peaks]
         self.total = recipe.iterations or recipe.epochs * loader.steps_per_pass
         self.stage_starts, self.cycles = method.stage_starts(self.total), method.cycles
 

@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from procap.methods import build_method
 from procap.methods.procap import ProCAP
 from procap.reference import encode_image, encode_text
 from procap.text import LabelSpace
+from runner.step_schedule import StepSchedule
 
 
 def build(clip, space, seed=0, **options):
@@ -62,6 +64,14 @@ def test_training_samples_and_inference_takes_the_means(tiny_clip, space):
     assert spread.tolist() == pytest.approx(expected, rel=0.03)
     vision, text = method.tokens(None)
     assert torch.equal(vision, method.vision_mu) and torch.equal(text, method.text_mu)
+
+
+@pytest.mark.parametrize("changes", [{}, {"warmup": "constant"}, {"schedule": "step", "min_lr": 1e-4}])
+def test_log_variances_with_factor_0_have_no_rate_in_any_step(tiny_clip, space, changes):
+    recipe = ProCAP.recipe().model_copy(update=changes)
+    schedule = StepSchedule(recipe, SimpleNamespace(steps_per_pass=3), build(tiny_clip, space, logvar_lr_scale=0.0))
+    rates = [schedule.rates(step, step // 3) for step in range(schedule.total)]
+    assert all(of_others > 0 and of_logvars == 0 for of_others, of_logvars in rates)
 
 
 def test_statistics_say_how_far_sigma_moved(tiny_clip, space):
