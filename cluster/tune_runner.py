@@ -30,7 +30,8 @@ ATTEMPTS = 5
 class TrialListener(Protocol):
     """Callbacks in the driver; a trial that is restarted starts again.
 
-    drawn: what Ray Tune drew for the trial: the index of its run, or the values of the fields that a sweep varies.
+    drawn: what Ray Tune drew for the trial, without Ray the launcher: the index of its run, or the values of the fields
+    that a sweep varies.
     """
 
     def started(self, trial: str, drawn: Mapping[str, Any]) -> object: ...

@@ -122,7 +122,7 @@ def test_a_changed_method_is_not_what_the_paper_prints(tmp_path, change):
     def variants(options, method):
         return [Variant(method), Variant(method, key={"changed": "yes"}, **change)]
 
-    suite = replace(DEPTHS, name="base-to-novel", methods=("procap",), variants=variants, published="base_to_novel")
+    suite = replace(DEPTHS, name="base-to-novel", methods=("procap",), variants=variants)
     done = made(tmp_path, suite, PAPER, datasets=("dtd",))
     lines = [row for row in table_of(done, "base-to-novel").rows if row.source == "ours"]
     assert [row.labels[1] for row in lines] == ["ProCAP", "ProCAP, changed yes"]

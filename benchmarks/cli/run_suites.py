@@ -1,4 +1,4 @@
-"""Run suites by the flags of `procap bench`: plan, execute what is missing, print the tables."""
+"""Run suites by the flags of `procap bench`: plan, execute what is missing, print the first table of each."""
 
 from __future__ import annotations
 

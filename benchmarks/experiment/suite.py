@@ -231,7 +231,6 @@ class Suite:
     finish: makes further results from a `SuiteResults` when all runs are done; its flag: make them again.
     quick_datasets, quick_seeds: shorter lists under `--quick`; data sets by profile, as above; one seed by default.
     unread: flags of `procap bench` without effect on the suite, which its command refuses.
-    published: the file of `published/` with published numbers; `prompt_picture` is a caption.
     source: name and digest of the user's file that defines it, as `load_suite` sets it; empty for one of ours.
     """
 
@@ -253,7 +252,6 @@ class Suite:
     quick_datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     quick_seeds: tuple[int, ...] = ()
     unread: tuple[str, ...] = ()
-    published: str = ""
     source: str = ""
 
     @property

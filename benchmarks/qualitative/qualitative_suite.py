@@ -44,5 +44,4 @@ SUITE = Suite(
     tested=("base",),
     tables=qualitative_tables,
     finish=draw_pictures,
-    published="prompt_picture",
 )

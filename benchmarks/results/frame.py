@@ -185,7 +185,7 @@ def list_selected_runs(results: Path, on_error: OnError, selected: Selected) -> 
 def make_records(
     folder: RunFolder, config: RunConfig, training: TrainResult, evaluations: Iterable[EvalResult]
 ) -> Iterator[dict[str, Any]]:
-    """Make a row of the frame from each evaluation of a run, without `variant`, which depends on the other rows.
+    """Make a row of the frame from each evaluation of a run, without `variant` and MEASURES, which depend on others.
 
     Raises UserError if an evaluation used other weights than the run has now.
     """

@@ -36,5 +36,4 @@ SUITE = Suite(
     tables=runtime_tables,
     finish=measure_suite,
     unread=UNREAD,
-    published="runtime",
 )

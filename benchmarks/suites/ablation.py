@@ -60,5 +60,4 @@ SUITE = Suite(
     variants=variants,
     tables=ablation_tables,
     quick_datasets={"mini": ("tiles",)},
-    published="ablation",
 )

@@ -21,6 +21,5 @@ SUITE = Suite(
     methods=("zeroshot", "coop", "cocoop", "maple", "procap"),
     tables=base_to_novel_tables,
     plots=halves_plots,
-    published="base_to_novel",
     quick_datasets={"mini": ("tiles", "petals", "digits")},
 )

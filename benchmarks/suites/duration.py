@@ -39,5 +39,4 @@ SUITE = Suite(
     variants=by_duration,
     tables=duration_tables,
     quick_datasets={"mini": ("tiles", "petals")},
-    published="training_duration",
 )

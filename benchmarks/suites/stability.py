@@ -19,7 +19,6 @@ SUITE = Suite(
     title="stability over seeds",
     methods=("procap",),
     tables=stability_tables,
-    published="seed_stability",
     quick_datasets={"mini": ("tiles",)},
     quick_seeds=(1, 2, 3),
 )

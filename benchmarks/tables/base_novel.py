@@ -32,7 +32,7 @@ OPEN_WORLD_RULE = (
 
 
 def base_to_novel_tables(results: SuiteResults) -> list[Table]:
-    """Make the averages if there are several data sets, each data set as in the paper, speeds, and the comparison."""
+    """Make tables of averages over data sets, each set as in the paper, speeds, calibration, and the comparison."""
     tables = [halves_table(results, results.name, results.suite.heading, printed="base_to_novel")]
     if len(results.options.datasets) > 1:
         tables.insert(0, _average_table(results))

@@ -16,14 +16,20 @@ from runner.config import Target
 TARGET_MEAN = "Target mean"
 
 
-def transfer_tables(results: SuiteResults) -> list[Table]:
-    """Make one table for each data set that was trained on, then the comparison."""
-    tables = [_transfer_table(results, source) for source in results.options.datasets]
+def transfer_tables(results: SuiteResults, *, published: str) -> list[Table]:
+    """Make one table for each data set that was trained on, then the comparison.
+
+    published: the file of `published/` with the paper's rows, which are trained on ImageNet.
+    """
+    tables = [
+        _transfer_table(results, source, published if source == "imagenet" else "")
+        for source in results.options.datasets
+    ]
     # Over several sources a target would count more than once.
     return tables if len(tables) > 1 else [*tables, *comparison_tables(results)]
 
 
-def _transfer_table(results: SuiteResults, source: str) -> Table:
+def _transfer_table(results: SuiteResults, source: str, published: str) -> Table:
     tested = (target for run in results.runs if run.dataset == source for target in run.spec.targets)
     names = dict.fromkeys(Target.parse_unchecked(target).dataset for target in tested)
     targets = [name for name in names if name != source]
@@ -33,10 +39,7 @@ def _transfer_table(results: SuiteResults, source: str) -> Table:
         name += "" if source == results.options.datasets[0] else f"-from-{source}"
     columns = [Column(f"{display_name(source)} (source)"), *(Column(display_name(target)) for target in targets)]
     columns += [Column(TARGET_MEAN)] if targets else []
-    file = results.suite.published
-    # The paper trains on ImageNet.
-    is_published = source == "imagenet" and file in ("cross_dataset", "domain_generalization")
-    rows = load_rows(file) if is_published else []
+    rows = load_rows(published) if published else []
 
     def printed(_: str) -> Iterator[PrintedRow]:
         for row in rows:
