@@ -51,7 +51,7 @@ class StepSchedule:
     def rates(self, step: int, epoch: int) -> list[float]:
         """Return the learning rates of `step`, which is in `epoch`, in the order of `distinct_peak_rates`.
 
-        In a constant warm-up, and in the first step or epoch of a linear one, all are equal.
+        In a constant warm-up, and in the first step or epoch of a linear one, all are equal but those of factor 0.
         """
         if self.recipe.schedule == "epoch":
             return [epoch_rate(recipe, epoch, self.cycles) for recipe in self._recipe_per_peak]

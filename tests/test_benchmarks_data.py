@@ -98,6 +98,16 @@ def test_own_photographs_are_told_apart_with_the_defaults(tmp_path, capsys):
     assert code == 0 and json.loads(out.splitlines()[-1])["evaluated"][0]["accuracy"] > 80, err
 
 
+@pytest.mark.parametrize(("name", "trains"), [("digits", True), ("photos", True), ("unknown.yaml", False)])
+def test_the_training_that_packing_proposes_can_be_planned(name, trains, tmp_path, capsys):
+    put_classes(tmp_path / "photos")
+    (tmp_path / "unknown.yaml").write_text("name: unknown\ntemplate: a {}.\nfolder: photos\nclasses: none\n")
+    err = run(capsys, "data", "pack", name, "--data", "shards")[2]
+    proposed = re.search("procap (train .*)", err)
+    assert "next: procap data show" in err and bool(proposed) == trains
+    assert not proposed or run(capsys, *proposed[1].split(), "--dry-run")[0] == 0
+
+
 WRONG = [
     (["pack", "caltech101"], 2, "--raw"),
     (["pack", "caltech101", "--raw", "nowhere"], 2, "'nowhere' does not exist"),

@@ -74,7 +74,7 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
     assert code == 0 and "| digits" in out and "what I want to know" in err
     assert out.startswith("**What I want to know")
     assert "CLIP (zero-shot), recipe published" in out and "CLIP (zero-shot), recipe procap" in out
-    assert "procap table" in err
+    assert f"next: procap table {file} " in err and "procap ui --suite mine " in err
     assert (tmp_path / "results/collections/suite/mine/collection.json").exists()
     code, printed, _ = run(capsys, "table", file)
     assert code == 0 and "| digits" in printed and run(capsys, "report", file)[::2] == (0, "")

@@ -147,9 +147,14 @@ def report_packed(packed: Mapping[str, Manifest], failed: Mapping[str, str], roo
         rows.append((name, len(manifest.classnames), manifest.images, shards, manifest.digest))
     if rows:
         show(columns(("data set", "classes", "images", "shards", "digest"), rows))
-        dataset = rows[0][0] if root == data_root() else f"{rows[0][0]} --data {quote(root)}"
-        how = "" if find_or_none(rows[0][0]) else " --shots full --classes all"
-        note(f"packed in {root}\nnext: procap data show {dataset}; procap train --datasets {dataset}{how}")
+        name, manifest = next(iter(packed.items()))
+        dataset = name if root == data_root() else f"{name} --data {quote(root)}"
+        how = f"--methods procap --datasets {dataset}"
+        if not find_or_none(name):
+            # The default for the user's own images is a probe.
+            how = f"--datasets {dataset} --shots full --classes all"
+        train = f"; procap train {how}" if "train" in manifest.splits else ""
+        note(f"packed in {root}\nnext: procap data show {dataset}{train}")
     code = note_failures(len(packed), failed)
     digests = {name: manifest.digest for name, manifest in packed.items()}
     show_json({"data": str(root), "datasets": digests, "failed": failed})

@@ -177,7 +177,8 @@ def _show_outputs(
         results = f"--results {quote(runtime_flags.results)}"
         folders = f"--data {quote(runtime_flags.data)} {results}" if runtime_flags.data else results
         suite = "SUITE" if name == ALL else name
-        ui = f"procap ui --suite {suite} {results}"
+        # It knows a suite of the user by its name, not by its file.
+        ui = f"procap ui --suite {suite if name == ALL else outputs[0].suite.name} {results}"
         note(f"next: procap table {suite} {folders}; {ui}; procap report {suite} {folders}")
     tables = [to_dict(table) for made in outputs for table in made.tables]
     listed = {"finished": finished, "failed": failed, "tables": tables}
