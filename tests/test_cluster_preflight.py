@@ -142,8 +142,9 @@ def test_a_node_that_does_not_answer_is_named_and_a_dead_one_is_left_out(nodes, 
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(UserError, match=rf"{node.name}\): no answer within 60 s") as error:
-            check(str(data), str(tmp_path), timeout=60.0)
+        with pytest.raises(UserError, match=rf"{node.name}\): no answer within 20 s") as error:
+            # After about a minute Ray takes the node for dead, and it is left out.
+            check(str(data), str(tmp_path), timeout=20.0)
         assert "\n" not in str(error.value)
     finally:
         node.kill()
