@@ -59,7 +59,7 @@ def pack_source(
     """Pack a source into `data_root/<name>/`, with up to `workers` processes; a valid set is kept without `force`.
 
     Everything is written to a hidden folder and renamed when it is complete: if a packing is stopped or meets a broken
-    image, an older set of that name stays unchanged. on_note: called with notes of the source and duplicate images.
+    image, an older set of that name stays unchanged. on_note: called with notes and problems.
     Raises UserError when all images were read, for all problems together.
     """
     # A manifest has no split without a shard.

@@ -183,3 +183,6 @@ def test_large_photographs_of_a_folder_are_stored_smaller_and_upright(tmp_path, 
     assert read_files(dataset.folder) == written
     code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data", "--max-side", "0")
     assert code == 2 and "change max_side in it" in err
+    for name in (tmp_path / "birds.yaml", "digits"):
+        code, _, err = run(capsys, "data", "pack", name, "--data", tmp_path / "data", "--max-side", "8")
+        assert code == 2 and f"not for '{name}'" in err

@@ -376,6 +376,13 @@ def test_a_split_given_by_the_data_and_the_file_is_refused(tmp_path):
         user_source(sheet(tmp_path, IN_FOLDERS))
 
 
+def test_two_folders_of_one_split_are_refused(tmp_path):
+    for split in ("train", "training", "test"):
+        put_classes(tmp_path / "images" / split, each=1)
+    with pytest.raises(UserError, match=r"holds train, test .* and also 'training': one folder for each split"):
+        user_source(sheet(tmp_path, "folder: images\n"))
+
+
 def test_images_at_any_depth_below_a_class_folder_belong_to_its_class(tmp_path):
     put_classes(tmp_path / "images", each=2)
     put(tmp_path / "images" / "Ara" / "2025" / "autumn" / "1.png")

@@ -94,6 +94,8 @@ def _resolve_name(name: str, raw: Path | None, root: Path, max_side: int | None)
         # By the YAML file next to the folder, which is guessed if there is none.
         file, text = find_description(path, max_side)
         note(f"guessed for {file}:\n{indent(text.rstrip(), '  ')}" if text else f"{file} describes {path}")
+    elif max_side is not None:
+        raise UsageError(f"--max-side is for folders of images, not for '{name}': a YAML file has the line max_side")
     elif name.lower().endswith((".yaml", ".yml")):
         file, text = path, ""
     else:

@@ -48,13 +48,13 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
         config                the `runner.config.RunConfig`
         options, settings     dicts: the method's options; as texts, all that tells rows apart except data set, target
                               and seed: settings of run and evaluation, recipe (`recipe.lr`), code, files
-        dataset, classes      what was trained on: data set; all, base or novel classes
+        dataset, classes      what was trained on: data set; all, base, novel, dev-base or dev-novel
         shots, seed           training images per class, 0 for all; seed of the samples and of the training
         sampling              their rule: balanced, decay:0.06, natural or natural-any
         backbone, pretrained, precision, recipe, epochs
         target                what was evaluated, `dataset:classes:split`
         target_dataset, target_classes, split
-        correct, total        integer counts of test images
+        correct, total        integer counts of images
         accuracy              100 * correct / total
         macro_accuracy        mean of the classes' accuracies in percent
         nll, brier            negative log-likelihood (nats) and Brier score (0 to 2), means over images; with
@@ -62,7 +62,7 @@ def load(results: str | Path, suite: str | None = None, *, evaluation: str | Non
                               as `runner.calibration` defines them
         calibration           the `runner.calibration.Calibration` with the counts of the bins
         per_class             the `runner.results.PerClass`: counts by class, and the classes' names
-        images, limited       size of the test set, and whether only its first `total` images were evaluated
+        images, limited       images of the target, and whether only its first `total` images were evaluated
         evaluation            settings of the evaluation that differ from the default, as `fp32, squash, 8 samples`
         temperature           what divided the logits, fitted on few-shot images; 1 without `--temperature`
         depends_on_seed       whether the result does; else it counts for every seed

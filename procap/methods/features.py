@@ -59,8 +59,8 @@ class FeatureMethod(Method):
     takes_steps: `fit` leaves a parameter that requires a gradient.
     augments: views are random, as the recipe says, and as many as `fixed_views`, or as epochs. Otherwise there is one
         view, prepared as test images are, and with `mirrors` its mirror image as a second one.
-    pools_views: a batch has any views of any images, and an epoch as many of them as there are images. Otherwise all
-        features of an epoch are of one view.
+    pools_views: a batch has any views of any images, and an epoch as many steps as without. Otherwise all features
+        of an epoch are of one view.
     bank: what a training learns from, from `fit` on.
     """
 

@@ -122,7 +122,7 @@ class TrainingHooks(nn.Module):
         return images, labels
 
     def lr_scales(self) -> dict[str, float]:
-        """Return factors on the recipe's learning rate by the name of a parameter; others are trained at the rate."""
+        """Return factors on the learning rates of the recipe by the name of a parameter; that of others is 1."""
         return {}
 
     def adapt_shapes(self, tensors: Mapping[str, Tensor]) -> None:

@@ -20,7 +20,7 @@ SPLIT_WORDS = {
     "training": "train", "train": "train", "dev": "val", "validation": "val", "valid": "val", "val": "val",
     "testing": "test", "test": "test",
 }  # fmt: skip
-"""Names that folders of a split commonly have, with the split; of several for one split the last is taken."""
+"""Names that folders of a split commonly have, with the split; several for one split are refused."""
 
 
 class ListedImage(BaseModel):
@@ -99,7 +99,7 @@ def scan_folders(root: Path) -> tuple[list[ListedImage], list[str], list[str]]:
     splits = find_split_folders(root) or {"": ""}
     if "" not in splits and (class_folders := [name for name in folders if name not in splits.values()]):
         both = f"{', '.join(splits.values())} with classes inside and also {first_few(class_folders)}"
-        raise UserError(f"folder: {root} holds {both}: only folders of splits may lie there")
+        raise UserError(f"folder: {root} holds {both}: one folder for each split, and no other, may lie there")
     images, problems = list[ListedImage](), list[str]()
     # What is not packed, and what `list_folder` says of it.
     unpacked: dict[str, str] = {}
