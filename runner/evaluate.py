@@ -19,19 +19,24 @@ import numpy as np
 
 from procap.errors import UserError
 from runner.calibration import ImagePredictions, measure_calibration
-from runner.config import Target
+from runner.config import RunConfig, RuntimeConfig, Target
 from runner.inference import Inference, LogitSettings, count_by_class, predict_images, prepare_inference
 from runner.meters import peak_memory, start_memory_peak
 from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import MCM, EvalResult, ScoreResult, write_json
 from runner.run_folders import AnyResult
-from runner.session import Run
+from runner.session import Run, Session
 from runner.setup import label_space, make_test_transform
 from runner.stop_signals import StopRequest
 from runner.temperature import fit_temperature
 from runner.trained_runs import load_trained, read_current_training
 from shards.image_selection import TargetImages, select_class_labels, select_target_images
+
+
+def evaluate(config: RunConfig, target: Target, runtime: RuntimeConfig, *, force: bool = False) -> EvalResult:
+    """Evaluate the run of `config` in a new session, for scripts; `procap.evaluate` takes its folder."""
+    return evaluate_run(Session(runtime).get_run(config), target, force=force)
 
 
 def evaluate_run(run: Run, target: Target, *, force: bool = False) -> EvalResult:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from procap.methods.features import FeatureMethod
 from procap.methods.hooks import DiagnosedMethod, TaughtMethod
 from procap.teacher import release_teacher
 from runner.checkpoint import TrainState, check_finite, read_checkpoint, save_checkpoint
+from runner.config import RunConfig, RuntimeConfig
 from runner.devices import set_deterministic
 from runner.earlier_runs import preliminary_run, read_initial_run
 from runner.engine import Batch, autocast, check_head, fitting_threads, term_gradients
@@ -26,7 +28,7 @@ from runner.provenance import describe_environment, provenance
 from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, describe_failure, write_json
 from runner.resumable_training import ResumableTraining
 from runner.run_folders import RunFolder
-from runner.session import Run
+from runner.session import Run, Session
 from runner.setup import changed_file, set_up
 from runner.stop_signals import Interrupted, StopRequest
 from runner.train_step import TrainStep
@@ -46,6 +48,14 @@ PENDING_STEPS = 32
 """After how many steps the host reads the losses of a GPU, for which it waits; those of a CPU are there at once."""
 MAX_REPEATS = 40
 """How often a step is repeated at half the loss scale: the scale begins at 2^16."""
+
+
+def train(config: RunConfig, runtime: RuntimeConfig, **more: Any) -> TrainResult | Progress:
+    """Train the run of `config` in a new session, for scripts; `procap.train` plans it from choices.
+
+    more: arguments of `train_run`.
+    """
+    return train_run(Session(runtime).get_run(config), **more)
 
 
 def train_run(

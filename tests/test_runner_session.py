@@ -11,8 +11,11 @@ from PIL import Image
 import procap
 from procap.errors import UserError
 from runner import session as sessions
-from runner.config import RuntimeConfig
+from runner.config import RuntimeConfig, Target
+from runner.evaluate import evaluate
+from runner.planning import plan_run
 from runner.results import TrainResult
+from runner.train import train
 
 FIELDS = {"method": "coop", "dataset": "digits", "shots": 2, "overrides": {"epochs": 1}}
 
@@ -54,11 +57,12 @@ def test_a_session_opens_a_data_set_once_for_all_runs(few_digits, short_checkpoi
 def test_one_configuration_is_trained_and_evaluated_in_a_thread_which_gets_no_signals(
     few_digits, short_checkpoint, tmp_path
 ):
-    session = procap.Session(data=few_digits, results=tmp_path, device="cpu", tracking_uri="off", quiet=True)
-    started = session.get_run(backbone=str(short_checkpoint), **FIELDS)
+    # Scripts of users import these two functions.
+    runtime = RuntimeConfig(data=few_digits, results=tmp_path, device="cpu", tracking_uri="off", quiet=True)
+    config = plan_run(data=few_digits, backbone=str(short_checkpoint), **FIELDS)
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(started.train).result().config_hash == started.config.hash
-        result = pool.submit(started.evaluate, "digits:base").result()
+        assert pool.submit(train, config, runtime).result().config_hash == config.hash
+        result = pool.submit(evaluate, config, Target("digits", "base"), runtime).result()
     assert 0 < result.total == result.dataset_size
 
 
