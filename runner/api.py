@@ -173,9 +173,8 @@ class Session(session.Session):
         choices: of `runner.planning.RunChoices`, such as method="coop", dataset="digits", shots=4; or config.
         """
         _check_settings(choices, RunChoices)
-        if "recipe" in choices:
-            controls = control_options(choices["method"], choices["recipe"])
-            choices["options"] = {**controls, **choices.get("options", {})}
+        controls = control_options(choices.get("method", ""), choices.get("recipe", ""))
+        choices["options"] = {**controls, **choices.get("options", {})}
         planned = config or plan_run(data=self.runtime.data, **choices)
         check_read([planned], choices.get("overrides", {}))
         return Run(self, planned)

@@ -151,17 +151,17 @@ def test_decoding_threads_are_divided_among_ranks_and_among_runs_on_other_gpus(
 
 
 def test_processes_of_a_run_on_gpus_capture_no_step_and_say_what_is_faster(few_digits, monkeypatch):
-    session, found = Session(RuntimeConfig(few_digits), ProcessGroup(Ranks(0, 2, 0, 2))), []
+    session, loaded_with = Session(RuntimeConfig(few_digits), ProcessGroup(Ranks(0, 2, 0, 2))), []
     session.device, session.acceleration = GPU, Acceleration(graphs=True, compile=True)
 
     def load(config, device, acceleration):
-        found.append(acceleration)
+        loaded_with.append(acceleration)
         raise UserError("no weights")
 
     monkeypatch.setattr(session.backbones, "load", load)
     with pytest.warns(UserWarning, match="one run per GPU, .* is faster"), pytest.raises(UserError, match="no weights"):
         set_up(session.get_run(plan_run(method="coop", dataset="digits", shots=2)))
-    assert found == [Acceleration(compile=True)]
+    assert loaded_with == [Acceleration(compile=True)]
 
 
 def test_a_process_has_the_gpu_of_its_local_rank():

@@ -212,35 +212,35 @@ def test_an_object_store_names_what_is_missing(s3, monkeypatch):
         s3fs.S3FileSystem.clear_instance_cache()
 
 
-def test_missing_credentials_are_what_to_check(s3, monkeypatch, tmp_path):
-    import s3fs
+@pytest.fixture
+def fresh_s3(s3):
+    """An S3 whose settings a test may change: a process reads them at its first request."""
+    from s3fs import S3FileSystem
 
+    S3FileSystem.clear_instance_cache()
+    yield s3
+    S3FileSystem.clear_instance_cache()
+
+
+def test_missing_credentials_are_what_to_check(fresh_s3, monkeypatch, tmp_path):
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
         monkeypatch.delenv(f"AWS_{name}")
     for name in ("CONFIG_FILE", "SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(f"AWS_{name}", str(tmp_path / "absent"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    s3fs.S3FileSystem.clear_instance_cache()
-    try:
-        with pytest.raises(Unreachable, match=r"\(Unable to locate credentials\); check the credentials$"):
-            read_file(f"s3://{s3.bucket}/a.tar")
-    finally:
-        s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(Unreachable, match=r"\(Unable to locate credentials\); check the credentials$"):
+        read_file(f"s3://{fresh_s3.bucket}/a.tar")
 
 
-def test_a_request_without_an_answer_is_repeated_as_often_as_the_settings_say(s3, monkeypatch):
-    import s3fs
+def test_a_request_without_an_answer_is_repeated_as_often_as_the_settings_say(fresh_s3, monkeypatch):
+    from s3fs import S3FileSystem
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-        monkeypatch.setattr(s3fs.S3FileSystem, "read_timeout", 0.2)
-        s3fs.S3FileSystem.clear_instance_cache()
-        try:
-            with pytest.raises(Unreachable, match=r"cannot be reached \(Read timeout .*\); try again later$"):
-                read_file(f"s3://{s3.bucket}/a.tar")
-        finally:
-            s3fs.S3FileSystem.clear_instance_cache()
+        monkeypatch.setattr(S3FileSystem, "read_timeout", 0.2)
+        with pytest.raises(Unreachable, match=r"cannot be reached \(Read timeout .*\); try again later$"):
+            read_file(f"s3://{fresh_s3.bucket}/a.tar")
         silent.setblocking(False)
         silent.accept()[0].close()
         with pytest.raises(BlockingIOError):

@@ -76,11 +76,11 @@ class Table:
             return column, [row.get(column, "") for row in self.rows]
         # One says all, of several none.
         flags = {name: match[1] for name in others if (match := FLAG.fullmatch(name.lower()))}
-        column, one = next(iter(flags.items()), ("", ""))
+        column, split = next(iter(flags.items()), ("", ""))
         if len(flags) != 1 or {*map(FLAG_CELLS.get, self._cells(column))} != {True, False}:
             return "", []
-        rest = "test" if SPLIT_WORDS[one] == "train" else "train"
-        return column, [one if FLAG_CELLS[_plain(row[column])] else rest for row in self.rows]
+        rest = "test" if SPLIT_WORDS[split] == "train" else "train"
+        return column, [split if FLAG_CELLS[_plain(row[column])] else rest for row in self.rows]
 
     def _cells(self, column: str) -> set[str]:
         return {_plain(row.get(column)) for row in self.rows}
