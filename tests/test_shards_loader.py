@@ -203,17 +203,17 @@ def photo(number):
     return data.getvalue()
 def photos(split):
     several = [photo(number) for number in range(10)]
-    for i in range(200):
+    for i in range(450):
         yield ImageRecord(f"{i}.jpg", 0, several[i % 10])
 def peak():
     # Of this program alone, in kilobytes: what getrusage tells begins with those of its parent.
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 torch.set_num_threads(1)
 root = Path(sys.argv[1])
-pack_source(toy_source(photos, counts={"test": 200}, per_shard=25), root)
+pack_source(toy_source(photos, counts={"test": 450}, per_shard=50), root)
 test = open_dataset(root, "toy").open_images("test")
 transform = EvalTransform(224, (0.5, 0.5, 0.5), (1, 1, 1))
-for count in (50, 200):
+for count in (50, 450):
     batches = evaluation_batches(test.subset(np.arange(count)), transform, 10, workers=2)
     assert sum(len(indices) for _, _, indices in batches) == count
     print(peak())
@@ -221,12 +221,15 @@ for count in (50, 200):
 
 
 def test_evaluation_takes_no_more_memory_for_more_images(tmp_path):
-    """If anything held 150 photographs more, decoded or as the tower reads them, that would be 80 MB or more."""
+    """If anything held 400 photographs more, decoded or as the tower reads them, that would be 225 MB or more.
+
+    How much the allocator keeps depends on how the threads of the decoder meet: 50 MB were seen on a busy machine.
+    """
     program = [sys.executable, "-c", MANY_PHOTOS, str(tmp_path)]
     run = subprocess.run(program, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[1])
     assert run.returncode == 0, run.stderr
     few, many = map(int, run.stdout.split())
-    assert many - few < 45_000
+    assert many - few < 120_000
 
 
 TARGETS = [Target("digits", "base"), Target("digits", "novel")]
