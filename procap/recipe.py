@@ -138,13 +138,16 @@ def _warmup_rate(recipe: Recipe, done: int, warm: int) -> float:
 
 def warmup_warning(recipe: Recipe, images: int) -> str:
     """Explain that most epochs on `images` are warm-up epochs, so that a training may hardly learn; else ""."""
-    steps = recipe.iterations or recipe.epochs * max(1, images // recipe.batch_size)
-    # Per step, a linear warm-up ends with the training at the latest, whose last steps have almost the full rate.
-    is_full = recipe.schedule == "step" and recipe.warmup == "linear" and steps > 1
-    if recipe.warmup == "none" or is_full or not 0 < recipe.epochs < 2 * recipe.warmup_epochs:
+    if recipe.warmup == "none" or not 0 < recipe.epochs < 2 * recipe.warmup_epochs:
         return ""
-    warm = min(recipe.epochs, recipe.warmup_epochs)
-    highest = max(epoch_rate(recipe, epoch) for epoch in range(warm))
+    warm = last = min(recipe.epochs, recipe.warmup_epochs)
+    length, is_per_step = recipe.warmup_epochs, recipe.schedule == "step"
+    if is_per_step:
+        # A warm-up per step ends with the training at the latest.
+        steps = recipe.iterations or recipe.epochs * max(1, images // recipe.batch_size)
+        length = last = steps * warm // recipe.epochs
+    if (highest := _warmup_rate(recipe, last - 1, length)) > recipe.lr / 2 and is_per_step:
+        return ""
     return (
         f"may hardly learn: {warm} of {recipe.epochs} epochs warm up at a rate of {highest:g} or less instead of "
         f"{recipe.lr:g}; give {2 * recipe.warmup_epochs} epochs or more"

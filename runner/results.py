@@ -295,8 +295,6 @@ class EvalResult(TargetResult):
                 yield f"{right} of {images} images of class {label} are correct"
         if self.total != min(self.limit or self.dataset_size, self.dataset_size):
             yield f"total = {self.total} images, of dataset_size = {self.dataset_size} with limit = {self.limit}"
-        if self.settings.precision not in (None, self.precision):
-            yield f"precision = {self.precision}, in settings it is {self.settings.precision}"
         if (self.settings.temperature is None) != (self.temperature is None):
             yield f"temperature = {self.temperature}, in settings it is {self.settings.temperature}"
         if self.calibration:

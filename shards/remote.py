@@ -7,6 +7,7 @@ drivers retry. Every failure is a UserError of one line that names the URL witho
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,6 +58,9 @@ def filesystem(location: str) -> ResolvedPath:
     if redact(url) != url:
         reason = "a name, a password or a key in it would end up in logs: put credentials into the environment"
         raise UsageError(f"{redact(url)}: {reason} instead")
+    # The drivers of Google's and Azure's stores log what their errors say, with tracebacks.
+    for driver in ("gcsfs", "google", "azure", "adlfs"):
+        logging.getLogger(driver).setLevel(logging.CRITICAL)
     try:
         files, path_there = fsspec.url_to_fs(url)
     except (ImportError, ValueError) as error:

@@ -116,6 +116,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("data show digits --data nowhere", 1, "procap data pack digits"),
     ("export 1a2b --out s3://lab/models", 2, "s3://lab/models is a URL: name a file or folder of this machine"),
     ("demo --quick --out s3://lab/demo", 2, "s3://lab/demo is a URL"),
+    ("predict 1a2b x.png --out hf://datasets/lab/rows.csv", 2, "hf://datasets/lab/rows.csv is a URL"),
     ("track sync --tracking off --results .", 2, "--tracking off names no store: leave it out"),
     ("ui --results nowhere", 1, "no results folder at nowhere"),
     ("train --methods zeroshot --datasets digits --results a-file", 2, "--results a-file: a-file is a file, name"),

@@ -135,6 +135,8 @@ UNLIKE = {
     "sentences ffffffff": ({}, {"files": {"sentences": "f" * 64}}),
     "code bbbbbbbb": ({}, {"method_source": source("b")}),
     "rotation 9": ({"overrides": {"rotation": 9}}, {}),
+    "sampling natural": ({"sampling": "natural"}, {}),
+    "precision bf16": ({"precision": "bf16"}, {}),
 }
 """How the last of three seeds differs: what was planned and what its training recorded, by what its row is called."""
 
@@ -305,6 +307,8 @@ def test_different_contents_of_a_data_set_are_an_error_that_names_both(tmp_path,
         said = capsys.readouterr().err
         assert "different contents of shapes" in said and older.path in said
         assert "d" * 16 in said and "e" * 16 in said
+    with pytest.raises(UserError, match="results on different contents of shapes do not compare"):
+        load(tmp_path)
     assert main(["table", "--results", str(tmp_path), "--methods", "maple"]) == 0
 
 
@@ -316,6 +320,8 @@ def test_results_of_different_weights_are_an_error_that_names_both(tmp_path, cap
     assert main(["table", "--results", str(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert "the weights of mini" in said and f"{'c' * 16} (such as {other.path})" in said and "b" * 16 in said
+    with pytest.raises(UserError, match="results on different contents of the weights of mini"):
+        load(tmp_path)
 
 
 def test_reading_results_does_not_import_torch(tmp_path):

@@ -468,3 +468,6 @@ def test_the_warning_of_a_long_warm_up_names_the_highest_rate_of_the_schedule():
     for only_step in ({"epochs": 1, "batch_size": images}, {"epochs": 1, "iterations": 1}):
         why = warmup_warning(per_step.model_copy(update=only_step), images)
         assert "1 of 1 epochs warm up at a rate of 1e-05 or less" in why and step_rate(per_step, 0, 1, warm=1) == 1e-5
+    two_steps = per_step.model_copy(update={"epochs": 2, "batch_size": images})
+    assert "2 of 2 epochs warm up at a rate of 0.5 or less" in warmup_warning(two_steps, images)
+    assert step_rate(two_steps, 1, 2, warm=2) == 0.5

@@ -108,6 +108,8 @@ FIELDS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"target": "shapes:novel:test"}, "holds 'shapes:novel:test'"),
         ({"target": "shapes"}, "target = 'shapes'"),
         ({"settings__samples": 3}, "3 samples"),
+        ({"settings__precision": "bf16"}, "holds 'shapes:base:test' under bf16"),
+        ({"temperature": 2.0}, "temperature = 2.0, in settings it is None"),
         ({"config_hash": "00000000"}, "is of run '00000000'"),
         ({"backbone_digest": "0" * 16}, "other weights"),
         ({"checkpoint_sha256": "0" * 64}, "evaluated on shapes:base:test with other weights.*--force"),

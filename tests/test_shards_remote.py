@@ -1,6 +1,7 @@
 """Remote files: whole or not at all, one download per machine, and errors that name the URL without its secrets."""
 
 import hashlib
+import logging
 import multiprocessing
 import os
 import resource
@@ -11,8 +12,9 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import fsspec
 import pytest
-from fsspec import asyn
+from fsspec import AbstractFileSystem, asyn
 from local_server import Answer, LocalServer
 
 from procap.errors import NotFound, Unreachable, UsageError, UserError
@@ -230,6 +232,23 @@ def test_missing_credentials_are_what_to_check(fresh_s3, monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(Unreachable, match=r"\(Unable to locate credentials\); check the credentials$"):
         read_file(f"s3://{fresh_s3.bucket}/a.tar")
+
+
+@pytest.mark.parametrize(("driver", "url"), [
+    ("gcsfs.retry", "gs://lab/a.tar"), ("azure.identity", "abfs://lab@account.dfs.core.windows.net/a.tar"),
+])  # fmt: skip
+def test_drivers_of_other_stores_log_nothing_beside_the_error(monkeypatch, caplog, driver, url):
+    """Both log why they have no credentials, on dozens of lines."""
+
+    class Store(AbstractFileSystem):
+        def open(self, path, *given, **more):
+            logging.getLogger(driver).error("no credentials", stack_info=True)
+            raise RuntimeError("no credential in this chain")
+
+    monkeypatch.setattr(fsspec, "url_to_fs", lambda url: (Store(), url))
+    with pytest.raises(Unreachable, match=r"\(no credential in this chain\); check the credentials$"):
+        read_file(url)
+    assert not caplog.records
 
 
 def test_a_request_without_an_answer_is_repeated_as_often_as_the_settings_say(fresh_s3, monkeypatch):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand
+from typer.models import ArgumentInfo
 
 from benchmarks.cli.completion import complete_datasets, complete_methods, complete_runs
 from benchmarks.console.output import json_alone, quote
@@ -357,10 +358,12 @@ def flatten_flag_groups(command: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(command)
     def run(**values: Any) -> int:
         for name, value in values.items():
-            if isinstance(value, Path):
-                values[name] = expand_local(value)
-            elif isinstance(value, list):
-                values[name] = [expand_local(item) if isinstance(item, Path) else item for item in value]
+            is_argument = isinstance(flags[name].annotation.__metadata__[0], ArgumentInfo)
+            items = [
+                expand_local(item, may_be_on_hub=is_argument) if isinstance(item, Path) else item
+                for item in (value if isinstance(value, list) else [value])
+            ]
+            values[name] = items if isinstance(value, list) else items[0]
         built = {
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
@@ -378,10 +381,10 @@ def flatten_flag_groups(command: Callable[..., int]) -> Callable[..., int]:
     return run
 
 
-def expand_local(path: Path) -> Path:
-    """Expand ~. Raises UsageError for a URL, which pathlib takes for a folder here; hf:// names a run."""
+def expand_local(path: Path, *, may_be_on_hub: bool) -> Path:
+    """Expand ~. Raises UsageError for a URL, which pathlib takes for a folder here; hf:// may name a run."""
     url = str(path).replace(":/", "://", 1)
-    if is_url(url) and not url.startswith("hf:"):
+    if is_url(url) and not (may_be_on_hub and url.startswith("hf:")):
         raise UsageError(f"{url} is a URL: name a file or folder of this machine")
     return path.expanduser()
 

@@ -6,6 +6,7 @@ experiment, however often it is interrupted, and the next export logs what is mi
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -198,16 +199,18 @@ def _log_missing(client: MlflowClient, run: Run, content: Content) -> bool:
         return False
     # An epoch that a killed training repeats took a different time: it would be a second point of the curve.
     curves = logged.keys() & {name for name, *_ in content.curves}
-    steps = {name: {point.step for point in client.get_metric_history(run_id, name)} for name in curves}
+    epochs = {name: _logged_epochs(client, run_id, name) for name in curves}
     metrics = [
         Metric(name, value, run.info.start_time + at, epoch)
         for name, value, at, epoch in content.curves
-        if epoch not in steps.get(name, ())
+        if epoch not in epochs.get(name, ())
     ]
     now = time.time_ns() // 1_000_000
     metrics += [Metric(name, value, now, 0) for name, value in content.metrics.items() if logged.get(name) != value]
     params = [Param(*param) for param in content.params.items()]
     client.log_batch(run_id, metrics, params, [RunTag(*tag) for tag in tags.items()])
+    for name, _, _, epoch in content.curves:
+        epochs.get(name, set()).add(epoch)
     if content.inputs:
         inputs = [
             DatasetInput(Dataset(name, digest, "procap", name), [InputTag("mlflow.data.context", context)])
@@ -219,6 +222,12 @@ def _log_missing(client: MlflowClient, run: Run, content: Content) -> bool:
     else:
         client.update_run(run_id, content.status)
     return True
+
+
+@functools.cache
+def _logged_epochs(client: MlflowClient, run_id: str, name: str) -> set[int]:
+    """Ask once for the epochs of a curve in MLflow; the caller adds those that it logs."""
+    return {point.step for point in client.get_metric_history(run_id, name)}
 
 
 def format_error(error: BaseException) -> str:
