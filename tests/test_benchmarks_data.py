@@ -412,6 +412,23 @@ def test_all_suites_run_on_an_own_set_alone_without_those_that_cannot(one_class,
     assert main(["report", *at, "--out", str(tmp_path / "page")]) == 0
 
 
+def test_suites_on_own_data_leave_out_methods_whose_names_mini_does_not_know(one_class, tmp_path, capsys):
+    at = ["--datasets", "quartet", "--data", one_class, "--results", tmp_path, "--shots", "2", "--dry-run"]
+    for words, methods, parts in [
+        ("bench all --profile mini --quick", {"probe", "ncm"}, "stability, ablation, prompt-length"),
+        ("bench few-shot", {"probe", "ncm"}, ""),
+        ("train --classes all", {"probe"}, ""),
+    ]:
+        code, out, err = run(capsys, *words.split(), *at)
+        assert code == 0 and {line.split("/")[2] for line in out.splitlines() if "/quartet/" in line} == methods
+        assert err.count("are left out on your data; to have them, name a CLIP that knows yours") == 1
+        assert not parts or re.search(f"{parts}, .* are left out: no method reads images alone", err)
+    code, _, err = run(capsys, "bench", "ablation", *at)
+    assert code == 2 and "ablation cannot run: no method reads images alone" in err
+    code, out, err = run(capsys, "bench", "few-shot", "--methods", "coop", *at)
+    assert code == 0 and "/coop/" in out and "left out" not in err
+
+
 @pytest.mark.parametrize("profile", [MINI, PAPER])
 @pytest.mark.parametrize(("datasets", "reason"), [
     (("quartet",), "they use own data sets"),

@@ -7,7 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.cli import flags
-from benchmarks.cli.selection import refuse_unread, runtime_config, suite_changes, trainable_methods
+from benchmarks.cli.selection import (
+    default_methods,
+    refuse_unread,
+    runtime_config,
+    suite_changes,
+    trainable_methods,
+)
 from benchmarks.cli.several_runs import show_plan
 from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.console.parse import parse_options
@@ -120,7 +126,9 @@ def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: Ru
     if "methods" in changes:
         of_profile = {method: profile.options(method) for method in changes["methods"]}
         changes["methods"] = trainable_methods(suite_flags.methods, changes["methods"], of_profile, parsed)
-    plans = []
+    elif own := default_methods(changes.get("datasets", ()), suite_flags.backbone or profile.backbone, runtime.data):
+        suites = [suite.with_image_methods(own) for suite in suites]
+    plans, left_out = [], dict[str, list[str]]()
     for suite in suites:
         # An option of a method that only some of the suites compare does not apply to the others.
         compared = changes.get("methods", suite.methods)
@@ -139,9 +147,11 @@ def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: Ru
         if not (why := find_obstacle(suite, options, several=several)):
             plans.append(SuitePlan(suite, options, suite.plan(options)))
         elif several:
-            note(f"{suite.name} is left out: {why}")
+            left_out.setdefault(why, []).append(suite.name)
         else:
             raise UsageError(f"{suite.name} cannot run: {why}")
+    for why, names in left_out.items():
+        note(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} left out: {why}")
     if not (suite_flags.profile or named or is_paper):
         if runtime.data != data_root() and not runtime.data.exists():
             # The name of the paper's data may be misspelled, or its disk not mounted.

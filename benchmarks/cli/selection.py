@@ -68,11 +68,10 @@ def plan_selected_runs(
     selection: SelectionFlags, recipe_flags: RecipeFlags, data: Path | None = None, task: str | None = None
 ) -> list[RunConfig]:
     """Make the runs that the flags describe: by data set, then method, then seed. task: see `plan_run`."""
+    given = selection.methods and parse_methods(selection.methods, table1_methods())
     datasets = parse_datasets(selection.datasets, data)
-    is_users = all(resolve_dataset(name, data).images_from == "packed" for name in datasets)
-    # `mini` knows few words: the default for a user's data needs none.
-    default = "probe" if is_users and selection.backbone in ("", "mini") else ""
-    methods = parse_methods(selection.methods or default, table1_methods())
+    default = given or default_methods(datasets, selection.backbone or "mini", data)[:1]
+    methods = [*default] or parse_methods("")
     named_architecture(selection.backbone or "mini", selection.pretrained or None)
     options = parse_options(given_options(recipe_flags.option, recipe_flags.unlabelled), methods)
     kept, overrides = trainable_methods(selection.methods, methods, options), recipe_overrides(recipe_flags)
@@ -98,6 +97,18 @@ def plan_selected_runs(
     ]
     check_read(configs, overrides)
     return configs
+
+
+def default_methods(datasets: Iterable[str], backbone: str, data: Path | None) -> tuple[str, ...]:
+    """Return methods that read images alone for a user's own data under `mini`, with a note; others have no default."""
+    own = [resolve_dataset(name, data).images_from == "packed" for name in datasets]
+    if backbone != "mini" or not own or not all(own):
+        return ()
+    note(
+        "procap: note: mini knows few class names: methods that read them are left out on your data; to have them, "
+        "name a CLIP that knows yours (--backbone ViT-B/16) or --methods"
+    )
+    return "probe", "ncm"
 
 
 def start_runs(configs: Sequence[RunConfig], init: str, session: Session) -> list[RunConfig]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
@@ -258,6 +258,13 @@ class Suite:
     def heading(self) -> str:
         """The title with a capital letter."""
         return self.title[:1].upper() + self.title[1:]
+
+    def with_image_methods(self, methods: tuple[str, ...]) -> Suite:
+        """Compare `methods`, which read no class names, instead; none if the suite is about parts of its methods."""
+        # A user's suite names its methods, and what is timed need not be accurate.
+        if self.source or not self.trains:
+            return self
+        return replace(self, methods=methods if "zeroshot" in self.methods else ())
 
     def options(self, profile: Profile, *, quick: bool = False, **more: Any) -> SuiteOptions:
         """Return the suite's defaults in `profile`; `more` are fields of SuiteOptions, None keeps the default."""

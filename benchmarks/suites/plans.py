@@ -82,6 +82,8 @@ def count_images(run: RunSpec, state: RunState, runtime: RuntimeConfig) -> float
 
 def find_obstacle(suite: Suite, options: SuiteOptions, *, several: bool = False) -> str:
     """Explain why a suite cannot run on a user's data set; "" if it can. several: it may not need further data sets."""
+    if not options.methods:
+        return "no method reads images alone"
     for name in (name for name in options.datasets if kind_of_name(name) == "own"):
         dataset, targets = resolve_dataset(name, options.data), suite.targets(options, name)
         further = sorted({target.dataset for target in targets} - {name, *options.datasets})
