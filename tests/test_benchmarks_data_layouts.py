@@ -84,7 +84,7 @@ UNCLEAR = {
         ["one", "two"], ("x,y,z", "one/00.png,a,b"), "labels.csv (columns: 'x', 'y', 'z'; path (or filename), label"
     ),
     "a table of images elsewhere": (
-        ["one", "two"], ("Path,Label", "three/0.png,a", "three/1.png,b"), "are not there: 'three/0.png', 'three/1.png'"
+        ["one", "two"], ("Path,Label", "three/0.png,a", "three/1.png,b"), "in several folders: 'three/0.png'"
     ),
     "a table of one class": (["images"], ("path,label", "images/00.png,a", "images/01.png,a"), "has one class, 'a'"),
     "HEIC alone": ([], None, "2 heic); HEIC is not read: convert it to JPEG"),
@@ -109,6 +109,56 @@ def test_images_that_a_table_does_not_list_are_counted(tmp_path, capsys):
     put_sheet(tmp_path / "birds", "path,label", *(f"images/{i:02d}.png,{'ab'[i % 2]}" for i in range(4)))
     err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")[2]
     assert "without 2 images that it does not list ('images/04.png', 'images/05.png')" in err
+
+
+def put_tables(root: Path, **folders: str) -> None:
+    """Write a table of each name, whose images have equal names in all folders and a colour of their folder."""
+    for number, (name, folder) in enumerate(folders.items()):
+        for i in range(6):
+            put(root / folder / f"{i}.png", (40 * number, i, 0))
+        table = (root / name.replace("__", "/")).with_suffix(".csv")
+        table.parent.mkdir(exist_ok=True)
+        table.write_text("\n".join(["file_name,label", *(f"{i}.png,{'ab'[i % 2]}" for i in range(6))]))
+
+
+@pytest.mark.parametrize(("tables", "splits"), [
+    ({"train": "train", "test": "test"}, {"train": "train", "test": "test"}),
+    ({"train_labels": "train_images", "dev_labels": "dev_images"}, {"train": "train_images", "test": "dev_images"}),
+    ({"train__metadata": "train", "valid__metadata": "valid", "test__metadata": "test"},
+     {"train": "train", "val": "valid", "test": "test"}),
+])  # fmt: skip
+def test_a_table_for_each_split_has_the_images_in_its_folder(tmp_path, capsys, tables, splits):
+    put_tables(tmp_path / "birds", **tables)
+    assert run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data", "--max-side", "0")[0] == 0
+    assert run(capsys, "data", "pack", tmp_path / "birds.yaml", "--data", tmp_path / "data")[0] == 0
+    dataset = open_dataset(tmp_path / "data", "birds")
+    assert {split: {path.partition("/")[0] for path in dataset.list_images(split).paths}
+            for split in dataset.manifest.splits} == {split: {folder} for split, folder in splits.items()}  # fmt: skip
+    images = dataset.open_images("test")
+    assert images.read(1) == (tmp_path / "birds" / images.paths[1]).read_bytes()
+
+
+@pytest.mark.parametrize(("folders", "found"), [
+    (("test", "train"), "birds/train"), (("masks", "images"), "birds/images"), (("crops", "photos"), ""),
+])  # fmt: skip
+def test_a_table_has_the_images_in_the_folder_called_like_it_or_is_not_clear(tmp_path, capsys, folders, found):
+    put_tables(tmp_path / "birds", **{f"x{i}": folder for i, folder in enumerate(folders)})
+    (tmp_path / "birds/x0.csv").rename(tmp_path / f"birds/{'train' if 'train' in folders else 'labels'}.csv")
+    (tmp_path / "birds/x1.csv").unlink()
+    code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")
+    if found:
+        assert code == 0 and yaml.safe_load((tmp_path / "birds.yaml").read_text())["images"] == found
+    else:
+        assert code == 1 and "are not there, or in several folders: '0.png'" in err
+
+
+def test_several_tables_that_name_no_splits_or_the_same_images_are_refused(tmp_path, capsys):
+    put_tables(tmp_path / "birds", first="images", second="images")
+    code, _, err = run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")
+    assert code == 1 and "holds several tables (first.csv, second.csv): join them" in err
+    put_tables(tmp_path / "finches", train="images", test="images")
+    code, _, err = run(capsys, "data", "pack", tmp_path / "finches", "--data", tmp_path / "data")
+    assert code == 1 and "finches/train.csv lists 'images/0.png'" in err
 
 
 @pytest.mark.parametrize(("name", "column", "cells"), [

@@ -144,6 +144,16 @@ def test_metadata_of_a_different_program_does_not_tell_the_activation(tiny_clip,
         load_clip("tiny-vit", str(tmp_path / "a.safetensors"))
 
 
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_a_file_that_tells_its_activation_does_not_get_that_of_a_tag(monkeypatch, tiny_clip, tmp_path, is_quick):
+    import open_clip
+
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny-vit", {"openai": {"url": "", "quick_gelu": True}})
+    config = json.dumps({"quick_gelu": is_quick})
+    save_file(tiny_clip.state_dict(), tmp_path / "a.safetensors", metadata={"config": config})
+    assert load_clip("tiny-vit", str(tmp_path / "a.safetensors")).geometry.quick_gelu is is_quick
+
+
 @pytest.mark.parametrize("file", ["open-clip.pt", "distributed.bin", "half.pt", "custom-text.safetensors"])
 def test_the_activation_of_a_bare_file_has_to_be_told_if_its_architecture_has_two(written, tmp_path, file):
     path = tmp_path / file

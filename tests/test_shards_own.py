@@ -399,9 +399,12 @@ def test_linked_folders_are_read_once_and_links_to_folders_around_them_are_not(t
     for name, target in (("batch", tmp_path / "disk/batch"), ("again", tmp_path / "disk/batch"), ("up", "..")):
         (cls / name).symlink_to(target)
     (tmp_path / "disk/batch/back").symlink_to(tmp_path / "images")
+    put(cls / "day/night.png")
+    (cls / "other day").symlink_to("day")
     source = user_source(sheet(tmp_path, f"folder: images\n{TEST}"))
     paths = [path for path, label in rows(source, "test") if source.classnames[label] == CLASSES[0]]
-    assert sorted(path.rpartition("/")[2] for path in paths) == ["00.png", "00.png", "00.png", "01.png"]
+    assert sorted(path.rpartition("/")[2] for path in paths) == ["00.png", "00.png", "00.png", "01.png", "night.png"]
+    assert f"{CLASSES[0]}/day/night.png" in paths, "a folder has its own name, not that of a link"
 
 
 def test_images_that_are_replaced_by_others_of_equal_size_are_packed_again(tmp_path):

@@ -51,8 +51,9 @@ class Description(BaseModel):
         description="an ordered list of text labels, or of names for 0, 1, ...; or a mapping, label: name; or `none`",
     )
     folder: StrictStr | None = Field(default=None, description="the folder of the class folders")
-    table: StrictStr | None = Field(
-        default=None, description="instead of `folder`: a CSV, TSV or JSON file of path, label and split"
+    table: StrictStr | dict[Literal["train", "val", "test"], StrictStr] | None = Field(
+        default=None,
+        description="instead of `folder`: a CSV, TSV or JSON file of path, label and split; or {train: FILE, ...}",
     )
     images: StrictStr | None = Field(default=None, description="the folder that paths of the table are relative to")
     split: SplitRule | Literal["test"] | None = Field(
@@ -97,6 +98,12 @@ class Description(BaseModel):
         if reason := next(unfit_texts((), (templates,) if isinstance(templates, str) else templates), ""):
             raise ValueError(reason)
         return templates
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """The tables by split, or one by the empty name."""
+        tables = self.table if isinstance(self.table, dict) else {"": self.table} if self.table else {}
+        return {str(split): file for split, file in tables.items()}
 
     @property
     def prompts(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from shards.raw.class_folders import SPLIT_WORDS, find_class_root, find_split_fo
 from shards.raw.description import read_description
 from shards.raw.folders import describe_unread, list_folder, split_sizes, walk_files
 from shards.raw.published import SPLITS, imagenet_wnids, published_classnames
-from shards.raw.tables import Table, may_name_split, read_lines, read_table
+from shards.raw.tables import Table, find_base, may_name_split, read_lines, read_tables, split_of
 
 HEADER = """\
 # Guessed by `procap data pack {folder}`: {what}.
@@ -52,7 +52,7 @@ def find_description(folder: Path, max_side: int | None = None) -> tuple[Path, s
         file = Path.cwd() / file.name
     if file.exists():
         written = read_description(file)
-        images = (file.parent / text for text in (written.folder, written.images, written.table) if text)
+        images = (file.parent / text for text in (written.folder, written.images, *written.tables.values()) if text)
         if not any(path.resolve().is_relative_to(folder) for path in images):
             hint = "pack it by its name, or move it away"
             raise UsageError(f"{file} is there already and describes other images than {folder}; {hint}")
@@ -83,20 +83,19 @@ def find_description(folder: Path, max_side: int | None = None) -> tuple[Path, s
 def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
     """Guess how the images of a folder are labelled and split: the keys of its YAML file, the guess, the labels."""
     keys: dict[str, Any]
-    if tables := _find_tables(folder):
-        if len(tables) > 1:
-            hint = "join them, with a column split, or name one of them in a YAML file"
-            raise UserError(f"{folder} holds several tables ({', '.join(tables)}): {hint}")
-        [(table, base)] = tables.items()
-        images = read_table(folder / table, folder / base)
-        keys = {"table": f"{folder.name}/{table}", "images": posixpath.join(folder.name, base).rstrip("/")}
+    tables, base = _find_tables(folder)
+    if tables:
+        images = read_tables({split: folder / name for split, name in tables.items()}, folder / base)
+        named = {split: f"{folder.name}/{name}" for split, name in tables.items()}
+        keys = {"table": named.get("", named), "images": posixpath.join(folder.name, base).rstrip("/")}
         keys |= {} if images[0].split else _guess_split(image.label for image in images)
         how = "with its splits" if images[0].split else "split at random"
         listed = {image.path for image in images}
-        files = [path for path, entry in walk_files(folder / base) if entry == "image" and path not in listed]
-        how += f", without {len(files):,} images that it does not list ({first_few(files)})" if files else ""
-        how += _note_unread(Table(read_lines(folder / table), folder / base).unread_splits)
-        return keys, f"the table {table}, {how}", {image.label for image in images}
+        unlisted = [path for path, entry in walk_files(folder / base) if entry == "image" and path not in listed]
+        how += f", without {len(unlisted):,} images that it does not list ({first_few(unlisted)})" if unlisted else ""
+        if "" in tables:
+            how += _note_unread(Table(read_lines(folder / tables[""]), folder / base).unread_splits)
+        return keys, f"the table {' and '.join(tables.values())}, {how}", {image.label for image in images}
     root = find_class_root(folder)
     names = list_class_folders(folder / root)
     keys = {"folder": posixpath.join(folder.name, root).rstrip("/")}
@@ -168,23 +167,28 @@ def _guess_split(labels: Iterable[str | int]) -> dict[str, Any]:
     return {"split": {**rule, "seed": SEED}}
 
 
-def _find_tables(folder: Path) -> dict[str, str]:
-    """Find the tables of labels in a folder, each with the folder that its files are relative to.
+def _find_tables(folder: Path) -> tuple[dict[str, str], str]:
+    """Find the table of labels in a folder, by the name "", or those of splits; also the folder of their files.
 
-    Raises UserError if there is none but a table that is about images and does not say which column labels them.
+    Raises UserError for several others, and for a table alone that does not say which column labels the images.
     """
     names = [name for name, entry in list_folder(folder).items() if entry == "file" and TABLE.fullmatch(name.lower())]
     # The Hub's tables lie next to the images.
     inner = (f"{name}/metadata{ending}" for name in list_class_folders(folder) for ending in (".csv", ".jsonl"))
     labelled, unclear = dict[str, str](), list[str]()
     for name in (*names, *(name for name in inner if (folder / name).is_file())):
-        lines, base = read_lines(folder / name), posixpath.dirname(name)
-        below = [posixpath.join(base, sub) for sub in list_class_folders(folder / base)]
-        below += [posixpath.join(path, sub) for path in below for sub in list_class_folders(folder / path)]
-        bases = (path for path in (base, *below) if Table(lines[:20], folder / path).is_located)
-        table = Table(lines, folder / (base := next(bases, base)))
+        lines, above = read_lines(folder / name), posixpath.dirname(name)
+        base = posixpath.join(above, find_base(lines, folder / above, split_of(name))).rstrip("/")
+        table = Table(lines, folder / base)
         labelled |= {name: base} if table.is_labelled else {}
         unclear += [f"{name} ({table})"] if table.is_unclear else []
     if unclear and not labelled:
         raise UserError(f"{folder}: it is not clear how this labels the images: {unclear[0]}; or move the table away")
-    return labelled
+    if len(labelled) == 1:
+        [(name, base)] = labelled.items()
+        return {"": name}, base
+    tables = {split_of(name): name for name in labelled}
+    if "" in tables or len(tables) < len(labelled):
+        hint = "join them, with a column split, or name one of them in a YAML file"
+        raise UserError(f"{folder} holds several tables ({', '.join(labelled)}): {hint}")
+    return tables, ""

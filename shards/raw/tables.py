@@ -10,9 +10,11 @@ import csv
 import io
 import json
 import os
+import posixpath
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from procap.errors import UserError, describe_invalid
 from shards.files import read_regular
 from shards.names import first_few, join_first
-from shards.raw.class_folders import SPLIT_WORDS, ListedImage
+from shards.raw.class_folders import SPLIT_WORDS, ListedImage, list_class_folders
 from shards.raw.folders import IMAGE_EXTENSIONS, is_image_name
 
 PATHS = ("path", "filename", "file_name", "file", "image", "filepath", "file_path", "image_path", "image_id", "id")
@@ -30,6 +32,8 @@ LABELS = ("label", "class", "class_name", "label_name", "labels", "category", "s
 PREDICTIONS = {"path", "class", "label", "probability"}
 """Columns of what `procap predict` writes: it labels no data set."""
 ZERO, ONE = {"0", "0.0"}, {"1", "1.0"}
+WORD_ENDS = "[/ _.-]"
+IMAGES = {"image", "images", "img", "imgs"}
 SPLIT_NAMES = {"split", "subset", "partition", "fold"}
 FLAG = re.compile(rf"is[_ ]?({'|'.join(SPLIT_WORDS)})([_ ].*)?")
 """Names, in lower case, of columns that say of each image whether it belongs to one split."""
@@ -113,13 +117,60 @@ class Table:
 
     def __str__(self) -> str:
         if self.labels and self.path and not self.is_located:
-            return f"its images are not there: {first_few([str(row.get(self.path)) for row in self.rows])}"
+            paths = first_few([str(row.get(self.path)) for row in self.rows])
+            return f"its images are not there, or in several folders: {paths}"
         needed = "path (or filename), label (or class) and perhaps split are needed"
         return f"columns: {join_first([*map(ascii, self.columns)], 8)}; {needed}"
 
 
-def read_table(file: Path, root: Path) -> list[ListedImage]:
-    """Read the rows of a table of images in `root`, in order. Raises UserError naming the line that is wrong."""
+def read_tables(files: Mapping[str, Path], root: Path) -> list[ListedImage]:
+    """Read one table of images in `root`, by the empty name, or the table of each split, in order.
+
+    Raises UserError naming the line that is wrong.
+    """
+    images = list[ListedImage]()
+    for split, file in files.items():
+        if not split:
+            images = _read_table(file, root)
+            continue
+        base = find_base(read_lines(file), root, split)
+        for image in _read_table(file, root / base):
+            images.append(image.model_copy(update={"path": posixpath.join(base, image.path), "split": split}))
+    # An image that is listed twice could be in the training and the test split, or have two labels.
+    if repeated := [path for path, count in Counter(image.path for image in images).items() if count > 1]:
+        listing = " and ".join(map(str, files.values()))
+        raise UserError(f"table: {listing} lists {first_few(repeated)} more than once: list each image once")
+    # As of folders: without test, the images of val are the test images.
+    if any(image.split == "test" for image in images):
+        return images
+    return [image.model_copy(update={"split": "test"}) if image.split == "val" else image for image in images]
+
+
+def find_base(lines: Sequence[Any], root: Path, split: str) -> str:
+    """Find the folder below `root`, at most two levels deep, that the files of a table of `split` are relative to.
+
+    Those called like the split or like images come before others; "" also if several of equal names and depth fit.
+    """
+    below = list_class_folders(root)
+    below += [posixpath.join(path, sub) for path in below for sub in list_class_folders(root / path)]
+
+    def rank(path: str) -> tuple[bool, int, bool]:
+        return split_of(path) != split, len(Path(path).parts), IMAGES.isdisjoint(re.split(WORD_ENDS, path.lower()))
+
+    for _, paths in groupby(sorted(["", *below], key=rank), key=rank):
+        if located := [path for path in paths if Table(lines[:20], root / path).is_located]:
+            return located[0] if len(located) == 1 else ""
+    return ""
+
+
+def split_of(name: str) -> str:
+    """Return the split that the name of a table or folder tells, as train.csv does; "" for none and for several."""
+    words = re.split(WORD_ENDS, name.lower())
+    splits = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
+    return splits.pop() if len(splits) == 1 else ""
+
+
+def _read_table(file: Path, root: Path) -> list[ListedImage]:
     table = Table(read_lines(file), root)
     if not table.path or not table.labels:
         raise UserError(f"table: {file}{f': {table}' if table.rows else ' lists no images'}")
@@ -135,16 +186,9 @@ def read_table(file: Path, root: Path) -> list[ListedImage]:
         # Cells behind the last column become the field `more`, which `ListedImage` refuses.
         listed[f"line {number}"] = fields | ({"more": row[None]} if row.get(None) else {})
     try:
-        images = [*TypeAdapter(dict[str, ListedImage]).validate_python(listed).values()]
+        return [*TypeAdapter(dict[str, ListedImage]).validate_python(listed).values()]
     except ValidationError as error:
         raise UserError(f"table: {file}: {describe_invalid(error, 'the table')}; {table}") from None
-    # An image that is listed twice could be in the training and the test split, or have two labels.
-    if repeated := [path for path, count in Counter(image.path for image in images).items() if count > 1]:
-        raise UserError(f"table: {file} lists {first_few(repeated)} more than once: list each image once")
-    # As of folders: without test, the images of val are the test images.
-    if any(image.split == "test" for image in images):
-        return images
-    return [image.model_copy(update={"split": "test"}) if image.split == "val" else image for image in images]
 
 
 def read_lines(file: Path) -> list[Any]:
@@ -171,7 +215,7 @@ def read_lines(file: Path) -> list[Any]:
 
 def may_name_split(name: str) -> bool:
     """Whether a column or a file may say the split of images, by its name."""
-    return not (SPLIT_NAMES | SPLIT_WORDS.keys()).isdisjoint(re.split("[ _.-]", name.lower()))
+    return not (SPLIT_NAMES | SPLIT_WORDS.keys()).isdisjoint(re.split(WORD_ENDS, name.lower()))
 
 
 def find_image(root: Path, cell: object) -> str:

@@ -27,7 +27,7 @@ from shards.raw.class_folders import ListedImage, scan_folders
 from shards.raw.description import Description, SplitRule, read_description
 from shards.raw.folders import LabelledPaths, Listing, list_images, missing_files, read_images, split_classes
 from shards.raw.published import SPLITS
-from shards.raw.tables import read_table
+from shards.raw.tables import read_tables
 from shards.source import Source
 from shards.tasks import map_in_order
 
@@ -50,7 +50,8 @@ def user_source(file: Path, text: str = "", *, skip_broken: bool = False, worker
 def _image_source(file: Path, description: Description, skip_broken: bool, workers: int) -> Source:
     if description.table is not None:
         root, origin = _resolve(file, description.images or "."), "own table"
-        images, problems, notes = read_table(_resolve(file, description.table), root), list[str](), list[str]()
+        tables = {split: _resolve(file, path) for split, path in description.tables.items()}
+        images, problems, notes = read_tables(tables, root), list[str](), list[str]()
         missing = missing_files(root, [image.path for image in images])
         if missing and not (skip_broken and len(missing) < len(images)):
             what = f"table: {len(missing):,} of {len(images):,} images are not in {root}"
