@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from command_line import run
 
 from benchmarks.cli import main
@@ -22,9 +21,9 @@ from procap.errors import UsageError
 from procap.methods import METHODS, method_class
 from procap.recipe import READ_UNDER
 from runner.config import RuntimeConfig
+from runner.session import Session
 from shards.catalogue import CATALOGUE
 
-CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("at_home")
 
 HERE = Path(__file__).parent
@@ -42,7 +41,7 @@ def plan_all(flags: SuiteFlags, data: Path) -> dict[str, SuitePlan]:
 def measured(planned: SuitePlan, folder: Path) -> Settings:
     """What the suite `runtime` measures."""
     done = SuiteResults.read(planned.suite, planned.options, folder)
-    return suite_settings(done, RuntimeConfig(folder, folder), CPU)
+    return suite_settings(done, Session(RuntimeConfig(folder, folder, device="cpu")))
 
 
 def test_base_to_novel_is_the_papers_table_one():

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from rank_processes import run_ranks
 
 from benchmarks.cli import main
@@ -26,8 +25,6 @@ from runner.provenance import cpu_name, describe_environment
 from runner.results import write_json
 from runner.session import Session
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture(scope="module")
 def runtime(few_digits, tmp_path_factory) -> RuntimeConfig:
@@ -37,14 +34,15 @@ def runtime(few_digits, tmp_path_factory) -> RuntimeConfig:
 @pytest.fixture(scope="module")
 def report(runtime, short_checkpoint):
     """One epoch of ProCAP and zero-shot CLIP; fast mode augments from decoded pixels, as on a GPU."""
+    session = Session(runtime)
     settings = make_settings(
-        runtime, CPU, methods=("zeroshot", "procap"), backbone=str(short_checkpoint), epochs=1, repeats=1
+        session, methods=("zeroshot", "procap"), backbone=str(short_checkpoint), epochs=1, repeats=1
     )
     settings = replace(settings, accelerations=Acceleration(images=True))
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(METHOD_OPTIONS, "procap", {"depth": 3})
-        report = measure(settings, runtime, CPU)
-    write(report, settings, Session(runtime))
+        report = measure(settings, session)
+    write(report, settings, session)
     return report
 
 
@@ -55,7 +53,7 @@ def suite(report, runtime, tmp_path):
     options = definition.options(MINI, datasets=("digits",), methods=("zeroshot", "procap"))
     place = replace(runtime, results=tmp_path, tracking_uri="off")
     done = SuiteResults.read(definition, options, tmp_path)
-    settings = json.loads(json.dumps(asdict(suite_settings(done, place, CPU))))
+    settings = json.loads(json.dumps(asdict(suite_settings(done, Session(place)))))
     copy = {**report, "settings": settings, "backbone": {"name": "mini", "weights": ""}}
     write_json(tmp_path / "runtime" / "x" / "runtime.json", copy)
     return done, place
@@ -76,7 +74,7 @@ def test_whole_trainings_of_both_modes_agree(report):
 
 def test_base_classes_are_trained_and_tested_unless_others_are_chosen(report, runtime):
     assert {row["classes"] for row in report["rows"]} == {5}
-    whole = load_case_data("digits", runtime.data, "all")
+    whole = load_case_data("digits", runtime.data, make_settings(Session(runtime), classes="all"))
     assert len(whole.space.classnames) == 10 and len(whole.test.images) == 60
 
 

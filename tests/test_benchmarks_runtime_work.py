@@ -14,6 +14,7 @@ from benchmarks.runtime.synthetic import synthetic_case
 from procap.weights.loading import load_clip
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
+from runner.session import Session
 
 CPU = torch.device("cpu")
 PLAIN, GRAPHS = Acceleration(), Acceleration(graphs=True)
@@ -60,7 +61,8 @@ def graphs_on_cpu(monkeypatch, emulated_graphs):
 
 
 def settings():
-    return replace(make_settings(RuntimeConfig(Path("data"), Path("results")), CPU), batch=2, test_batch=3)
+    session = Session(RuntimeConfig(Path("data"), Path("results"), device="cpu"))
+    return replace(make_settings(session), batch=2, test_batch=3)
 
 
 def make_training(clip, accelerations, mode="fast", name="procap"):

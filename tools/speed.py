@@ -20,8 +20,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
 from benchmarks.console.output import note, show
 from benchmarks.console.parse import parse_methods
 from benchmarks.runtime.measure import REPEATS, summarize, time_interleaved
@@ -32,6 +30,7 @@ from benchmarks.tables.render import markdown_grid
 from procap.methods import learns_from_features
 from procap.weights.loading import load_clip
 from runner.config import RuntimeConfig
+from runner.session import Session
 from tools.record import describe_machine, describe_run
 
 SIZES = "train:51:4,train:500:4,train:102:32,eval:51:100,eval:1000:100"
@@ -108,9 +107,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--backbone", default="ViT-B/16", help="with random weights; mini with its own")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args(argv)
-    runtime, device = RuntimeConfig(Path("data"), Path("results"), device="cpu"), torch.device("cpu")
+    session = Session(RuntimeConfig(Path("data"), Path("results"), device="cpu"))
     weights = None if arguments.backbone == "mini" else "random"
-    settings = make_settings(runtime, device, backbone=arguments.backbone, pretrained=weights)
+    settings = make_settings(session, backbone=arguments.backbone, pretrained=weights)
     models = models_by_mode(load_clip(settings.backbone, settings.pretrained), settings.accelerations)
     methods = [name for name in parse_methods(arguments.methods) if not learns_from_features(name)]
     rows = []

@@ -26,43 +26,37 @@ from runner.results import write_json
 from runner.session import Session
 
 if TYPE_CHECKING:
-    import torch
-
     from benchmarks.results.suite_results import SuiteResults
-    from runner.config import RuntimeConfig
 
 
 def measure_suite(results: SuiteResults, session: Session, force: bool) -> None:
     """Measure what the suite `runtime` needs and write it below the results, unless it exists and not `force`."""
-    runtime, device = session.runtime, session.device
-    settings = suite_settings(results, runtime, device)
-    if not force and (folder := _find_measured(settings, runtime.results, device)):
+    settings = suite_settings(results, session)
+    if not force and (folder := _find_measured(settings, session)):
         note(f"runtime: measured already, see {folder}; --force measures again")
         return
-    write(measure(settings, runtime, device), settings, session)
+    write(measure(settings, session), settings, session)
 
 
-def suite_settings(results: SuiteResults, runtime: RuntimeConfig, device: torch.device) -> Settings:
+def suite_settings(results: SuiteResults, session: Session) -> Settings:
     """Make the settings of the measurement from the options of the suite."""
     options = results.options
     if on_features := [name for name in options.methods if learns_from_features(name)]:
         raise UsageError(f"runtime compares steps on images; leave out those on features: {', '.join(on_features)}")
-    chosen = choose_settings(results)
-    return make_settings(runtime, device, methods=options.methods, datasets=options.datasets, **chosen)
+    return make_settings(session, methods=options.methods, datasets=options.datasets, **choose_settings(results))
 
 
-def _find_measured(settings: Settings, results: Path, device: torch.device) -> Path | None:
+def _find_measured(settings: Settings, session: Session) -> Path | None:
     # Through JSON, in which tuples are lists, as in the report that was read.
-    asked = json.loads(json.dumps(asdict(settings)))
-    machine = describe_environment(device)
-    for file, report in load_runtime_reports(results):
+    asked, machine = json.loads(json.dumps(asdict(settings))), describe_environment(session.device)
+    for file, report in load_runtime_reports(session.runtime.results):
         is_same = all(report.get("environment", {}).get(part) == machine[part] for part in ("gpu", "cpu"))
         if report.get("settings") == asked and is_same:
             return file.parent
     return None
 
 
-def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) -> dict[str, Any]:
+def measure(settings: Settings, session: Session) -> dict[str, Any]:
     """Measure every method of `settings` on every data set; returns plain JSON."""
     from benchmarks.runtime.case import load_case_data, run_cases
     from benchmarks.runtime.workload import models_by_mode
@@ -70,13 +64,13 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device) ->
 
     # The mean load of the last minute, before this process adds to it.
     load, began = os.getloadavg()[0], time.perf_counter()
-    datasets = [load_case_data(name, runtime.data, settings.classes, settings.shots) for name in settings.datasets]
-    clip = load_clip(settings.backbone, settings.pretrained).to(device)
+    datasets = [load_case_data(name, session.runtime.data, settings) for name in settings.datasets]
+    clip = load_clip(settings.backbone, settings.pretrained).to(session.device)
     models = models_by_mode(clip, settings.accelerations)
     rows = [row for data in datasets for row in run_cases(data, settings, models)]
     return {
         "schema": SCHEMA,
-        **provenance(describe_environment(device)),
+        **provenance(describe_environment(session.device)),
         "command": f"procap {' '.join(sys.argv[1:])}",
         "settings": asdict(settings),
         "backbone": {"name": clip.name, "weights": clip.pretrained},

@@ -17,7 +17,7 @@ from benchmarks.console.output import note
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.experiment.titles import title_method
 from benchmarks.runtime.measure import REPEATS, rotate, summarize, time_interleaved, timed
-from benchmarks.runtime.settings import SEED, SHOTS, Settings, run_config
+from benchmarks.runtime.settings import SEED, Settings, run_config
 from benchmarks.runtime.workload import MODES, Evaluation, Models, ModeName, Training
 from procap.text import LabelSpace
 from runner.config import RunConfig
@@ -44,14 +44,14 @@ class CaseData:
     space: LabelSpace
 
 
-def load_case_data(name: str, root: Path, classes: str = "base", shots: int = SHOTS) -> CaseData:
-    """Open the data set `name` in `root`, packed if needed, and draw few-shot samples of its `classes`."""
+def load_case_data(name: str, root: Path, settings: Settings) -> CaseData:
+    """Open the data set `name` in `root`, packed if needed, and draw few-shot samples."""
     name = resolve_dataset(name, root).name
     pack_missing_with_progress([name], root)
     dataset = open_dataset(root, name)
-    selection = select_training_images(dataset, shots, SEED, classes)
+    selection = select_training_images(dataset, settings.shots, SEED, settings.classes)
     space = label_space(dataset.manifest, selection.classnames)
-    return CaseData(name, root, selection, select_target_images(dataset, classes), space)
+    return CaseData(name, root, selection, select_target_images(dataset, settings.classes), space)
 
 
 class Case:

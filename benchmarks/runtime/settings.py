@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError
 from runner.acceleration import Acceleration
-from runner.devices import num_decoders
 
 if TYPE_CHECKING:
-    import torch
-
-    from runner.config import RunConfig, RuntimeConfig
+    from runner.config import RunConfig
+    from runner.session import Session
 
 # The paper measures at 16 shots and seed 1.
 SHOTS, SEED = 16, 1
@@ -46,10 +44,8 @@ class Settings:
     repeats: int = 5
 
 
-def make_settings(
-    runtime: RuntimeConfig, device: torch.device, *, backbone: str = "mini", pretrained: str | None = None, **more: Any
-) -> Settings:
-    """Make the settings for `device`, with `more` fields of `Settings`. Raises UsageError for a method like TPT."""
+def make_settings(session: Session, *, backbone: str = "mini", pretrained: str | None = None, **more: Any) -> Settings:
+    """Make the settings of a session, with `more` fields of `Settings`. Raises UsageError for a method like TPT."""
     from procap.methods import method_class
     from procap.methods.hooks import ViewedMethod
     from procap.weights.architectures import canonical_name
@@ -59,8 +55,7 @@ def make_settings(
             # The speed of one view would be taken for that of an image.
             raise UsageError(f"{method} sees several views of a test image: `procap eval` shows its images per second")
     backbone, pretrained = canonical_name(backbone, pretrained or None)
-    workers, accelerations = num_decoders(runtime.workers, device), Acceleration.parse(runtime.accelerate, device)
-    return Settings(backbone, pretrained, workers, accelerations, **more)
+    return Settings(backbone, pretrained, session.decoders, session.acceleration, **more)
 
 
 def run_config(

@@ -30,6 +30,7 @@ from procap.weights.loading import load_clip
 from runner.config import RuntimeConfig
 from runner.devices import resolve_device
 from runner.results import write_json
+from runner.session import Session
 from tools.gpu.runs import compare_repeated, run_at_once, run_whole
 from tools.record import describe_run
 from tools.speed import Size, prepare_size
@@ -78,13 +79,13 @@ class Study:
 
     def _settings(self, **more: Any) -> Settings:
         backbone, pretrained = self.choices["backbone"], self.choices["pretrained"]
-        return make_settings(self.runtime(), self.device, backbone=backbone, pretrained=pretrained, **more)
+        return make_settings(Session(self.runtime()), backbone=backbone, pretrained=pretrained, **more)
 
     def measure_row(self) -> dict[str, Any]:
         """Train ten epochs at 16 shots on 102 classes and evaluate, the methods alternately, so that they compare."""
         epochs, precisions = 1 if self.quick else 10, (self.choices["precision"],)
         settings = self._settings(datasets=(self.dataset,), precisions=precisions, epochs=epochs, classes="all")
-        report = measure(settings, self.runtime(), self.device)
+        report = measure(settings, Session(self.runtime()))
         rows = {row["method"]: row for row in report["rows"] if row["mode"] == "fast"}
         procap, maple = rows["procap"], rows["maple"]
         return {
