@@ -63,17 +63,14 @@ def own_device(device: torch.device, ranks: Ranks) -> torch.device:
 
 def num_decoders(workers: int | None, device: torch.device) -> int:
     """Return the number of decoding threads: `workers` if given, else none on a CPU and many for a GPU."""
-    if workers is not None:
-        return workers
-    # On a CPU such threads would take the cores of the model.
-    return min(MOST_DECODERS, max(1, available_cores() // count_sharing_runs())) if device.type == "cuda" else 0
-
-
-def count_sharing_runs() -> int:
-    """Count the processes that share this machine's cores: its ranks, or runs that each see only some of its GPUs."""
+    if workers is not None or device.type != "cuda":
+        # On a CPU such threads would take the cores of the model.
+        return workers or 0
     visible = count_gpus()
     gpus = int(_ask_driver("nvmlDeviceGetCount") or visible)
-    return max(ranks_from_environment().local_size, gpus // max(1, visible))
+    # The cores are shared by the ranks of this machine, or by runs that each see only some of its GPUs.
+    sharing = max(ranks_from_environment().local_size, gpus // max(1, visible))
+    return min(MOST_DECODERS, max(1, available_cores() // sharing))
 
 
 def available_memory() -> int:

@@ -94,10 +94,9 @@ def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
     # forward pass.
     # The rate is a start value: `set_rates` sets that of each step.
     shared: dict[str, Any] = {"lr": lr, "weight_decay": recipe.weight_decay, "fused": True}
-    if recipe.optimizer != "sgd":
-        shared |= {"betas": recipe.betas, "eps": recipe.eps}
-        return optimizer_class(param_groups, **shared)
-    return optimizer_class(param_groups, momentum=recipe.momentum, **shared)
+    is_sgd = recipe.optimizer == "sgd"
+    shared |= {"momentum": recipe.momentum} if is_sgd else {"betas": recipe.betas, "eps": recipe.eps}
+    return optimizer_class(param_groups, **shared)
 
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

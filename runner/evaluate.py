@@ -31,7 +31,7 @@ from runner.setup import label_space, make_test_transform
 from runner.stop_signals import StopRequest
 from runner.temperature import fit_temperature
 from runner.trained_runs import load_trained, read_current_training
-from shards.image_selection import TargetImages, select_class_labels, select_target_images
+from shards.image_selection import TargetImages, select_class_labels
 
 
 def evaluate(config: RunConfig, target: Target, runtime: RuntimeConfig, *, force: bool = False) -> EvalResult:
@@ -106,7 +106,7 @@ def _find_result(run: Run, target: Target, model: type[AnyResult], *, force: boo
 def _evaluate(run: Run, target: Target, stop: StopRequest, *, force: bool) -> EvalResult:
     config, session = run.config, run.session
     temperature = fit_temperature(run, stop, force=force) if run.eval_settings.temperature else None
-    selection, base_classes = _select(run, target), None
+    selection, base_classes = session.select(target), None
     if target.dataset == config.dataset:
         trained_on = select_class_labels(session.dataset(config.dataset), config.classes)
         positions = np.flatnonzero(np.isin(selection.class_labels, trained_on))
@@ -137,20 +137,13 @@ def _evaluate(run: Run, target: Target, stop: StopRequest, *, force: bool) -> Ev
     )
 
 
-def _select(run: Run, target: Target) -> TargetImages:
-    """Select all images of a target. Raises UserError unless all ranks have the same."""
-    dataset = run.session.dataset(target.dataset)
-    run.session.group.check_same(f"the content of {target.dataset}", dataset.manifest.digest)
-    return select_target_images(dataset, target.classes, target.split)
-
-
 def score_images(run: Run, target: Target, *, force: bool = False) -> ScoreResult:
     """Score the images of `target`, whatever they show, among the classes of a finished run; see `obtain_result`."""
     return obtain_result(run, target, ScoreResult, partial(_score, run, target), force=force)
 
 
 def _score(run: Run, target: Target, stop: StopRequest) -> ScoreResult:
-    config, selection = run.config, _select(run, target)
+    config, selection = run.config, run.session.select(target)
     dataset = run.session.dataset(config.dataset)
     # Those of the run: a training on images without labels may have learned more.
     names = tuple(dataset.classnames[label] for label in select_class_labels(dataset, config.classes))

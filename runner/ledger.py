@@ -71,8 +71,9 @@ def write_entry(run: Run, folder: Path) -> Path:
     config, training = run.config, run.read_training()
     if training is None:
         raise UserError(f"{run.path} is not finished")
-    results = [result for result in run.folder.read_evaluations() if result.is_current(training, None)]
-    whole = [result for result in results if not result.limited and not result.settings.name]
+    results = run.folder.read_evaluations()
+    # Without a limit: current results are of all images.
+    whole = [result for result in results if result.is_current(training, None) and not result.settings.name]
     if not whole:
         raise UserError(f"{run.path} has no result of all images: evaluate it first")
     machine = training.environment

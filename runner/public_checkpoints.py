@@ -27,11 +27,14 @@ def import_run(run: Run, file: Path, *, force: bool = False) -> TrainResult:
     """
     config, folder = run.config, run.folder
     content, method, card = load_public_run(run, file)
+    sha256 = file_sha256(file)
     with run.work(resumes=not force):
         if force:
             run.session.delete_run(run.path)
-        elif existing := find_imported(run, file):
+        elif (existing := folder.read_training()) and existing.imported and existing.imported.sha256 == sha256:
             return existing
+        elif folder.config_file.exists():
+            raise UserError(f"{folder.path} is a run already: name another --results, or replace it with --force")
         if content.epoch is not None and content.epoch != config.recipe.epochs:
             warnings.warn(
                 f"{file} was trained for {content.epoch} epochs and the recipe of {config.path} has "
@@ -45,21 +48,11 @@ def import_run(run: Run, file: Path, *, force: bool = False) -> TrainResult:
             checkpoint_sha256=save_checkpoint(folder.checkpoint_file, method, card),
             backbone_digest=card.backbone_digest,
             **provenance(describe_environment(method.clip.device)),
-            imported=ImportedFile(name=file.name, sha256=file_sha256(file), epoch=content.epoch),
+            imported=ImportedFile(name=file.name, sha256=sha256, epoch=content.epoch),
         )
         write_json(folder.config_file, config)
         write_json(folder.train_file, result)
     return result
-
-
-def find_imported(run: Run, file: Path) -> TrainResult | None:
-    """Find the run that was imported from `file`. Raises UserError if there is another run."""
-    sha256, folder = file_sha256(file), run.folder
-    if (existing := folder.read_training()) and existing.imported and existing.imported.sha256 == sha256:
-        return existing
-    if folder.config_file.exists():
-        raise UserError(f"{folder.path} is a run already: name another --results, or replace it with --force")
-    return None
 
 
 def load_public_run(run: Run, file: Path) -> tuple[PublicFile, Method, CheckpointCard]:

@@ -85,7 +85,10 @@ class RemoteResults:
 
     def push(self, below: str = "") -> None:
         """Upload what differs below a folder, and delete at the URL what a finished run no longer needs."""
-        local = group_by_run(self._list_local(below)) if self.url else {}
+        if not self.url:
+            return
+        files = (file.relative_to(self.local).as_posix() for file in (self.local / below).rglob("*") if file.is_file())
+        local = group_by_run(sorted(file for file in files if not LOCAL_ONLY.match(file)))
         stored = group_by_run(self._list_remote(below)) if local else {}
         for run, names in local.items():
             self._push_run(run, names, stored.get(run, []))
@@ -144,12 +147,6 @@ class RemoteResults:
             for name in set(stored) - set(names):
                 if name.startswith((f"{run}/state/", f"{run}/{PROGRESS}")):
                     delete(self._address(name))
-
-    def _list_local(self, below: str) -> list[str]:
-        """List the names of the local files below a folder that are kept at the URL."""
-        files = (file for file in (self.local / below).rglob("*") if file.is_file())
-        names = (file.relative_to(self.local).as_posix() for file in files)
-        return sorted(name for name in names if not LOCAL_ONLY.match(name))
 
     def _list_remote(self, below: str) -> list[str]:
         """List the names of the files at the URL below a folder."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.acceleration import Acceleration
-from runner.config import EvalSettings, RunConfig, RuntimeConfig
+from runner.config import EvalSettings, RunConfig, RuntimeConfig, Target
 from runner.devices import num_decoders, resolve_device
 from runner.feature_store import EncodedImages, FeatureStore, feature_key, read_limit
 from runner.remote_results import RemoteResults
@@ -22,6 +22,7 @@ from runner.run_folders import OtherContent, RunFolder, locate_run
 from runner.tracking.exporter import Exporter
 from shards.default_paths import cache_home
 from shards.files import LockHeld
+from shards.image_selection import TargetImages, select_target_images
 from shards.manifest import MANIFEST_FILE
 from shards.reader import PackedDataset, open_dataset
 
@@ -128,6 +129,12 @@ class Session:
         if self.is_first:
             store.write(key, encoded)
         return encoded, False
+
+    def select(self, target: Target) -> TargetImages:
+        """Select all images of a target. Raises UserError unless all ranks have the same."""
+        dataset = self.dataset(target.dataset)
+        self.group.check_same(f"the content of {target.dataset}", dataset.manifest.digest)
+        return select_target_images(dataset, target.classes, target.split)
 
     def check_content(self, config: RunConfig, dataset: str, digest: str) -> None:
         """Raise OtherContent if `dataset` is packed here and its digest is not `digest`, that of a result."""

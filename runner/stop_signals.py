@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from procap.errors import UserError
 
@@ -37,21 +37,17 @@ def handling(numbers: Sequence[int], handler: Any) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
 
 
-class StopRequest:
+class StopRequest(ExitStack):
     """Defer SIGINT and SIGTERM within the block in the main thread; `signum` is the first that arrived, else 0.
 
     A second SIGINT acts at once. A second SIGTERM does nothing: batch systems and launchers send several.
     """
 
-    def __init__(self) -> None:
-        self.signum, self._deferred = 0, ExitStack()
+    signum = 0
 
-    def __enter__(self) -> StopRequest:
-        self._deferred.enter_context(handling((signal.SIGINT, signal.SIGTERM), self._handle))
+    def __enter__(self) -> Self:
+        self.enter_context(handling((signal.SIGINT, signal.SIGTERM), self._handle))
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self._deferred.close()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.signum and signum == signal.SIGINT:

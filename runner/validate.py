@@ -15,7 +15,6 @@ from runner.resumable_training import ResumableTraining
 from runner.setup import label_space, make_test_transform
 from runner.stop_signals import Interrupted, StopRequest
 from shards.eval_views import AnyEvalTransform
-from shards.image_selection import select_target_images
 from shards.reader import ImageList
 
 SPLITS = ("val", "train")
@@ -51,20 +50,16 @@ class Validator:
         self.stop = stop
         session = training.run.session
         self._counts: list[ValidationCount] = []
-        self._targets: list[tuple[Target, LabelSpace, ImageList]] = []
+        self._targets: list[tuple[Target, LabelSpace, ImageList, AnyEvalTransform]] = []
         # Opened before the first step, so that a target that cannot be validated ends the run at once.
         if self.callbacks.targets:
             with training.meter.phase("validation", in_step=False):
                 for target in self.callbacks.targets:
-                    dataset = session.dataset(target.dataset)
-                    self.group.check_same(f"the content of {target.dataset}", dataset.manifest.digest)
-                    selection = select_target_images(dataset, target.classes, target.split)
-                    space = label_space(dataset.manifest, selection.classnames)
-                    images = session.crops.wrap(selection.images, self._transform(target))
-                    self._targets.append((target, space, images))
-
-    def _transform(self, target: Target) -> AnyEvalTransform:
-        return make_test_transform(self.method, target.dataset, self.training.config.seed)
+                    selection = session.select(target)
+                    space = label_space(session.dataset(target.dataset).manifest, selection.classnames)
+                    transform = make_test_transform(self.method, target.dataset, training.config.seed)
+                    images = session.crops.wrap(selection.images, transform)
+                    self._targets.append((target, space, images, transform))
 
     def resume(self) -> None:
         """Load the counts of the epochs before the restored state, and make those that its last epoch lacks."""
@@ -92,11 +87,10 @@ class Validator:
         acceleration = replace(training.setup.acceleration, images=False)
         try:
             with training.meter.phase("validation", in_step=False):
-                for target, space, images in self._targets:
+                for target, space, images, transform in self._targets:
                     with autocast(config.precision, clip.device):
                         classifier = self.method.classifier(space)
                     inference = Inference(clip, classifier, config.precision, acceleration)
-                    transform = self._transform(target)
                     predictions = predict_images(training.run, inference, images, transform, self.stop)
                     correct = int(predictions.is_correct.sum())
                     counts.append(ValidationCount(epoch=epoch, target=str(target), correct=correct, total=len(images)))
