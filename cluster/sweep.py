@@ -45,11 +45,6 @@ class Sweep:
                 return read_scores(stored, self.session)
         return stored.model_copy(update={"state": "unfinished", "scores": {}})
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether every configuration is finished, or stopped by ASHA while the sweep still uses ASHA."""
-        return self.settings.size is not None and self.count("finished", "stopped") >= self.settings.size
-
     def count(self, *states: str) -> int:
         """Count configurations in these states; those that ASHA stopped continue once the sweep no longer uses ASHA."""
         counted = [state for state in states if state != "stopped" or self.settings.scheduler == "asha"]

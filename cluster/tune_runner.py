@@ -112,14 +112,6 @@ def execute_trial(drawn: Mapping[str, Any], work: TrialWork, report_to: ReportTo
     return attempt(execute)
 
 
-def explain_failure(errors: str) -> str:
-    """Explain in one line why a trial is not restarted again. errors: what Ray Tune wrote of all its attempts."""
-    # A traceback ends with the error; for a lost process Ray writes several lines, the reason last.
-    last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "it was lost")
-    last = textwrap.shorten(last.rstrip(". "), 240, placeholder=" ...")
-    return f"given up after {ATTEMPTS} attempts: {last}; see the logs of Ray on the nodes (often: out of memory)"
-
-
 def make_callback(listener: TrialListener, capacity: Capacity) -> Any:
     """Make the callback of Ray Tune that forwards events to `listener` and detects that trials cannot be placed."""
     from ray.tune import Callback
@@ -160,8 +152,13 @@ def make_callback(listener: TrialListener, capacity: Capacity) -> Any:
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             file = Path(trial.error_file or "")
-            errors = file.read_text(errors="replace") if file.is_file() else ""
-            listener.ended(trial.trial_id, trial.config, TrialReport(state="failed", why=explain_failure(errors)))
+            lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+            # A traceback ends with the error; for a lost process Ray writes several lines, the reason last.
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "it was lost")
+            last = textwrap.shorten(last.rstrip(". "), 240, placeholder=" ...")
+            hint = "see the logs of Ray on the nodes (often: out of memory)"
+            why = f"given up after {ATTEMPTS} attempts: {last}; {hint}"
+            listener.ended(trial.trial_id, trial.config, TrialReport(state="failed", why=why))
 
         def __reduce__(self) -> tuple[type[Callback], tuple[()]]:
             # Tune pickles its callbacks for a restore that never happens; a listener with locks cannot be pickled.

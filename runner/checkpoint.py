@@ -41,7 +41,9 @@ def save_checkpoint(path: Path, method: Method, card: CheckpointCard) -> str:
     tensors = {name: value.detach().cpu().contiguous() for name, value in method.state_dict().items()}
     # Local folders in it would change the bytes of equal trainings.
     card = card.model_copy(update={"config": card.config.portable()})
-    return write_bytes(path, pack_tensors(tensors, card.model_dump(mode="json")))
+    # One metadata entry only: safetensors writes several in an order that differs from process to process.
+    metadata = {"procap": json.dumps(card.model_dump(mode="json"), sort_keys=True, allow_nan=False)}
+    return write_bytes(path, dump_tensors(tensors, metadata))
 
 
 def read_checkpoint(path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor], CheckpointCard]:
@@ -225,9 +227,3 @@ def check_finite(tensors: Mapping[str, Tensor], when: str) -> None:
     for name, value in tensors.items():
         if not torch.isfinite(value).all():
             raise UserError(f"{name} is not finite {when}")
-
-
-def pack_tensors(tensors: dict[str, Tensor], plain: Mapping[str, Any]) -> bytes:
-    """Encode tensors and plain JSON in the safetensors format."""
-    # One metadata entry only: safetensors writes several in an order that differs from process to process.
-    return dump_tensors(tensors, {"procap": json.dumps(plain, sort_keys=True, allow_nan=False)})

@@ -22,7 +22,7 @@ from benchmarks.suites.plans import SuitePlan
 from benchmarks.tables.render import render
 from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
 from procap.errors import UserError
-from runner.checkpoint import decode_checkpoint, pack_tensors
+from runner.checkpoint import decode_checkpoint
 from runner.config import RunConfig, Target
 from runner.results import Progress, ValidationCount, ValidationHistory, write_json
 from runner.run_collection import Collection, write_collection
@@ -160,7 +160,9 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
     def find(kind: str) -> tuple[Any, Check]:
         if kind == "checkpoint":
-            return tensor_damage(pack_tensors(tensors, card)), lambda content: decode_checkpoint(content, folder)
+            return tensor_damage(save(tensors, {"procap": json.dumps(card)})), lambda content: decode_checkpoint(
+                content, folder
+            )
         file, damage, read = kinds[kind]
         return damage(file.read_bytes()), of(file, read)
 

@@ -32,7 +32,8 @@ def clean(
     """
     check_names("cache", names or (), CACHES)
     folders = {name: cache_home() / name for name in names or CACHES}
-    sizes = {name: _size(folder) for name, folder in folders.items() if folder.is_dir()}
+    files = {name: filter(Path.is_file, folder.rglob("*")) for name, folder in folders.items() if folder.is_dir()}
+    sizes = {name: sum(file.lstat().st_size for file in found) for name, found in files.items()}
     rows = [(name, f"{size / 1e6:,.1f} MB", str(folders[name]), CACHES[name]) for name, size in sizes.items()]
     show(columns(("cache", "size", "folder", "what"), rows))
     if yes:
@@ -43,7 +44,3 @@ def clean(
     note(f"{total} deleted" if yes else f"{total} in all; nothing was deleted: repeat with --yes")
     show_json({"deleted": yes, "bytes": sizes, "folders": {name: str(folders[name]) for name in sizes}})
     return 0
-
-
-def _size(folder: Path) -> int:
-    return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())

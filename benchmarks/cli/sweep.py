@@ -87,12 +87,13 @@ def _execute(sweep: Sweep, launcher: Launcher, runtime_flags: flags.EngineFlags)
 
     settings, session = sweep.settings, sweep.session
     progress = SweepProgress(sweep)
-    note(f"{_format_title(settings)}; {sweep.count('finished', 'stopped')} with a score already")
+    scored = sweep.count("finished", "stopped")
+    note(f"{_format_title(settings)}; {scored} with a score already")
     # Workers print nothing and do not send to MLflow: the driver does both for all runs.
     silent = replace(session.runtime, quiet=True, tracking_uri="off")
     paths = StoragePaths.with_absolute_paths(runtime_flags.data, runtime_flags.results, silent)
     try:
-        if not sweep.is_complete:
+        if settings.size is None or scored < settings.size:
             with connect(launcher, paths, always_ray=True) as capacity, progress.display:
                 if launcher.kind == "ray":
                     check_nodes(paths, dict.fromkeys(settings.datasets, TRAINING_SPLITS), autoscale=launcher.autoscale)

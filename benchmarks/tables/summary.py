@@ -40,7 +40,10 @@ def rank_rows(table: Table) -> tuple[str, dict[str, float]]:
     column, numbers, seeds = table.columns[ranked[-1]], dict[str, float](), set()
     for row in rows:
         cell = row.cells[ranked[-1]]
-        if row.group == rows[-1].group and isinstance(cell, Metric) and _is_ranked(cell):
+        if row.group != rows[-1].group or not isinstance(cell, Metric):
+            continue
+        # Methods that look at unlabelled images have a block of their own.
+        if not (cell.limited or cell.chosen_on_test or cell.sees_unlabelled):
             numbers[_name(table, row)] = round(cell.mean, column.digits)
             seeds.add(cell.seeds)
     measure = column.title.removesuffix(", %") + (", average" if rows and rows[-1].average else "")
@@ -57,11 +60,6 @@ def find_hm(tables: Iterable[Table], name: str) -> Metric | None:
             if name in row.labels and row.average >= several and isinstance(cell, Metric):
                 return cell
     return None
-
-
-def _is_ranked(cell: Metric) -> bool:
-    # Methods that look at unlabelled images have a block of their own.
-    return not (cell.limited or cell.chosen_on_test or cell.sees_unlabelled)
 
 
 def _name(table: Table, row: Row) -> str:

@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -141,37 +141,35 @@ def sync(store: TrackingStore, on_error: OnError, *, only: Iterable[str] | None 
     # Two processes would make two MLflow runs of one run.
     with file_lock(store.results / ".tracking.lock", timeout=LOCK_SECONDS):
         contents = read_contents(store.results, on_error, only)
-        runs = _find_mlflow_runs(store, contents)
+        files = {path: store.results / path / TRACKING_FILE for path in contents}
+        records = {path: read_document(file, TrackingRecord) for path, file in files.items()}
+        known = {path: (record.run_id, *record.elsewhere) if record else () for path, record in records.items()}
+        runs = _find_mlflow_runs(store, known)
         for path, content in contents.items():
             if content.parent:
                 content.tags[PARENT_TAG] = runs[content.parent].info.run_id
             with store.requests(f"export {path} to"):
                 if path not in runs:
                     runs[path] = store.client.create_run(store.experiment_id, content.started, SOURCE, content.name)
-                # Before anything is logged, so that an export which is killed continues with this run.
-                _record_run(store.results / path / TRACKING_FILE, runs[path].info.run_id)
+                run_id = runs[path].info.run_id
+                if known[path][:1] != (run_id,):
+                    # Before anything is logged, so that an export which is killed continues with this run.
+                    elsewhere = tuple(other for other in known[path] if other != run_id)
+                    write_json(files[path], TrackingRecord(run_id=run_id, elsewhere=elsewhere))
                 if _log_missing(store.client, runs[path], content):
-                    sent[path] = runs[path].info.run_id
+                    sent[path] = run_id
     return sent
 
 
-def _record_run(file: Path, run_id: str) -> None:
-    """Write the ID of an MLflow run to `tracking.json`, before those that it holds."""
-    record = read_document(file, TrackingRecord)
-    known = (record.run_id, *record.elsewhere) if record else ()
-    if known[:1] != (run_id,):
-        elsewhere = tuple(other for other in known if other != run_id)
-        write_json(file, TrackingRecord(run_id=run_id, elsewhere=elsewhere))
+def _find_mlflow_runs(store: TrackingStore, known: Mapping[str, Sequence[str]]) -> dict[str, Run]:
+    """Find the MLflow runs of folders, by path; those not exported to this experiment of the store have none.
 
-
-def _find_mlflow_runs(store: TrackingStore, paths: Iterable[str]) -> dict[str, Run]:
-    """Find the MLflow runs of folders, by path; those not exported to this experiment of the store have none."""
+    known: IDs of MLflow runs in any store and experiment, by path.
+    """
     experiment = store.experiment_id
     # After the first access to the client, which sets variables that MLflow reads.
     from mlflow.entities import ViewType
 
-    records = {path: read_document(store.results / path / TRACKING_FILE, TrackingRecord) for path in paths}
-    known = {path: (record.run_id, *record.elsewhere) for path, record in records.items() if record}
     by_id = {run_id: path for path, run_ids in known.items() for run_id in run_ids}
     quoted, runs = [f"'{run_id}'" for run_id in by_id], {}
     # MLflow limits the length of a filter and the number of runs in a response.
