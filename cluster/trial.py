@@ -74,9 +74,13 @@ class StoragePaths:
     runtime: RuntimeConfig
 
     @classmethod
-    def with_absolute_paths(cls, data: str, results: str, runtime: RuntimeConfig) -> StoragePaths:
-        """Return paths that mean the same on all machines; the driver's $PROCAP_DATA is the default of --data."""
-        return cls(absolute(data or os.environ.get("PROCAP_DATA", "")), absolute(results), runtime)
+    def for_workers(cls, data: str, results: str, runtime: RuntimeConfig) -> StoragePaths:
+        """Return paths that mean the same on all machines; the driver's $PROCAP_DATA is the default of --data.
+
+        Workers print nothing and do not send to MLflow: the driver does both for all runs.
+        """
+        silent = replace(runtime, quiet=True, tracking_uri="off")
+        return cls(absolute(data or os.environ.get("PROCAP_DATA", "")), absolute(results), silent)
 
     def local_runtime(self) -> RuntimeConfig:
         """Return the runtime for this machine, with its own cache and mirrors."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -278,39 +278,36 @@ class EvalResult(TargetResult):
     @model_validator(mode="after")
     def _images_add_up(self) -> EvalResult:
         """Refuse counts that contradict each other: every number of a table and a report comes from them."""
-        if problem := next(self._contradictions(), ""):
-            raise ValueError(problem)
-        return self
-
-    def _contradictions(self) -> Iterator[str]:
         correct, total, classes = self.per_class.correct, self.per_class.total, self.num_classes
         labels, predicted = self.labels, self.predicted
         if (sum(correct), sum(total)) != (self.correct, self.total):
             sums = f"{sum(correct)} of {sum(total)} in the sum of per_class"
-            yield f"{self.correct} of {self.total} images are correct, but {sums}"
+            raise ValueError(f"{self.correct} of {self.total} images are correct, but {sums}")
         if not len(correct) == len(total) == len(self.per_class.names or total) == classes:
-            yield f"per_class has {len(total)} classes, num_classes is {classes}"
+            raise ValueError(f"per_class has {len(total)} classes, num_classes is {classes}")
         for label, (right, images) in enumerate(zip(correct, total, strict=True)):
             if right > images:
-                yield f"{right} of {images} images of class {label} are correct"
+                raise ValueError(f"{right} of {images} images of class {label} are correct")
         if self.total != min(self.limit or self.dataset_size, self.dataset_size):
-            yield f"total = {self.total} images, of dataset_size = {self.dataset_size} with limit = {self.limit}"
+            sizes = f"dataset_size = {self.dataset_size} with limit = {self.limit}"
+            raise ValueError(f"total = {self.total} images, of {sizes}")
         if (self.settings.temperature is None) != (self.temperature is None):
-            yield f"temperature = {self.temperature}, in settings it is {self.settings.temperature}"
+            raise ValueError(f"temperature = {self.temperature}, in settings it is {self.settings.temperature}")
         if self.calibration:
             bins = self.calibration.equal_width
             if (sum(bins.correct), sum(bins.count)) != (self.correct, self.total):
-                yield f"calibration has {sum(bins.correct)} of {sum(bins.count)} correct images"
+                raise ValueError(f"calibration has {sum(bins.correct)} of {sum(bins.count)} correct images")
         if (labels is None) != (predicted is None):
-            yield "labels and predicted belong together"
-        elif labels is not None and predicted is not None:
+            raise ValueError("labels and predicted belong together")
+        if labels is not None and predicted is not None:
             if (last := max(max(labels), max(predicted))) >= classes:
-                yield f"labels and predicted name class {last} of {classes}"
+                raise ValueError(f"labels and predicted name class {last} of {classes}")
             true, is_right = np.array(labels), np.equal(labels, predicted)
             if [np.bincount(each, minlength=classes).tolist() for each in (true[is_right], true)] != [correct, total]:
-                yield "labels and predicted contradict per_class"
+                raise ValueError("labels and predicted contradict per_class")
         if self.base_confidence and (not self.confidence or np.greater(self.base_confidence, self.confidence).any()):
-            yield "base_confidence is higher than confidence"
+            raise ValueError("base_confidence is higher than confidence")
+        return self
 
     def correct_images(self) -> NDArray[np.bool_] | None:
         """Return whether each image of the target was right [total]; None if not recorded."""

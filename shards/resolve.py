@@ -19,7 +19,12 @@ from shards.names import NAME, PACKED_NAME
 def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
     """Find a data set: in the catalogue, or in `data_root`, if any; sizes of a packed set are those of its manifest."""
     if dataset := find_or_none(name):
-        return dataset if data_root is None else _with_packed_counts(dataset, data_root)
+        if data_root is not None and is_packed(data_root, dataset.name):
+            # The name and the prompts are those of the catalogue; an error is reported when images are read.
+            with suppress(UserError):
+                manifest = read_manifest(data_root / dataset.name)
+                return replace(dataset, counts=manifest.counts, num_classes=len(manifest.classnames))
+        return dataset
     packed_name = name.strip().lower()
     if data_root is None:
         return find(name)
@@ -34,17 +39,6 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
             raise UsageError(f"unknown data set '{name}': {error}") from error
     # This always raises: `find_or_none` above knows no such name. The error suggests near ones.
     return find(name, [other for other in packed_names(data_root) if other not in CATALOGUE])
-
-
-def _with_packed_counts(dataset: Dataset, data_root: Path) -> Dataset:
-    if not is_packed(data_root, dataset.name):
-        return dataset
-    try:
-        manifest = read_manifest(data_root / dataset.name)
-    except UserError:
-        # The name and the prompts are those of the catalogue; the error is reported when images are read.
-        return dataset
-    return replace(dataset, counts=manifest.counts, num_classes=len(manifest.classnames))
 
 
 def _packed_dataset(folder: Path) -> Dataset:

@@ -13,6 +13,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_results import put_run, put_score
+from safetensors.torch import save
 
 from benchmarks.experiment.profiles import MINI
 from benchmarks.report.sections import read_sections
@@ -160,9 +161,8 @@ def files(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
     def find(kind: str) -> tuple[Any, Check]:
         if kind == "checkpoint":
-            return tensor_damage(save(tensors, {"procap": json.dumps(card)})), lambda content: decode_checkpoint(
-                content, folder
-            )
+            content = save(tensors, {"procap": json.dumps(card)})
+            return tensor_damage(content), lambda damaged: decode_checkpoint(damaged, folder)
         file, damage, read = kinds[kind]
         return damage(file.read_bytes()), of(file, read)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.cli import flags
@@ -22,7 +21,7 @@ from benchmarks.experiment.profiles import MINI, PAPER, find_profile
 from benchmarks.report.report import ReportChoices, write_report
 from benchmarks.suites import ALL, PAPER_SUITES, load_suite
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
-from benchmarks.suites.plans import SuitePlan, find_obstacle, merge_runs
+from benchmarks.suites.plans import SuitePlan, count_images, find_obstacle, merge_runs
 from benchmarks.tables.render import render, to_dict
 from cluster.trial import StoragePaths
 from procap.errors import UsageError, UserError, check_names
@@ -73,10 +72,9 @@ def bench(
             # This imports torch, which a wrong flag need not wait for.
             from benchmarks.suites.execute import execute
 
-            # Workers print nothing and do not send to MLflow: this process does both for all runs.
-            silent = replace(runtime, quiet=True, tracking_uri="off")
-            paths = StoragePaths.with_absolute_paths(runtime_flags.data, runtime_flags.results, silent)
-            failed = execute(open_runs, states, paths, session, launcher, trackers, force=mode.force)
+            paths = StoragePaths.for_workers(runtime_flags.data, runtime_flags.results, runtime)
+            images_left = {run: count_images(run, states[run.path], runtime) for run in open_runs}
+            failed = execute(images_left, paths, session, launcher, trackers, force=mode.force)
         session.remote.pull()
         note("making tables and plots")
         finishing = zip(plans, trackers, strict=True)
@@ -93,7 +91,7 @@ def bench(
     # The error of a run says more than that its result is missing.
     failed = {path: why for made in outputs for path, why in made.failed_runs.items()} | failed
     finished = [run.path for run in runs if run.path not in failed]
-    return _show_outputs(name, outputs, finished, failed, runtime, runtime_flags)
+    return _show_outputs(name, outputs, finished, failed, session, runtime_flags)
 
 
 def _finish(
@@ -165,13 +163,13 @@ def _show_outputs(
     outputs: Sequence[SuiteOutputs],
     finished: Sequence[str],
     failed: Mapping[str, str],
-    runtime: RuntimeConfig,
+    session: Session,
     runtime_flags: flags.RuntimeFlags,
 ) -> int:
     for made in outputs:
         if made.tables:
             show(render(made.tables[0], "md") + "\n")
-    folder = outputs[0].folder if len(outputs) == 1 else outputs[0].folder.parent
+    runtime, folder = session.runtime, outputs[0].folder if len(outputs) == 1 else outputs[0].folder.parent
     note(f"tables and plots: {runtime.shown_results}/{folder.relative_to(runtime.results).as_posix()}")
     failed = {**failed, **{made.suite.name: made.failed for made in outputs if made.failed}}
     if name == ALL:

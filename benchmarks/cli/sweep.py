@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.cli import flags
@@ -89,9 +88,7 @@ def _execute(sweep: Sweep, launcher: Launcher, runtime_flags: flags.EngineFlags)
     progress = SweepProgress(sweep)
     scored = sweep.count("finished", "stopped")
     note(f"{_format_title(settings)}; {scored} with a score already")
-    # Workers print nothing and do not send to MLflow: the driver does both for all runs.
-    silent = replace(session.runtime, quiet=True, tracking_uri="off")
-    paths = StoragePaths.with_absolute_paths(runtime_flags.data, runtime_flags.results, silent)
+    paths = StoragePaths.for_workers(runtime_flags.data, runtime_flags.results, session.runtime)
     try:
         if settings.size is None or scored < settings.size:
             with connect(launcher, paths, always_ray=True) as capacity, progress.display:

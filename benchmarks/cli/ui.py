@@ -45,9 +45,9 @@ def ui(
     root = open_results(results)
     search = "params.method LIKE '%'"
     if suite:
-        collections = {record.name: record.kind for record in read_collections(root)}
+        collections = {record.name: record for record in read_collections(root)}
         check_names("suite", [suite], collections)
-        search = f"tags.`{collections[suite]}.{suite}` = 'yes' AND {search}"
+        search = f"tags.`{collections[suite].kind}.{suite}` = 'yes' AND {search}"
     store = TrackingStore.choose(root, tracking or None)
     is_server = store.uri.startswith(("http://", "https://"))
     if not is_server:
@@ -62,7 +62,7 @@ def ui(
     command = f"procap report {suite} --results {shlex.quote(results)}".replace("  ", " ")
     links = {}
     if suite:
-        path = next(each.path for each in read_collections(root) if each.name == suite)
+        path = collections[suite].path
         if record := read_document(root / path / TRACKING_FILE, TrackingRecord):
             # MLflow also keeps the metrics of methods that an earlier command compared, on other data sets.
             metrics = read_contents(root, lambda *_: None, [path])[path].metrics

@@ -9,7 +9,6 @@ from typing import Any
 from benchmarks.console.output import note, note_trace, plural
 from benchmarks.console.packing_progress import pack_missing_with_progress
 from benchmarks.console.preconditions import check_training_images, check_weights
-from benchmarks.suites.plans import count_images
 from cluster.launcher import Launcher, connect, launch
 from cluster.preflight import TRAINING_SPLITS, check_nodes
 from cluster.ray_cluster import Capacity, nodes
@@ -17,7 +16,7 @@ from cluster.trial import StoragePaths, TrialReport
 from runner.config import Target
 from runner.progress_bar import ProgressDisplay
 from runner.run_folders import RunFolder
-from runner.run_state import RunSpec, RunState
+from runner.run_state import RunSpec
 from runner.session import Session
 from runner.tracking.exporter import CollectionTracker
 from shards.files import check_writable
@@ -94,8 +93,7 @@ class RunProgress(TrialProgress):
 
 
 def execute(
-    runs: Sequence[RunSpec],
-    states: Mapping[str, RunState],
+    images_left: Mapping[RunSpec, float],
     paths: StoragePaths,
     session: Session,
     launcher: Launcher,
@@ -105,10 +103,10 @@ def execute(
 ) -> dict[str, str]:
     """Execute runs, those with the most images first; returns the error of each failed run by its path.
 
-    states: what exists of each run. paths: the folders and the runtime of workers; `session` is that of this process.
+    images_left: those of each run. paths: the folders and the runtime of workers; `session` is that of this process.
     force: delete the runs first.
     """
-    runtime = session.runtime
+    runtime, runs = session.runtime, [*images_left]
     check_writable(runtime.results)
     splits: dict[str, set[str]] = {}
     for run in runs:
@@ -119,7 +117,6 @@ def execute(
         check_weights((run.config.backbone, run.config.pretrained) for run in runs)
     pack_missing_with_progress(splits, runtime.data)
     check_training_images((run.config for run in runs), runtime.data)
-    images_left = {run.path: count_images(run, states[run.path], runtime) for run in runs}
     # Only if the user has chosen nothing about the launch.
     if launcher == Launcher() and sum(images_left.values()) < FEW_IMAGES:
         launcher = replace(launcher, max_concurrent=1)
@@ -131,7 +128,7 @@ def execute(
             # Once, in the driver, so that a restarted run resumes.
             delete_runs((run.path for run in runs), session)
         # Greedy packing of the longest first ends early.
-        ordered = sorted(runs, key=lambda run: images_left[run.path], reverse=True)
+        ordered = sorted(runs, key=images_left.__getitem__, reverse=True)
         progress = RunProgress(ordered, trackers)
         with progress.display:
             launch(ordered, paths, capacity, progress)
