@@ -77,20 +77,11 @@ class ImagePredictions:
 
 def measure_calibration(images: ImagePredictions) -> Calibration:
     """Measure N >= 1 images, with float64 sums in their order: the processes that predicted them do not matter."""
-    return Calibration(
-        nll=float(images.nll.mean()),
-        brier=float(images.brier.mean()),
-        equal_width=_fill_bins(images.confidence, images.is_correct),
-    )
-
-
-def _fill_bins(confidence: NDArray[np.float64], is_correct: NDArray[np.bool_]) -> ReliabilityBins:
-    """Fill K bins of equal width; a confidence on an edge belongs to the bin below it."""
-    # The K - 1 inner edges; by default a value equal to an edge is put to its left.
-    bins = np.searchsorted(np.arange(1, BINS) / BINS, confidence)
-    count, correct = np.bincount(bins, minlength=BINS), np.bincount(bins[is_correct], minlength=BINS)
-    confidences = np.bincount(bins, confidence, BINS)
-    ece = 100 * np.abs(confidences - correct).sum() / len(confidence)
-    return ReliabilityBins(
-        ece=float(ece), count=count.tolist(), confidence=confidences.tolist(), correct=correct.tolist()
-    )
+    # By the K - 1 inner edges; by default a value equal to an edge is put to its left, the bin below it.
+    bins = np.searchsorted(np.arange(1, BINS) / BINS, images.confidence)
+    count, correct = np.bincount(bins, minlength=BINS), np.bincount(bins[images.is_correct], minlength=BINS)
+    confidence = np.bincount(bins, images.confidence, BINS)
+    ece = float(100 * np.abs(confidence - correct).sum() / len(bins))
+    filled = {"count": count.tolist(), "confidence": confidence.tolist(), "correct": correct.tolist()}
+    nll, brier = float(images.nll.mean()), float(images.brier.mean())
+    return Calibration(nll=nll, brier=brier, equal_width=ReliabilityBins(ece=ece, **filled))

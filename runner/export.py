@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from procap.classifier import Classifier, OnlineClassifier
 from procap.errors import UserError
-from runner.session import Run, TrainedRun
+from runner.session import Run
 from runner.trained_runs import load_trained
 from shards.files import explain_writing, replace_at_end
 
@@ -59,19 +59,8 @@ def export_model(run: Run, out: Path) -> Path:
         raise UserError(f"{error}; install what this needs: pip install -e '.[export]' in the checkout") from error
     assert program is not None
     ClearMetadataAndDocStringPass()(program.model)  # stack traces at nodes name local folders
-    program.model.metadata_props["procap"] = json.dumps(describe_inputs(trained))
-    file = out / run.path / "onnx" / "model.onnx"
-    with explain_writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replace_at_end(file) as temporary:
-            program.save(temporary)
-    return file
-
-
-def describe_inputs(trained: TrainedRun) -> dict[str, object]:
-    """Describe the classes and how images are prepared, as plain JSON."""
-    clip = trained.clip
-    return {
+    # The classes, and how images are prepared.
+    facts = {
         "run": trained.config.path,
         "classnames": list(trained.method.space.names()),
         "image_size": clip.geometry.image_size,
@@ -80,3 +69,10 @@ def describe_inputs(trained: TrainedRun) -> dict[str, object]:
         "interpolation": clip.preparation.interpolation,
         "resize": "squash" if clip.preparation.squash else "shorter side, then the centre",
     }
+    program.model.metadata_props["procap"] = json.dumps(facts)
+    file = out / run.path / "onnx" / "model.onnx"
+    with explain_writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replace_at_end(file) as temporary:
+            program.save(temporary)
+    return file

@@ -92,9 +92,6 @@ class LoaderOptions:
     cache_bytes: int = CACHE_BYTES
 
 
-DEFAULTS = LoaderOptions()
-
-
 class TrainLoader:
     """The training images, in a new seeded order and with new augmentation in each pass; `batch_size` is global."""
 
@@ -104,7 +101,7 @@ class TrainLoader:
         batch_size: int,
         augment: TrainAugment,
         seed: int,
-        options: LoaderOptions = DEFAULTS,
+        options: LoaderOptions = LoaderOptions(),
     ) -> None:
         self.images, self.batch_size, self.augment = images, batch_size, augment
         self.seed, self.options = seed, options
