@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 
 from procap.errors import UserError
 from runner.config import FrozenModel, RunConfig, Target
-from runner.results import EvalResult, harmonic_mean
+from runner.results import harmonic_mean
 from runner.run_folders import OtherContent, RunFolder
 from runner.session import Run, Session
 
@@ -107,10 +107,11 @@ def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False, any_c
         return RunState("other code", targets, change)
     current = set[str]()
     for name in targets:
-        result = _read_evaluation(run, name)
+        target = Target.parse_unchecked(name)
+        result = run.folder.read_evaluation(target, run.eval_settings)
         if result and result.is_current(training, session.runtime.limit):
             # An evaluation of other images than are packed now is refused, or repeated with --force, never reused.
-            session.check_content(config, Target.parse_unchecked(name).dataset, result.manifest_digest)
+            session.check_content(config, target.dataset, result.manifest_digest)
             current.add(name)
     if training.files:
         # This imports torch.
@@ -119,11 +120,6 @@ def read_state(run: Run, targets: tuple[str, ...], *, force: bool = False, any_c
         current = set() if changed_file(config, training.files) else current
     missing = tuple(name for name in targets if name not in current)
     return RunState("not evaluated" if missing else "finished", missing)
-
-
-def _read_evaluation(run: Run, target: str) -> EvalResult | None:
-    """Read the result of a target under the session's settings of the evaluation."""
-    return run.folder.read_evaluation(Target.parse_unchecked(target), run.eval_settings)
 
 
 def score(accuracies: Sequence[float]) -> float:
@@ -138,7 +134,8 @@ def final_score(run: Run, targets: tuple[str, ...], *, any_code: bool = False) -
     """
     if not read_state(run, targets, any_code=any_code).is_finished:
         return None
-    return score([result.accuracy for target in targets if (result := _read_evaluation(run, target))])
+    read = (run.folder.read_evaluation(Target.parse_unchecked(target), run.eval_settings) for target in targets)
+    return score([result.accuracy for result in read if result])
 
 
 def score_at(run: Run, targets: Sequence[str], epoch: int) -> float | None:

@@ -177,22 +177,20 @@ def default_targets(config: RunConfig, data: Path | None) -> list[Target]:
     return [target for target in targets if can_classify(config, target, data)]
 
 
-def eval_settings(flags: EvalFlags) -> EvalSettings:
-    """Make the settings of an evaluation from flags; empty ones are the default. Raises UsageError for a wrong one."""
-    names = {field.name: field.name.removeprefix("eval_") for field in fields(EvalFlags) if field.name != "limit"}
-    values = {setting: getattr(flags, name) for name, setting in names.items()}
-    return validate(EvalSettings, {name: value for name, value in values.items() if value}, "evaluation")
-
-
 def runtime_config(flags: StorageFlags, evaluation: EvalFlags | None = None) -> RuntimeConfig:
-    """Convert flags to the runtime; those that are called like its fields are passed on."""
-    results, url = results_root(flags.results, cache_home())
+    """Convert flags to the runtime; those that are called like its fields are passed on.
+
+    Raises UsageError for a wrong setting of the evaluation; empty ones are the default.
+    """
+    evaluation, (results, url) = evaluation or EvalFlags(), results_root(flags.results, cache_home())
     others = ("data", "results", "tracking", "download")
+    names = [field.name for field in fields(EvalFlags) if field.name != "limit"]
+    chosen = {name.removeprefix("eval_"): value for name in names if (value := getattr(evaluation, name))}
     return RuntimeConfig(
         data=data_root(flags.data),
         results=results,
-        limit=evaluation.limit if evaluation else None,
-        evaluation=eval_settings(evaluation) if evaluation else EvalSettings(),
+        limit=evaluation.limit,
+        evaluation=validate(EvalSettings, chosen, "evaluation"),
         tracking_uri=flags.tracking or None,
         results_url=url,
         **{name: value for name, value in vars(flags).items() if name not in others},

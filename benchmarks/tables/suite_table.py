@@ -23,11 +23,6 @@ class PrintedRow(NamedTuple):
     twin: Any = None
 
 
-def unchanged_method(variant: Variant) -> str | None:
-    """Identify a variant in tables whose rows are methods, by its method; None for a changed method."""
-    return None if variant.changed else variant.method
-
-
 @dataclass(frozen=True)
 class Heading:
     """What stands around the cells of a suite's table.
@@ -52,12 +47,12 @@ def suite_table(
     *,
     datasets: Sequence[str] = (),
     printed: Callable[[str], Iterable[PrintedRow]] = lambda dataset: (),
-    twin_of: Callable[[Variant], Any] = unchanged_method,
+    twin_of: Callable[[Variant], Any] = lambda variant: None if variant.changed else variant.method,
 ) -> Table:
     """Make a table with a row for each variant, once or for each of `datasets`.
 
     cells: makes the cells of a variant on a data set, "" without `datasets`. printed: makes the paper's rows of a data
-    set, whose numbers are compared with those of the variant with that `twin_of`.
+    set, whose numbers are compared with those of the variant with that `twin_of`, by default its unchanged method.
     """
     rows, varied = [], heading.varied
     for dataset in datasets or ("",):
