@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -27,7 +27,6 @@ from runner.progress_bar import ProgressDisplay
 from runner.provenance import describe_environment, provenance
 from runner.results import FewShotRecord, Progress, TrainResult, UnlabelledRecord, describe_failure, write_json
 from runner.resumable_training import ResumableTraining
-from runner.run_folders import RunFolder
 from runner.session import Run, Session
 from runner.setup import changed_file, set_up
 from runner.stop_signals import Interrupted, StopRequest
@@ -201,8 +200,11 @@ def train_epochs(training: ResumableTraining, validator: Validator, epochs: int)
     except Interrupted:
         raise
     except Exception as error:
-        if training.group.ranks.is_first:
-            _record_failure(training.folder, error)
+        # Not where it cannot be written.
+        with suppress(UserError, OSError):
+            if training.group.ranks.is_first and (progress := training.folder.read_progress()):
+                changes = {"status": "failed", "reason": describe_failure(error)}
+                write_json(training.folder.progress_file, progress.model_copy(update=changes))
         raise
 
 
@@ -294,22 +296,18 @@ class TrainLoop:
             named_terms = dict(zip(self.train_step.names, terms, strict=True))
             # Raised before the step is counted: no saved state holds weights after such a loss.
             if not math.isfinite(loss):
-                raise self._diverged(named_terms)
+                self.training.write_progress("failed")
+                shown = ", ".join(f"{name} = {value:g}" for name, value in named_terms.items())
+                raise UserError(
+                    f"{self.config.path}: the loss of step {self.state.step + 1} of {self.training.total_steps} "
+                    f"(epoch {self.state.epoch + 1}) is not finite: {shown}; the same command fails again: train "
+                    f"another run with {self.config.stability_hint}"
+                )
             self.state.count(self.step_schedule.images(self.state.step), named_terms, bool(skipped))
             rate = self.step_schedule.rates(self.state.step - 1, self.state.epoch)[0]
             position = f"{self.state.epoch + 1}/{self.config.recipe.epochs}"
             self.display.update(self.state.step, epoch=position, loss=loss, lr=rate)
         self._pending.clear()
-
-    def _diverged(self, terms: Mapping[str, float]) -> UserError:
-        """Make the error for a loss that is not finite."""
-        self.training.write_progress("failed")
-        shown = ", ".join(f"{name} = {value:g}" for name, value in terms.items())
-        return UserError(
-            f"{self.config.path}: the loss of step {self.state.step + 1} of {self.training.total_steps} "
-            f"(epoch {self.state.epoch + 1}) is not finite: {shown}; the same command fails again: train "
-            f"another run with {self.config.stability_hint}"
-        )
 
     def _close_epoch(self, epoch: int) -> None:
         """Add the epoch to the log, with gradient norms."""
@@ -336,14 +334,6 @@ def measure_terms(training: ResumableTraining) -> dict[str, float]:
         name: math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
         for name, gradients in term_gradients(objective, terms, training.group)
     }
-
-
-def _record_failure(folder: RunFolder, error: Exception) -> None:
-    """Record in the progress that the training has failed, and why, unless that cannot be written."""
-    with suppress(UserError, OSError):
-        if progress := folder.read_progress():
-            changes = {"status": "failed", "reason": describe_failure(error)}
-            write_json(folder.progress_file, progress.model_copy(update=changes))
 
 
 def _write_result(training: ResumableTraining) -> TrainResult:

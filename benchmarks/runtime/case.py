@@ -71,7 +71,14 @@ class Case:
         self.training: Training | None = None
         if self.trains:
             self.training = Training(self.method, config, mode, settings.accelerations, self.meter)
-            self.loader = self._make_loader()
+            images, recipe, clip = data.selection.train, config.recipe, self.method.clip
+            if mode == "fast":
+                self.loader = train_loader(images, config, clip, settings.workers)
+            else:
+                # Public code reads and decodes every image again in every epoch.
+                augment = train_augment(recipe, clip, self.method.views)
+                options = LoaderOptions(settings.workers, cache_bytes=0)
+                self.loader = TrainLoader(images, recipe.batch_size, augment, config.seed, options)
             self.method.training_images = self.loader
             self.step_schedule = StepSchedule(config.recipe, self.loader, self.method)
             self.total_steps = self.step_schedule.total
@@ -145,14 +152,6 @@ class Case:
             "peak_bytes": {"train": train and train.peak, "eval": evaluation.peak},
             "flops": {"step": train and train.flops, "image": evaluation.flops / batch},
         }
-
-    def _make_loader(self) -> TrainLoader:
-        images, recipe, workers = self.data.selection.train, self.config.recipe, self.settings.workers
-        if self.mode == "fast":
-            return train_loader(images, self.config, self.method.clip, workers)
-        augment = train_augment(recipe, self.method.clip, self.method.views)
-        # Public code reads and decodes every image again in every epoch.
-        return TrainLoader(images, recipe.batch_size, augment, self.config.seed, LoaderOptions(workers, cache_bytes=0))
 
     def _epochs(self, training: Training) -> Generator[tuple[Tensor, ...], None, None]:
         for epoch in range(self.config.recipe.epochs):

@@ -44,7 +44,10 @@ def sweep_table(settings: SweepSettings, configurations: Sequence[Configuration]
         score = None if configuration.score is None else Metric(configuration.score, configuration.spread, seeds)
         values = [format_value(configuration.values.get(field)) for field in settings.domains]
         epochs = f"{configuration.epoch} of {configuration.epochs}"
-        cells = (*values, score, _count_parameters(configuration, results), epochs, configuration.state)
+        trained = [RunFolder(results / path).read_training() for path in configuration.runs]
+        counts = [training.trainable_parameters for training in trained if training]
+        parameters = Metric(fmean(counts) / 1000) if counts else None
+        cells = (*values, score, parameters, epochs, configuration.state)
         # The score of a shorter training is not ranked with those of finished ones.
         group = "" if configuration.state == "finished" else f"{configuration.state} {configuration.epoch}"
         rows.append(Row((str(number),), cells, group=group))
@@ -53,13 +56,6 @@ def sweep_table(settings: SweepSettings, configurations: Sequence[Configuration]
     columns = (*fields, score_column, PARAMETERS, Column("Epochs", ""), Column("State", ""))
     note = f"Score: {METRICS[settings.metric]}; mean ± sample standard deviation over seeds. Test images are not used."
     return Table(settings.name, f"Sweep {settings.name}", ("No.",), columns, tuple(rows), [note])
-
-
-def _count_parameters(configuration: Configuration, results: Path) -> Metric | None:
-    """Return the mean number of learned parameters of the finished runs, in thousands."""
-    trained = [RunFolder(results / path).read_training() for path in configuration.runs]
-    counts = [training.trainable_parameters for training in trained if training]
-    return Metric(fmean(counts) / 1000) if counts else None
 
 
 def format_configuration(configuration: Configuration) -> str:

@@ -37,17 +37,12 @@ def run_tables(frame: pd.DataFrame, reference: str = "") -> list[Table]:
     frame = title_runs(frame, reference)
     half = is_half(frame)
     parts = ((_halves_table, frame[half]), (_targets_table, frame[~half]))
-    # A single method is compared with nothing.
-    chosen = _reference_title(frame, reference) if frame.method.nunique() > 1 else ""
-    return [replace(make(part), reference=chosen) for make, part in parts if len(part)]
-
-
-def _reference_title(frame: pd.DataFrame, reference: str) -> str:
-    """Return the title of the method of `choose_reference`; "" if it has several titles, all with settings."""
+    # The title of the reference, unless it has several, all with settings; a single method is compared with nothing.
     method = choose_reference(sort_methods(frame.method), reference)
     titles = {*frame.title[frame.method == method]}
     titles = titles & {title_method(method)} or titles
-    return "" if len(titles) > 1 else titles.pop()
+    chosen = titles.pop() if len(titles) == 1 and frame.method.nunique() > 1 else ""
+    return [replace(make(part), reference=chosen) for make, part in parts if len(part)]
 
 
 def calibration_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]:

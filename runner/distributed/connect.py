@@ -46,10 +46,15 @@ def init_process_group(
         # A rank that left earlier would close connections that the last collective of another rank still uses.
         group.barrier()
     except BaseException as error:
-        # DDP objects in the locals of the error's stack frames would keep the connections open.
-        _clear_frames(error)
+        # DDP objects in the locals of the stack frames of the error and of its causes would keep the connections open.
+        cause: BaseException | None = error
+        while cause is not None:
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__cause__ or cause.__context__
         _close(group, device)
-        if _is_communication_error(error):
+        # Gloo raises plain RuntimeErrors.
+        of_gloo = isinstance(error, RuntimeError) and re.search("gloo|nccl|monitoredBarrier", str(error), re.I)
+        if isinstance(error, dist.DistError) or of_gloo:
             reason = _first_line(error)
             raise UserError(f"rank {ranks.rank} of {ranks.size} {LOST}, which failed or hangs: {reason}") from None
         raise
@@ -97,21 +102,6 @@ def _close(group: ProcessGroup, device: torch.device) -> None:
     thread = threading.Thread(target=destroy, daemon=True)
     thread.start()
     thread.join(LEAVE_SECONDS)
-
-
-def _clear_frames(error: BaseException) -> None:
-    """Release the locals of the stack frames of an error and of its causes."""
-    chain: BaseException | None = error
-    while chain is not None:
-        traceback.clear_frames(chain.__traceback__)
-        chain = chain.__cause__ or chain.__context__
-
-
-def _is_communication_error(error: BaseException) -> bool:
-    """Whether a message to or from other ranks failed. Gloo raises plain RuntimeErrors for that."""
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and re.search("gloo|nccl|monitoredBarrier", str(error), re.I) is not None
-    )
 
 
 def _first_line(error: BaseException) -> str:
