@@ -20,8 +20,6 @@ from runner.run_state import RunSpec, final_score, score_at
 from runner.session import Session
 from shards.rng import stream_seed
 
-NO_RESULTS = "results not found; is --results on shared storage?"
-
 
 class Sweep:
     """Execute a sweep with Ray Tune and keep its configurations up to date."""
@@ -150,7 +148,7 @@ class Sweep:
         except UserError as unreadable:
             error = error or str(unreadable)
         if report.state == "finished" and not all(path in scores for path in before.runs):
-            error = error or NO_RESULTS
+            error = error or "results not found; is --results on shared storage?"
         state = "failed" if error else "finished"
         if report.state in ("running", "waiting") and not error:
             # Either ASHA or the time limit stopped the trial early; after the time limit it stays unfinished.

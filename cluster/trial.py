@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -52,11 +53,8 @@ class Halving(NamedTuple):
 
     def rungs(self, epochs: int) -> tuple[int, ...]:
         """Return the epochs at which a scheduler decides about trials of `epochs` epochs, without the last one."""
-        rungs, rung = [], self.grace_period
-        while rung < epochs:
-            rungs.append(rung)
-            rung *= self.reduction_factor
-        return tuple(rungs)
+        rungs = (self.grace_period * self.reduction_factor**number for number in count())
+        return tuple(takewhile(lambda rung: rung < epochs, rungs))
 
 
 def validation_targets(dataset: str, classes: str) -> tuple[str, ...]:

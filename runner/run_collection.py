@@ -85,9 +85,9 @@ def read_collections(results: Path, on_error: Callable[[str, UserError], None] |
     collections = []
     for folder in find_collections(results):
         try:
-            collections.append(read_collection(folder))
+            if collection := read_collection(folder):
+                collections.append(collection)
         except UserError as error:
             if on_error is not None:
                 on_error(folder.relative_to(results).as_posix(), error)
-    existing = (collection for collection in collections if collection)
-    return sorted(existing, key=lambda collection: (collection.started, collection.kind, collection.name))
+    return sorted(collections, key=lambda collection: (collection.started, collection.kind, collection.name))
