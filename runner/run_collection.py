@@ -37,7 +37,8 @@ class Collection(StoredDocument):
         default_factory=dict, description="hm/procap or accuracy/procap of a suite, best/val of a sweep"
     )
     failed: dict[str, MaskedText] = Field(
-        default_factory=dict, description="reasons, of runs whose last attempt failed"
+        default_factory=dict,
+        description="reasons, of runs whose last attempt failed, and of a suite without some of its outputs",
     )
     started: Moment = Field(default_factory=lambda: time.time_ns() // 1_000_000)
     ended: Moment | None = Field(default=None, description="None while it is running")

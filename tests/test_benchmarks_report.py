@@ -148,8 +148,9 @@ def test_the_page_begins_with_its_results(page, tree):
 def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(page, results, capsys):
     text = page.read_text()
     notice = words_of(Page(text).root.all("header")[0])
-    assert "Runs or parts are missing." in notice
+    # Once for base-to-novel, and with the runs of ablation for all.
     assert "3 of 6 runs finished: 1 failed, 1 broken, 1 new" in text
+    assert re.search(r"[\d]+ of [\d]+ runs finished: 1 failed, 1 broken, 1 new\. Details", notice), notice
     runs = read_sections(results)[0][0].suite_results.runs
     for number, reason in ((3, "failed: no room"), (4, "new"), (5, "cannot be read")):
         row = next(line for line in text.splitlines() if f"<li>{runs[number].path} " in line)
@@ -203,6 +204,7 @@ def test_hostile_names_stay_text_and_a_suite_of_ones_own_has_its_place(tmp_path)
     assert written and all(path.parent == Path("tables") for path in written)
     problems = section(text, "missing")
     assert "its plots" in problems and "NameError" in problems
+    assert "own: its plots: internal error: NameError" in words_of(tree.all("header")[0])
     assert "procap report FILE.py" in section(write_report(root, tmp_path / "unnamed").read_text(), "missing")
 
 

@@ -78,8 +78,13 @@ def write(root, data, out, *flags):
 
 
 @pytest.fixture(scope="module")
-def tree(made, few_digits, tmp_path_factory):
-    return write(made[0], few_digits, tmp_path_factory.mktemp("page") / "page")
+def page(tmp_path_factory):
+    return tmp_path_factory.mktemp("page") / "page"
+
+
+@pytest.fixture(scope="module")
+def tree(made, few_digits, page):
+    return write(made[0], few_digits, page)
 
 
 def images_of(tree: Node) -> list[Node]:
@@ -171,7 +176,7 @@ def test_confusions_are_those_of_scikit_learn_and_classes_have_their_accuracy(tr
         assert untrained == f"{100 * (made[1]['zeroshot', 1] == labels)[own].mean():.2f}"
 
 
-def test_misclassified_images_are_the_wrong_ones_of_the_test_set(tree, made, digits):
+def test_misclassified_images_are_the_wrong_ones_of_the_test_set(tree, made, digits, page):
     from PIL import Image
 
     labels, predictions = digits.images.labels, made[1].values()
@@ -187,13 +192,26 @@ def test_misclassified_images_are_the_wrong_ones_of_the_test_set(tree, made, dig
         assert label == digits.classnames[labels[place]]
         wrong = {digits.classnames[guessed[place]] for guessed in predictions} - {digits.classnames[labels[place]]}
         titles = {"zeroshot": "CLIP (zero-shot)", "coop": "CoOp", "maple": "MaPLe"}
-        for part in words_of(item).removeprefix(label).strip().split("; "):
+        [link] = item.all("a")
+        assert words_of(link) == digits.images.paths[place]
+        for part in words_of(item).removeprefix(label).removesuffix(words_of(link)).strip().split("; "):
             named, _, answer = part.partition(": ")
             gave = {key[0] for key, own in made[1].items() if digits.classnames[own[place]] == answer}
             assert answer in wrong and named.split(", ") == [titles[method] for method in sorted(gave, key=order)]
         jpeg = base64.b64decode(item.all("img")[0].attributes["src"].partition("base64,")[2])
         shown, whole = Image.open(io.BytesIO(jpeg)), digits.images.image(place)
         assert np.abs(np.asarray(shown, float) - np.asarray(whole.resize(shown.size), float)).mean() < 12
+        assert Image.open(page / link.attributes["href"]).size == whole.size
+
+
+def test_mistakes_are_of_the_variant_of_each_method_with_the_most_shots(tmp_path):
+    labels = np.repeat(np.arange(3), 4)
+    for method, shots in [("coop", 16), ("coop", 2), ("probe", 0), ("probe", 4), ("ncm", 4)]:
+        config = put_run(tmp_path, method, "digits", classes="all", shots=shots)
+        put_predictions(tmp_path, config, labels, np.roll(labels, shots), ["a", "b", "c"], "d" * 16)
+    shown = tables(write(tmp_path, tmp_path / "none", tmp_path / "page"))
+    heads = [words_of(head) for head in shown["Accuracy by class: digits, all classes"].all("tr")[0].all("th")]
+    assert len(heads) == 5 and {*heads[2:]} == {"CoOp, shots 16", "Linear probe, shots full", "Nearest mean, shots 4"}
 
 
 def test_flags_select_runs_and_what_does_not_exist_is_refused(made, few_digits, tmp_path, capsys):

@@ -114,6 +114,10 @@ def test_what_cannot_be_read_or_drawn_takes_nothing_else_with_it(small, tmp_path
     file.write_text(BROKEN)
     code, out, err = run(capsys, "bench", file, *small)
     assert code == 3 and "mine: internal error: ZeroDivisionError" in err and "| digits" in out
+    assert run(capsys, "report", file)[0] == 0
+    [page] = (tmp_path / "results").rglob("index.html")
+    head = page.read_text().partition("</header>")[0]
+    assert "1 of 1 run finished." in head and "<strong>mine</strong>: internal error: ZeroDivisionError" in head
     [result] = (tmp_path / "results/base").rglob("eval/digits-novel-test.json")
     result.write_text("{")
     for _ in range(2):

@@ -107,7 +107,8 @@ def _finish(
     reasons = {**made.failed_runs, **failed}
     failed_runs = {run: reasons[run] for run in tracker.collection.runs if run in reasons}
     status: Status = "failed" if failed_runs or made.failed else "finished"
-    tracker.close(status, metrics={**made.metrics, "runs_failed": float(len(failed_runs))}, failed=failed_runs)
+    ended = failed_runs | ({plan.suite.name: made.failed} if made.failed else {})
+    tracker.close(status, metrics={**made.metrics, "runs_failed": float(len(failed_runs))}, failed=ended)
     return made
 
 

@@ -29,15 +29,18 @@ MAX_MATRIX, MAX_PAIRS = 20, 20
 """Classes up to which confusions are a matrix, and rows of the table of pairs that there is for more classes."""
 MAX_IMAGES, IMAGES_OF_CLASS, PIXELS = 24, 2, 96
 """Images of a test set, those of one class among them, and their longer side."""
+PHOTO = 512
+"""The longer side of the picture that an image links to."""
 
 
 class WrongImage(NamedTuple):
-    """An image that is classified wrongly. shown: a JPEG. answers: what was predicted, and by which methods."""
+    """An image that is classified wrongly. shown, photo: JPEGs. answers: what was predicted, and by which methods."""
 
     path: str
     label: str
     answers: str
     shown: bytes
+    photo: bytes
 
 
 class Mistakes(NamedTuple):
@@ -63,7 +66,7 @@ def list_mistakes(frame: pd.DataFrame, data: Path | None, reference: str = "") -
 
 def _describe_target(frame: pd.DataFrame, data: Path | None, reference: str) -> Mistakes:
     """Describe the mistakes on one test set. frame: its evaluations, of which limited ones count only if all are."""
-    frame = frame if frame.limited.all() else frame[~frame.limited]
+    frame = _choose_variants(frame if frame.limited.all() else frame[~frame.limited])
     target = Target.parse_unchecked(frame.target.iloc[0])
     by_title = {str(title): rows for title, rows in frame.groupby("title", sort=False)}
     # Pooled over seeds, as the counts of the tables below.
@@ -91,6 +94,13 @@ def _describe_target(frame: pd.DataFrame, data: Path | None, reference: str) -> 
     elif len(wrong):
         tables.append(_pair_table(wrong[wrong.title.isin(compared)], names, test_set, name))
     return Mistakes(heading, tables, *_list_images(evaluations, wrong, names, target, data))
+
+
+def _choose_variants(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep the last variant of each method among those with the most shots."""
+    # 0 shots are all images.
+    by_shots = frame.iloc[frame.shots.replace(0, frame.shots.max() + 1).argsort(kind="stable")]
+    return frame[frame.title.isin(by_shots.groupby("method").title.last())]
 
 
 def _describe_test_set(frame: pd.DataFrame, target: Target) -> str:
@@ -181,13 +191,13 @@ def _list_images(
         return [], f"{counted} classified wrongly, not shown: {error}."
     titles = list(dict.fromkeys(frame.title))
     shown = []
-    for position, (path, jpeg) in thumbnails.items():
+    for position, (path, *jpegs) in thumbnails.items():
         answers = wrong[wrong.position == position]
         texts = []
         for label in answers.predicted.value_counts().index:
             gave = set(answers.title[answers.predicted == label])
             texts.append(f"{', '.join(title for title in titles if title in gave)}: {names[label]}")
-        shown.append(WrongImage(path, names[images.label[position]], "; ".join(texts), jpeg))
+        shown.append(WrongImage(path, names[images.label[position]], "; ".join(texts), *jpegs))
     text = (
         f"{len(shown)} of {counted} that at least one of {plural(len(frame), 'evaluation')} ({', '.join(titles)}) "
         f"classifies wrongly: true class, then the predictions. At most {IMAGES_OF_CLASS} of each class, those most "
@@ -198,8 +208,8 @@ def _list_images(
 
 def _read_images(
     data: Path | None, target: Target, manifest: str, positions: Iterable[int]
-) -> dict[int, tuple[str, bytes]]:
-    """Read path and thumbnail of images by position in the target.
+) -> dict[int, tuple[str, bytes, bytes]]:
+    """Read path, thumbnail and picture of images by position in the target.
 
     Raises UserError if the packed data set is missing or has different content.
     """
@@ -220,8 +230,9 @@ def _read_images(
     thumbnails = {}
     for position in positions:
         image: Any = images.image(position)
-        image.thumbnail((PIXELS, PIXELS), Image.Resampling.LANCZOS)
-        file = io.BytesIO()
-        image.save(file, "JPEG", quality=80)
-        thumbnails[position] = images.paths[position], file.getvalue()
+        files = io.BytesIO(), io.BytesIO()
+        for file, side in zip(files, (PHOTO, PIXELS), strict=True):
+            image.thumbnail((side, side), Image.Resampling.LANCZOS)
+            image.save(file, "JPEG", quality=80)
+        thumbnails[position] = images.paths[position], files[1].getvalue(), files[0].getvalue()
     return thumbnails

@@ -129,6 +129,12 @@ class PageFiles:
             "files": [(form, f"figures/{name}.{form}") for form in sorted(picture.files)],
         }
 
+    def photo(self, path: str, content: bytes) -> str:
+        """Add the file of an image; returns where it lies."""
+        file = f"figures/{self._make_name(path)}.jpg"
+        self.contents[file] = content
+        return file
+
 
 def write_page(contents: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write what `build_report` returns to index.html, `tables` and `figures` in `folder`; returns the files."""

@@ -14,7 +14,7 @@ from benchmarks.plots.runs import cost_plots, score_histograms
 from benchmarks.plots.style import Plots
 from benchmarks.report.mistakes import Mistakes, list_mistakes
 from benchmarks.report.page import GENERATOR, Picture, draw_picture, load_picture, write_page
-from benchmarks.report.sections import STATES, Problem, Section, read_runs, read_sections
+from benchmarks.report.sections import STATES, Problem, Section, count_finished, read_runs, read_sections
 from benchmarks.results.frame import Selected, list_selected_runs
 from benchmarks.tables.summary import describe_best
 from procap.errors import UsageError, UserError
@@ -82,14 +82,17 @@ def build_report(results: Path, choices: ReportChoices) -> dict[str, Any]:
         raise UserError(
             f"no run below {shown}{' fits' if choices.selected else ''}; see `{hint}`, train with `procap train`"
         )
-    finished = not any(section.unfinished for section in sections)
+    # A run that is unfinished in several suites counts once.
+    paths = {path for section in sections for path in section.paths}
+    unfinished = {path: state for section in reversed(sections) for path, state in section.unfinished.items()}
     # Without names, classes and mistakes are shown of the first suite, and of the runs that belong to none.
     lead = next((section for section in sections if section.suite_results and len(section.frame)), None)
     parts = []
     for section in sections:
         is_detailed = section is lead or section.name == "runs" or bool(section.suite_results and choices.names)
         parts.append(_make_part(section, choices, problems, detailed=is_detailed))
-    return {"shown": shown, "sections": parts, "problems": problems, "complete": finished and not problems}
+    state, complete = count_finished(paths, unfinished), not (unfinished or problems)
+    return {"shown": shown, "sections": parts, "problems": problems, "complete": complete, "state": state}
 
 
 def _read_sections(results: Path, choices: ReportChoices) -> tuple[list[Section], list[Problem]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,13 +53,18 @@ class Section:
 
     @property
     def state(self) -> str:
-        """How many runs are finished: "33 of 35 runs finished: 1 failed, 1 not started"."""
-        if not self.paths:
-            return "measured without runs"
-        counts = Counter(state.status for state in self.unfinished.values())
-        states = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-        finished = f"{len(self.paths) - len(self.unfinished)} of {plural(len(self.paths), 'run')} finished"
-        return f"{finished}: {states}" if states else finished
+        """How many runs are finished, as `count_finished`."""
+        return count_finished(self.paths, self.unfinished)
+
+
+def count_finished(paths: Collection[str], unfinished: Mapping[str, RunState]) -> str:
+    """Describe how many runs are finished: "33 of 35 runs finished: 1 failed, 1 not started"."""
+    if not paths:
+        return "Measured without runs"
+    counts = Counter(state.status for state in unfinished.values())
+    states = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    finished = f"{len(paths) - len(unfinished)} of {plural(len(paths), 'run')} finished"
+    return f"{finished}: {states}" if states else finished
 
 
 def read_sections(
@@ -83,6 +88,9 @@ def read_sections(
                 sections.append(_read_sweep(folder, Session(RuntimeConfig(data or data_root(), results))))
             else:
                 sections.append(_read_suite(folder, words.get(folder.name), results, data, reference))
+            recorded = read_collection(folder)
+            if recorded and folder.name in recorded.failed:
+                problems.append((folder.name, recorded.failed[folder.name]))
         except UserError as error:
             problems.append((folder.name, str(error)))
     return sections, problems
