@@ -328,6 +328,10 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(UserError, match="is refused: it is no regular file"):
             read_tensors(path)
+        (tmp_path / "open_clip_config.json").unlink(missing_ok=True)
+        (tmp_path / "open_clip_config.json").symlink_to(path)
+        with pytest.raises(UserError, match=r"is no configuration of open_clip \(it is no regular file\)"):
+            load_clip(str(tmp_path))
 
 
 @pytest.mark.parametrize(("name", "pretrained", "message"), [

@@ -137,6 +137,8 @@ def _unknown_settings(architecture: str) -> str:
 def _read_config(file: Path) -> dict[str, Any]:
     """Read a configuration in open_clip's format. Raises UserError for a file that is none."""
     try:
+        if file.exists() and not file.is_file():
+            raise ValueError("it is no regular file")
         content: dict[str, Any] = json.loads(file.read_bytes())
         return {"preprocess_cfg": {}, **content, "model_cfg": dict(content["model_cfg"])}
     except (OSError, ValueError, LookupError, TypeError) as error:
