@@ -36,10 +36,12 @@ def __getattr__(name: str) -> object:
     if name not in ATTRIBUTES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = ATTRIBUTES[name].partition(":")
-    package = module.partition(".")[0]
-    file = Path(getattr(find_spec(package), "origin", None) or package).resolve()
-    if Path(__file__).resolve().parents[1] not in file.parents:
-        raise ImportError(f"{file} hides the package {package!r} of procap.{name}: rename it, or work elsewhere")
+    # Each imports those before it.
+    packages = ("shards", "runner", "cluster", "benchmarks")
+    for package in packages[: packages.index(module.partition(".")[0]) + 1]:
+        file = Path(getattr(find_spec(package), "origin", None) or package).resolve()
+        if Path(__file__).resolve().parents[1] not in file.parents:
+            raise ImportError(f"{file} hides the package {package!r} of procap.{name}: rename it, or work elsewhere")
     return getattr(import_module(module), attribute or name)
 
 

@@ -321,6 +321,8 @@ def predict_images(
             if was_stored:
                 meter.add(encoded.seconds)
                 meter.step(len(images))
+                if display:
+                    display.update(display.done + len(images))
         elif inference.is_online:
             features = collect(RowCollector(len(images)), inference.encode).gather(group)
         if features is None:

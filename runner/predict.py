@@ -35,6 +35,8 @@ class ImageClassifier:
 
     def __init__(self, run: TrainedRun, classnames: Sequence[str] = ()) -> None:
         """classnames: any names, in the order of the probabilities; default: the classes that the run learned."""
+        if not isinstance(run, TrainedRun):
+            raise UsageError(f"{run!r} is no trained run: procap.Classifier.load(RUN), or classifier() of a run")
         self.run, clip = run, run.clip
         self.space = replace(run.method.space, classnames=tuple(classnames)) if classnames else run.method.space
         self.classnames = self.space.names()

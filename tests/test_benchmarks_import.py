@@ -270,9 +270,10 @@ def test_rows_are_kept_on_a_stop_and_names_need_no_utf_8(run, photos, tmp_path, 
     assert "0000caf\\udce9.png" in capsys.readouterr().out
 
 
-def test_a_file_that_cannot_be_written_is_named(run, photos, capsys):
+def test_a_file_that_cannot_be_written_is_named_before_an_image_is_read(run, photos, capsys, monkeypatch):
+    monkeypatch.setattr("runner.session.Session.locate", None)
     assert main(["predict", str(run.path), str(photos), "--out", "/proc/p.csv"]) == 1
-    assert "procap: error: /proc/p.csv: No such file or directory\n" in capsys.readouterr().err
+    assert "cannot write /proc/p.csv: No such file or directory; name another folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [

@@ -68,14 +68,24 @@ def test_an_unknown_setting_is_named_with_what_would_work():
         procap.train(method="coop", dataset="digits", seeds=3)
 
 
+@pytest.mark.parametrize("wrong", [[], None, "results"])
+def test_what_is_no_run_is_no_classifier(wrong):
+    with pytest.raises(UsageError, match=r"is no trained run: procap\.Classifier\.load"):
+        procap.Classifier(wrong)
+
+
 def test_importing_costs_nothing_and_names_are_listed():
     code = "import json, sys, procap; print(json.dumps([len(sys.modules), dir(procap)]))"
     modules, names = json.loads(python(code, ROOT).stdout)
     assert modules < 150 and {*procap.__all__} <= {*names}
 
 
-def test_a_file_of_the_user_that_hides_a_package_is_named(tmp_path):
-    (tmp_path / "runner.py").touch()
+@pytest.mark.parametrize(("hidden", "name"), [
+    ("runner", "train"), ("shards", "train"), ("cluster", "load_results"), ("benchmarks", "load_results"),
+])  # fmt: skip
+def test_a_file_of_the_user_that_hides_a_package_is_named(hidden, name, tmp_path):
+    (tmp_path / f"{hidden}.py").touch()
     assert (
-        f"{tmp_path / 'runner.py'} hides the package 'runner'" in python("import procap; procap.train", tmp_path).stderr
+        f"{tmp_path / hidden}.py hides the package '{hidden}'"
+        in python(f"import procap; procap.{name}", tmp_path).stderr
     )

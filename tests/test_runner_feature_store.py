@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from runner.distributed.connect import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.feature_store import EncodedImages, FeatureStore
 from runner.planning import plan_run
+from runner.progress_bar import ProgressDisplay
 from runner.run_folders import RunFolder
 from runner.session import Session
 
@@ -55,6 +57,17 @@ def encode_blank(self, images, plan=NO_CHANGE):
 def without_times(results):
     trained, evaluated, tensors = results
     return trained.model_dump(exclude=OF_TIMES | {"epochs"}), evaluated.model_dump(exclude=OF_TIMES), tensors
+
+
+def test_the_progress_of_stored_features_reaches_their_number(
+    few_digits, short_checkpoint, folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(ProgressDisplay, "PLAIN_SECONDS", 0)
+    words = ["--methods", "zeroshot", "--datasets", "digits", "--backbone", short_checkpoint, "--data", few_digits]
+    for name in "ab":
+        code, _, err = command(capsys, "eval", *words, "--results", tmp_path / name, "--tracking", "off")
+        shown = re.findall(r"(\d+)/(\d+) images", err)
+        assert code == 0 and {done == total for done, total in shown[-1:]} == {True}, err
 
 
 @pytest.mark.parametrize("method", ["probe", "tipadapter", "coop", "tda"])

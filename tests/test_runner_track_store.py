@@ -1,6 +1,7 @@
 """MLflow stores: names, unreachable ones, moved results, collections as parent runs, a server for a group."""
 
 import json
+import math
 import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -74,6 +75,17 @@ def test_a_suite_is_a_parent_run_with_its_runs_below(store):
     *_, row = parent.data.tags["mlflow.note.content"].splitlines()
     assert row == "| MaPLe | 60.00 | 300 | 10.5 |"
     assert not sync(store, print)
+
+
+def test_metrics_of_methods_that_a_suite_has_no_longer_are_empty(store):
+    collection = Collection(kind="suite", name="base-to-novel", runs=(evaluated(store.results, 1),))
+    for metrics, empty in (({"hm/maple": 60.0, "hm/coop": 50.0}, False), ({"hm/maple": 61.0}, True)):
+        write_collection(store.results, collection.model_copy(update={"metrics": metrics}))
+        assert sync(store, print)
+        [parent] = store.client.search_runs([store.experiment_id], "tags.suite = 'base-to-novel'")
+        assert parent.data.metrics["accuracy/maple"] == metrics["hm/maple"]
+        assert math.isnan(parent.data.metrics["accuracy/coop"]) == empty
+        assert not sync(store, print), "nothing is sent twice"
 
 
 def test_a_description_that_a_user_has_written_is_kept(store):

@@ -36,7 +36,7 @@ def predict(
     selection: flags.FilterFlags,
     run: Annotated[
         Path,
-        flags.run_argument("folder of a run, or start of its hash; left out with --methods or --best", "RUN|PATH"),
+        flags.run_argument("folder of a run, or start of its hash; with --best or filters the first PATH", "RUN|PATH"),
     ],
     paths: Annotated[
         list[Path] | None,
@@ -65,9 +65,11 @@ def predict(
             raise UsageError(f"{what.format(file)} in a folder that exists")
     if html and (_is_stdout(html) or (out and out.resolve() == html.resolve())):
         raise UsageError(f"--html {html}: name another file than that of the rows and of stdout")
-    if html:
-        with explain_writing(html):
-            TemporaryFile(dir=require_regular(html).parent).close()
+    for file in filter(None, (html, out)):
+        with explain_writing(file):
+            # A device has no place beside it, and a pipe must not be opened twice.
+            if file is html or not file.exists():
+                TemporaryFile(dir=require_regular(file).parent).close()
     if out and _is_stdout(out):
         # A file that stdout is redirected to keeps what is in it.
         out = None

@@ -6,11 +6,10 @@ Runs that differ in more than data set and seed have separate rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.experiment.published import AVERAGE, title_target
-from benchmarks.experiment.titles import choose_reference, sort_methods, title_method, title_variants, variant_order
+from benchmarks.experiment.titles import choose_reference, sort_methods, title_variants, variant_order
 from benchmarks.results.detection import score_rule
 from benchmarks.results.frame import check_contents, dataset_order, drop_equal, is_half
 from benchmarks.results.metrics import Metric, average, harmonic, metric_over_seeds
@@ -37,12 +36,7 @@ def run_tables(frame: pd.DataFrame, reference: str = "") -> list[Table]:
     frame = title_runs(frame, reference)
     half = is_half(frame)
     parts = ((_halves_table, frame[half]), (_targets_table, frame[~half]))
-    # The title of the reference, unless it has several, all with settings; a single method is compared with nothing.
-    method = choose_reference(sort_methods(frame.method), reference)
-    titles = {*frame.title[frame.method == method]}
-    titles = titles & {title_method(method)} or titles
-    chosen = titles.pop() if len(titles) == 1 and frame.method.nunique() > 1 else ""
-    return [replace(make(part), reference=chosen) for make, part in parts if len(part)]
+    return [make(part) for make, part in parts if len(part)]
 
 
 def calibration_of_runs(frame: pd.DataFrame, reference: str = "") -> list[Table]:

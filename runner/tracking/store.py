@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -191,7 +192,9 @@ def _log_missing(client: MlflowClient, run: Run, content: Content) -> bool:
         # A user has written it in MLflow.
         tags.pop(DESCRIPTION, None)
     latest = {name: value for name, value, _, _ in content.curves} | content.metrics
-    is_logged = latest.items() <= logged.items() and tags.items() <= run.data.tags.items()
+    # MLflow keeps metrics of methods that a suite has no longer; only runs of methods have parameters.
+    gone = [name for name in logged if not (content.params or name in latest or math.isnan(logged[name]))]
+    is_logged = not gone and latest.items() <= logged.items() and tags.items() <= run.data.tags.items()
     # The status is set last.
     if run.info.lifecycle_stage == "deleted" or (is_logged and run.info.status == content.status):
         return False
@@ -205,6 +208,7 @@ def _log_missing(client: MlflowClient, run: Run, content: Content) -> bool:
     ]
     now = time.time_ns() // 1_000_000
     metrics += [Metric(name, value, now, 0) for name, value in content.metrics.items() if logged.get(name) != value]
+    metrics += [Metric(name, math.nan, now, 0) for name in gone]
     params = [Param(*param) for param in content.params.items()]
     client.log_batch(run_id, metrics, params, [RunTag(*tag) for tag in tags.items()])
     for name, _, _, epoch in content.curves:
