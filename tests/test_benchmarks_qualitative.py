@@ -17,6 +17,7 @@ from benchmarks.experiment.profiles import PAPER, find_profile
 from benchmarks.qualitative.eigencam import image_maps
 from benchmarks.qualitative.learned_prompts import read_prompts, record_prompts
 from benchmarks.qualitative.pictures import make_pictures, select_images
+from benchmarks.qualitative.plots import draw_predictions
 from benchmarks.results.suite_results import SuiteResults
 from benchmarks.suites import load_suite
 from benchmarks.suites.outputs import remove_outdated
@@ -173,3 +174,17 @@ def test_without_learned_prompts_there_are_no_random_ones(run, place):
     prompts = record_prompts([read_prompts("A", sessions.load_trained(run("zeroshot"), place))])
     [recorded] = prompts["methods"]
     assert (prompts["random"], recorded["title"], recorded["stages"]) == (None, "A", [])
+
+
+def test_class_names_and_answers_of_any_length_are_whole_and_cover_nothing():
+    name = "white flower with many thin petals around a large yellow middle on a long stem by the sea"
+    answers = {"CLIP (zero-shot)": "an answer that takes as many as three lines", "ProCAP": name}
+    pick = {"class": name, "answers": answers, "right": {"CLIP (zero-shot)": False, "ProCAP": True}}
+    record = {"picks": [pick] * 8, "target": "digits:base:test", "images": {"seen": 8, "of": 10}}
+    figure = draw_predictions(record, [np.zeros((32, 32, 3), np.uint8)] * 8)
+    figure.draw_without_rendering()
+    assert {" ".join(panel.get_title().split()) for panel in figure.axes} == {name}
+    for above, below in zip(figure.axes[:4], figure.axes[4:], strict=True):
+        lowest = min(text.get_window_extent().y0 for text in above.texts)
+        assert lowest > below.title.get_window_extent().y1
+        assert min(text.get_window_extent().y0 for text in below.texts) > 0

@@ -30,18 +30,24 @@ LUMINANCE = np.array([0.299, 0.587, 0.114])
 def draw_predictions(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint8]]) -> Figure:
     """Draw each image with its class and the answer of each method."""
     picks, line = record["picks"], 0.08
-    figure, axes = panels(len(picks), 1.9 + 0.3 * len(picks[0]["answers"]), across=ACROSS)
-    for panel, image, pick in zip(axes, pixels, picks, strict=True):
+    names, answers = [textwrap.fill(pick["class"], LETTERS) for pick in picks], list[dict[str, str]]()
+    for pick in picks:
+        # A right answer is the class above, so it is not repeated.
+        said = {name: "" if pick["right"][name] else f": {answer}" for name, answer in pick["answers"].items()}
+        texts = {name: f"{CROSS if text else TICK} {name}{text}" for name, text in said.items()}
+        answers.append({name: textwrap.fill(text, LETTERS, max_lines=3) for name, text in texts.items()})
+    lines = [
+        sum(text.count("\n") + 1 for text in (name, *texts.values()))
+        for name, texts in zip(names, answers, strict=True)
+    ]
+    figure, axes = panels(len(picks), 1.65 + 0.15 * max(lines), across=ACROSS)
+    for panel, image, pick, name, texts in zip(axes, pixels, picks, names, answers, strict=True):
         panel.set_axis_off()
         panel.imshow(image, interpolation="bicubic")
-        title = textwrap.fill(pick["class"], LETTERS, max_lines=2, placeholder=" …")
-        panel.set_title(title, fontweight="bold", fontsize=7.5)
+        panel.set_title(name, fontweight="bold", fontsize=7.5)
         y = -0.03
-        for title, answer in pick["answers"].items():
-            # A right answer is the class above, so it is not repeated.
-            is_right = pick["right"][title]
-            text = textwrap.fill(f"{TICK} {title}" if is_right else f"{CROSS} {title}: {answer}", LETTERS, max_lines=3)
-            colour = RIGHT if is_right else WRONG
+        for title, text in texts.items():
+            colour = RIGHT if pick["right"][title] else WRONG
             panel.text(0, y, text, transform=panel.transAxes, color=colour, fontsize=7.5, va="top")
             y -= line * (text.count("\n") + 1)
     target, (seen, total) = Target.parse_unchecked(record["target"]), record["images"].values()
