@@ -17,7 +17,7 @@ from small_runs import make_runtime
 
 from benchmarks.cli import main
 from benchmarks.cli.flags import EngineFlags
-from benchmarks.cli.sweep_settings import make_commands
+from benchmarks.cli.sweep import make_commands
 from benchmarks.sweeps.outcome import find_best, format_configuration, sweep_table
 from benchmarks.tables.summary import describe_best
 from cluster import distributed_trial, executor, ray_cluster

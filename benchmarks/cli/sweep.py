@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.cli import flags
-from benchmarks.cli.selection import runtime_config
-from benchmarks.cli.sweep_settings import make_commands, make_settings
+from benchmarks.cli.selection import recipe_overrides, runtime_config
 from benchmarks.console.output import columns, note, note_failures, plural, show, show_json
 from benchmarks.console.packing_progress import pack_missing_with_progress, require_packable
+from benchmarks.console.parse import parse_datasets, parse_integers, parse_methods, parse_options, parse_shot_count
 from benchmarks.console.preconditions import check_training_images, check_weights, note_warmup
+from benchmarks.experiment.published import table1_methods
 from benchmarks.sweeps import outcome
 from benchmarks.tables.render import render
 from cluster.launcher import Launcher, connect
 from cluster.preflight import TRAINING_SPLITS, check_nodes
+from cluster.space import Values, parse_param
 from cluster.sweep_record import METRICS, SWEEPS, Configuration, SweepFolder, SweepSettings, examples, make_runs
 from cluster.trial import StoragePaths
+from procap.errors import UsageError, validate
 from runner.planning import check_read
 from runner.run_collection import status_after
 from runner.session import Session
 from shards.files import check_writable, file_lock
+from shards.resolve import resolve_dataset
+from shards.uneven_samples import BALANCED
 
 if TYPE_CHECKING:
     from cluster.sweep import Sweep
@@ -77,6 +84,52 @@ def sweep(
         from cluster.sweep import Sweep
 
         return _execute(Sweep(settings, session, folder), launcher, runtime_flags)
+
+
+def make_settings(
+    search: flags.SweepFlags, selection: flags.SelectionFlags, recipe_flags: flags.RecipeFlags, data: Path
+) -> SweepSettings:
+    """Make the settings; varied values replace a single one. Raises UsageError for what cannot be searched."""
+    datasets = parse_datasets(selection.datasets, data)
+    for name in datasets:
+        if "val" not in resolve_dataset(name, data).counts:
+            raise UsageError(f"{name} has no validation images, and a sweep never chooses by test images")
+    methods = parse_methods(selection.methods, table1_methods())
+    space = dict(parse_param(text, methods) for text in search.param or ())
+    if isinstance(shots := space.get("shots"), list):
+        # As in --shots: 0 stands for all images.
+        space["shots"] = list(dict.fromkeys(0 if value in ("full", "all") else value for value in shots))
+    is_listed = all(isinstance(domain, list) for domain in space.values())
+    names = [methods, datasets, [field.rpartition(".")[2] for field in space]]
+    chosen = {**asdict(search), **asdict(selection), "recipe": recipe_flags.recipe}
+    given = {name: value for name, value in chosen.items() if name != "param" and value not in (None, "")}
+    fields: dict[str, Any] = given | {
+        "name": search.name or "-".join("-".join(part) for part in names if part)[:100],
+        "space": space,
+        "methods": methods,
+        "datasets": datasets,
+        "seeds": parse_integers(selection.seeds, "--seeds") or [1],
+        "search": search.search or ("grid" if is_listed and not search.trials else "random"),
+        "shots": parse_shot_count(selection.shots or "16"),
+        "overrides": recipe_overrides(recipe_flags),
+        "options": parse_options(flags.given_options(recipe_flags.option, recipe_flags.unlabelled), methods),
+    }
+    settings = validate(SweepSettings, fields, "sweep")
+    if settings.search == "grid" and not is_listed:
+        raise UsageError("--search grid needs lists of values: use random or tpe")
+    of_draws = flags.command_line(flags.SweepFlags(trials=search.trials, search_seed=search.search_seed))
+    if settings.search == "grid" and of_draws:
+        raise UsageError(f"--search grid trains all combinations: leave out {of_draws}, or use random or tpe")
+    of_asha = flags.command_line(
+        flags.SweepFlags(grace_period=search.grace_period, reduction_factor=search.reduction_factor)
+    )
+    if settings.scheduler != "asha" and of_asha:
+        raise UsageError(f"without --scheduler asha nothing is stopped early: add it, or leave out {of_asha}")
+    if settings.search != "grid" and not (settings.trials or settings.hours):
+        raise UsageError(f"--search {settings.search} never ends by itself: give --trials or --hours")
+    if settings.scheduler == "asha" and "recipe.epochs" in space:
+        raise UsageError("--scheduler asha compares runs at the same epoch: epochs cannot be varied with it")
+    return settings
 
 
 def _execute(sweep: Sweep, launcher: Launcher, runtime_flags: flags.EngineFlags) -> int:
@@ -144,3 +197,34 @@ def _format_title(settings: SweepSettings) -> str:
     limits += f", {settings.hours:g} h" if settings.hours is not None else ""
     runs = f"{plural(len(settings.seeds), 'seed')}, {plural(len(settings.datasets), 'data set')} each"
     return f"sweep {settings.name}: {settings.search} search{limits}; {runs}; {METRICS[settings.metric]}"
+
+
+def make_commands(settings: SweepSettings, values: Values, runtime_flags: flags.EngineFlags) -> list[str]:
+    """Make the commands that train a configuration with all seeds and test it.
+
+    A sweep with --metric held-out trains on half of the base classes; these commands train on all of them.
+    """
+    method = values.get("method", settings.methods[0])
+    overrides, options = dict(settings.overrides), dict(settings.options.get(method, {}))
+    for field, value in values.items():
+        group, _, name = field.partition(".")
+        if name:
+            (overrides if group == "recipe" else options)[name] = value
+    plain = {name: overrides.pop(name) for name in ("epochs", "batch_size", "lr") if name in overrides}
+    chosen = {**settings.model_dump(), **values}
+    selection = flags.SelectionFlags(
+        methods=method,
+        datasets=",".join(settings.datasets),
+        seeds=",".join(map(str, settings.seeds)),
+        shots=str(chosen["shots"] or "full"),
+        classes=settings.classes,
+        sampling="" if settings.sampling == BALANCED else settings.sampling,
+        backbone=chosen["backbone"],
+        pretrained=chosen["pretrained"] or "",
+        precision=chosen["precision"],
+    )
+    training = flags.RecipeFlags(
+        recipe=chosen["recipe"], option=flags.assignments(options), recipe_field=flags.assignments(overrides), **plain
+    )
+    groups = {"train": runtime_flags, "eval": runtime_flags.for_evaluation()}
+    return [f"procap {name} {flags.command_line(selection, training, group)}" for name, group in groups.items()]

@@ -20,26 +20,7 @@ SIDE = 160
 Answer = tuple[str, float]
 """A class and its probability."""
 
-TEMPLATE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>{{ title }}</title>
-<style>
-body { font: 14px/1.35 system-ui, sans-serif; margin: 1.5rem; color: #1f2430; background: #fff }
-main { display: grid; grid-template-columns: repeat(auto-fill, minmax(170px, 1fr)); gap: 1rem }
-figure { margin: 0 } img { display: block; height: 160px; max-width: 100%; object-fit: contain; object-position: left }
-figcaption { overflow-wrap: anywhere } small { color: #6b7280 } meter { width: 4rem }
-</style>
-<h1>{{ title }}</h1>
-<p>{{ note }}</p>
-<main>
-{% for name, source, answers in pictures %}
-<figure><img src="{{ source }}" alt=""><figcaption>
-{% for label, probability in answers %}
-<div><meter value="{{ probability }}"></meter> {{ "<b>"|safe if loop.first }}{{ label }}{{ "</b>"|safe if loop.first }} {{ "%.1f"|format(100 * probability) }}&nbsp;%</div>
-{% endfor %}
-<small>{{ name }}</small></figcaption></figure>
-{% endfor %}
-</main></html>
-"""  # noqa: E501
+TEMPLATE = Path(__file__).with_suffix(".html")
 
 
 def write_page(
@@ -63,5 +44,5 @@ def write_page(
             break
     shown = len(pictures)
     note = f"{count:,} images{f', the first {shown} are shown' if shown < count else ''}"
-    template = Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE)
+    template = Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
     write_bytes(file, template.render(title=title, note=note, pictures=pictures).encode())
