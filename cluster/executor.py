@@ -1,4 +1,4 @@
-"""Execute runs on one machine, in one process or a process group, in a worker of Ray or without Ray."""
+"""Execute the runs of a trial on one machine, in one process or a process group, in a worker of Ray or without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Execute runs as trials of Ray Tune: each is placed as a whole, and restarted when its processes are lost.
+"""Execute trials here or by Ray Tune, which places each as a whole and restarts it when its processes are lost.
 
 Tune's own state is not restored: a trial resumes from the saved states of its runs, at most seconds old.
 """

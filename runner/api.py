@@ -45,7 +45,7 @@ from shards.loader import evaluation_batches
 from shards.manifest import Manifest
 from shards.mirror import refresh
 from shards.pack import check_same_source, pack_missing, pack_source
-from shards.raw.guess import find_description
+from shards.raw.guess import find_description_file
 from shards.raw.user_dataset import user_source
 from shards.reader import PackedDataset
 from shards.transfer import upload
@@ -99,12 +99,12 @@ def evaluate(
 def pack(folder: str | Path, *, data: str | Path = "", max_side: int | None = None) -> Manifest:
     """Pack a folder of images as `procap data pack` does; its YAML file is guessed and written if there is none.
 
-    max_side: pixels of the shorter side that are kept, see `shards.raw.guess.find_description`.
+    max_side: pixels of the shorter side that are kept, see `shards.raw.guess.find_description_file`.
     Returns the manifest: name, classes and counts. Raises UserError with all problems of the images, and
     UsageError for a name under which another folder was packed.
     """
     root = data_root(str(data))
-    file, text = find_description(Path(folder), max_side)
+    file, text = find_description_file(Path(folder), max_side)
     source = user_source(file, text)
     if text:
         check_same_source(source, root, file)

@@ -72,7 +72,7 @@ def train_run(
     force: delete the run with its evaluations first. until: pause after this many epochs, if the training has more.
     callbacks: do not change the training, and are not called for a run without steps.
     on_held: called again and again, on all ranks, while another process holds the run; without it that raises LockHeld;
-        the first phase of a method is waited for in any case.
+        the run of a method's `first_stage` is waited for in any case.
     Raises LockHeld when another process works on the run, UserError when data or weights have changed, a result cannot
     be written or the loss is not finite; `Interrupted` after SIGINT or SIGTERM.
     """

@@ -49,7 +49,7 @@ def _packed_dataset(folder: Path) -> Dataset:
         counts=manifest.counts,
         template=manifest.template,
         templates=manifest.templates,
-        images_from="packed",
+        images_from="own",
         licence="",
         description=f"packed from: {manifest.source.partition(', lists ')[0]}",
         classnames=manifest.classnames,

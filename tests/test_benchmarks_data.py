@@ -370,6 +370,7 @@ def one_class(tmp_path_factory) -> Path:
     ("train --methods coop --datasets solo", 2, "'solo' has one class ('Zebra finch'): there is nothing to tell apart"),
     ("bench base-to-novel --datasets trio", 2, "cannot run: 'trio' has fewer than 2 classes in its part novel"),
     ("bench cross-dataset --datasets solo --dry-run", 2, "'solo' has fewer than 2 classes in its part all"),
+    ("bench all --datasets solo", 2, "no suite can run: "),
 ])  # fmt: skip
 def test_too_few_classes_are_refused_with_the_reason(one_class, tmp_path, capsys, line, code, words):
     at = ["--data", str(one_class), "--results", str(tmp_path), "--tracking", "off"]
@@ -425,6 +426,11 @@ def test_suites_on_own_data_leave_out_methods_whose_names_mini_does_not_know(one
         assert not parts or re.search(f"{parts}, .* are left out: no method reads images alone", err)
     code, _, err = run(capsys, "bench", "ablation", *at)
     assert code == 2 and "ablation cannot run: no method reads images alone" in err
+    # Options are of the methods that run.
+    code, out, err = run(capsys, "bench", "few-shot", "--option", "probe.strength=10", *at)
+    assert code == 0 and "/probe/" in out
+    code, _, err = run(capsys, "bench", "few-shot", "--option", "n_ctx=8", *at)
+    assert code == 2 and "n_ctx" in err
     code, out, err = run(capsys, "bench", "few-shot", "--methods", "coop", *at)
     assert code == 0 and "/coop/" in out and "left out" not in err
 

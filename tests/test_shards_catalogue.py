@@ -166,7 +166,7 @@ def data(tmp_path_factory) -> Path:
 
 def test_a_set_that_only_its_shards_describe_is_known_by_its_name(data):
     birds = resolve_dataset("My-Birds.v2", data)
-    assert (birds.name, birds.images_from, birds.test_only) == ("my-birds.v2", "packed", False)
+    assert (birds.name, birds.images_from, birds.test_only) == ("my-birds.v2", "own", False)
     assert birds.classnames == CLASSNAMES and dict(birds.counts) == {"train": 23, "val": 21, "test": 17}
     assert birds.template == "a photo of a {}, a type of bird."
 

@@ -14,7 +14,7 @@ from PIL import ExifTags, Image
 from procap.errors import UserError
 from shards.pack import pack_source
 from shards.raw.description import Description
-from shards.raw.guess import find_description
+from shards.raw.guess import find_description_file
 from shards.raw.user_dataset import user_source
 from shards.reader import open_dataset
 from shards.source import Source, png
@@ -266,7 +266,7 @@ def test_a_table_is_read_as_other_programs_write_it(tmp_path, kind):
     for path, _ in PAIRS:
         put(root / path)
     (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    file, text = find_description(root)
+    file, text = find_description_file(root)
     source = user_source(file, yaml.safe_dump(yaml.safe_load(text) | {"split": "test"}))
     assert source.classnames == ("ara", "emu")
     assert rows(source, "test") == [(path, ("ara", "emu").index(label)) for path, label in PAIRS]
@@ -308,7 +308,7 @@ def test_accents_that_are_stored_in_different_ways_are_one_class(tmp_path):
 ])  # fmt: skip
 def test_wordnet_ids_and_running_numbers_do_not_go_into_prompts(tmp_path, names, classes):
     put_classes(tmp_path / "birds", names, each=4)
-    file, text = find_description(tmp_path / "birds")
+    file, text = find_description_file(tmp_path / "birds")
     assert user_source(file, text).classnames == classes
 
 

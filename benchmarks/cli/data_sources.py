@@ -19,7 +19,7 @@ from shards.manifest import MANIFEST_FILE, Manifest
 from shards.mirror import refuse_packing
 from shards.raw.description import read_description
 from shards.raw.folders import is_image_name
-from shards.raw.guess import find_description
+from shards.raw.guess import find_description_file
 from shards.raw.published import find_folder, published_source
 from shards.raw.user_dataset import user_source
 from shards.resolve import resolve_dataset
@@ -45,7 +45,7 @@ def select_datasets(
     """Resolve `names`: each is a data set, a YAML file, a folder of images, or a group (all, paper, unlabelled).
 
     raw: the folder of raw data sets. The YAML file of a folder that has none is guessed, and not written here.
-    max_side: for that file, see `find_description`.
+    max_side: for that file, see `find_description_file`.
     """
     selected: dict[str, DatasetToPack] = {}
     for text in names:
@@ -92,7 +92,7 @@ def _resolve_name(name: str, raw: Path | None, root: Path, max_side: int | None)
     path = Path(name).expanduser()
     if is_user_folder(name):
         # By the YAML file next to the folder, which is guessed if there is none.
-        file, text = find_description(path, max_side)
+        file, text = find_description_file(path, max_side)
         note(f"guessed for {file}:\n{indent(text.rstrip(), '  ')}" if text else f"{file} describes {path}")
     elif max_side is not None:
         raise UsageError(f"--max-side is for folders of images, not for '{name}': a YAML file has the line max_side")
@@ -111,7 +111,7 @@ def _find_in_catalogue(name: str, raw: Path | None, root: Path) -> DatasetToPack
     dataset = resolve_dataset(name, root)
     if path.is_dir() and not raw and not (path / MANIFEST_FILE).exists():
         note(f"procap: warning: '{name}' is taken for the data set of that name; pack the folder here as ./{name}")
-    if dataset.images_from == "packed":
+    if dataset.images_from == "own":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
     if dataset.images_from != "published":
         return DatasetToPack(dataset.name, partial(builtin_source, dataset))

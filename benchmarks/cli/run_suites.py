@@ -21,7 +21,7 @@ from benchmarks.experiment.profiles import MINI, PAPER, find_profile
 from benchmarks.report.report import ReportChoices, write_report
 from benchmarks.suites import ALL, PAPER_SUITES, load_suite
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
-from benchmarks.suites.plans import SuitePlan, count_images, find_obstacle, merge_runs
+from benchmarks.suites.plans import SuitePlan, count_images_left, find_obstacle, merge_runs
 from benchmarks.tables.render import render, to_dict
 from cluster.trial import StoragePaths
 from procap.errors import UsageError, UserError, check_names
@@ -73,7 +73,7 @@ def bench(
             from benchmarks.suites.execute import execute
 
             paths = StoragePaths.for_workers(runtime_flags.data, runtime_flags.results, runtime)
-            images_left = {run: count_images(run, states[run.path], runtime) for run in open_runs}
+            images_left = {run: count_images_left(run, states[run.path], runtime) for run in open_runs}
             failed = execute(images_left, paths, session, launcher, trackers, force=mode.force)
         session.remote.pull()
         note("making tables and plots")
@@ -113,20 +113,24 @@ def _finish(
 
 
 def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: RuntimeConfig) -> list[SuitePlan]:
-    """Plan suites with the options given by the flags; of several, those that need further data sets are left out."""
+    """Plan suites with the options given by the flags; of several, those that cannot run on the data are left out.
+
+    On a user's own data under `mini` they compare methods that read images alone, unless --methods names others.
+    """
     suites, several = [load_suite(name) for name in names], len(names) > 1
     changes = suite_changes(suite_flags, runtime.data)
     named = {*changes.get("datasets", ())}
     # Without a name, the paper's if one of its data sets is named, or packed where none is named.
     is_paper = named & {*PAPER.datasets} if named else any(is_packed(runtime.data, name) for name in PAPER.datasets)
     profile = find_profile(suite_flags.profile) if suite_flags.profile else PAPER if is_paper else MINI
+    backbone = suite_flags.backbone or profile.backbone
+    if "methods" not in changes and (own := default_methods(changes.get("datasets", ()), backbone, runtime.data)):
+        suites = [suite.with_image_methods(own) for suite in suites]
     methods = changes.get("methods") or dict.fromkeys(method for suite in suites for method in suite.methods)
     parsed = parse_options(flags.given_options(suite_flags.option, suite_flags.unlabelled), methods)
     if "methods" in changes:
         of_profile = {method: profile.options(method) for method in changes["methods"]}
         changes["methods"] = trainable_methods(suite_flags.methods, changes["methods"], of_profile, parsed)
-    elif own := default_methods(changes.get("datasets", ()), suite_flags.backbone or profile.backbone, runtime.data):
-        suites = [suite.with_image_methods(own) for suite in suites]
     plans, left_out = [], dict[str, list[str]]()
     for suite in suites:
         # An option of a method that only some of the suites compare does not apply to the others.
@@ -149,6 +153,8 @@ def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: Ru
             left_out.setdefault(why, []).append(suite.name)
         else:
             raise UsageError(f"{suite.name} cannot run: {why}")
+    if not plans:
+        raise UsageError("no suite can run: " + "; ".join(f"{', '.join(left_out[why])}: {why}" for why in left_out))
     for why, names in left_out.items():
         note(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} left out: {why}")
     if not (suite_flags.profile or named or is_paper):

@@ -101,7 +101,7 @@ def plan_selected_runs(
 
 def default_methods(datasets: Iterable[str], backbone: str, data: Path | None) -> tuple[str, ...]:
     """Return methods that read images alone for a user's own data under `mini`, with a note; others have no default."""
-    own = [resolve_dataset(name, data).images_from == "packed" for name in datasets]
+    own = [resolve_dataset(name, data).images_from == "own" for name in datasets]
     if backbone != "mini" or not own or not all(own):
         return ()
     note(

@@ -53,7 +53,7 @@ def _choices_by_origin(options: SuiteOptions, variant: Variant, recipe_name: str
             "overrides": profile.overrides if in_profiles_recipe else {},
             "options": profile.options(method),
         },
-        "rate on generated data": {"overrides": {"lr": rate} if rate else {}},
+        "rate of the profile": {"overrides": {"lr": rate} if rate else {}},
         "--quick": {
             "overrides": profile.quick if options.quick and not is_fast else {},
             "options": {"views": QUICK_VIEWS} if has_views else {},

@@ -61,7 +61,7 @@ def merge_runs(plans: Iterable[SuitePlan]) -> list[RunSpec]:
     return [RunSpec(config=config, targets=tuple(targets[path])) for path, config in configs.items()]
 
 
-def count_images(run: RunSpec, state: RunState, runtime: RuntimeConfig) -> float:
+def count_images_left(run: RunSpec, state: RunState, runtime: RuntimeConfig) -> float:
     """Count the images that are left for a run: those of its training in all epochs, and of its open targets.
 
     Halves of the classes count as all of them; infinite for an unknown data set.

@@ -76,8 +76,8 @@ class MethodFacts(abc.ABC):
     uses: what it looks at: images, class names, further models and texts.
     published: options of its published recipes that differ from the defaults.
     public_layout: how its public code saves it; None if that is not supported.
-    mini_lr: of a built-in method, the learning rate in ProCAP's recipe on generated data, which `procap bench` alone
-        reads; chosen by base validation images; docs/methods.md has the command. mini_options: its options there.
+    mini_lr: of a built-in method, the learning rate in ProCAP's recipe under the profile mini of `procap bench`; chosen
+        by base validation images; docs/methods.md has the command. mini_options: its options there.
     first_stage: a method with a subset of its options, whose trained tensors are among its initial ones.
     changes: the towers ("image", "text") that its plans change, or whose weights it reads.
     knows_new_classes: it can classify images of classes that it was not trained on.

@@ -36,7 +36,7 @@ TABLE = re.compile(r".*\.(csv|tsv|jsonl)|.*(label|annotation).*\.(txt|json|xlsx?
 """Names, in lower case, of files that may label the images next to them."""
 
 
-def find_description(folder: Path, max_side: int | None = None) -> tuple[Path, str]:
+def find_description_file(folder: Path, max_side: int | None = None) -> tuple[Path, str]:
     """Return the YAML file of a folder, and its guessed content, "" if the file exists and describes the folder.
 
     It lies next to the folder, or in the working directory if nothing can be written there.
