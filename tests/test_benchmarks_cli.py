@@ -17,6 +17,7 @@ from benchmarks.cli.app import DATA_COMMANDS, HEADINGS
 from benchmarks.console.output import note_failures
 from benchmarks.console.parse import parse_integers, parse_methods
 from procap.errors import UsageError
+from procap.methods import method_groups
 from runner.run_folders import RunFolder
 from runner.stop_signals import Interrupted
 from shards.manifest import read_manifest
@@ -76,6 +77,11 @@ def test_the_help_of_every_command_has_examples(capsys, command):
     assert "examples:" in out and f"procap {command}" in out.split("examples:")[1]
     assert {"--json", "--verbose"} <= set(out.replace(",", " ").split())
     assert "None" not in out and not re.search(r"<\w+[\[>]", out), "a type of Python"
+
+
+def test_the_help_names_every_group_of_methods(capsys):
+    out = run(capsys, "train", "--help")[1]
+    assert {*method_groups()} <= {*re.findall(r"[\w-]+", out.partition("--methods")[2].partition("[default")[0])}
 
 
 WRONG: list[tuple[str, int, str]] = [

@@ -22,6 +22,7 @@ from benchmarks.tables.comparison import comparison_table
 from benchmarks.tables.render import SUFFIXES, render, to_dict, write_tables
 from benchmarks.tables.runs import run_tables
 from benchmarks.tables.table import Column, Row, Table, list_notes
+from procap.methods import data_use
 from runner import run_folders
 from runner.results import read_document
 
@@ -446,8 +447,9 @@ def test_a_seed_with_a_limited_result_is_left_out_by_name(tmp_path):
 def test_a_note_names_methods_that_choose_settings_on_validation_images(tmp_path):
     for method, options in (("coop", {}), ("probe", {}), ("tipadapterf", {}), ("promptkd", {"teacher": "mini"})):
         put_halves(tmp_path, method, "tiles", (60, 100), (60, 100), options=options)
-    notes = " ".join(list_notes(run_tables(results.load(tmp_path))[0]))
-    expected = (
-        "Linear probe, Tip-Adapter-F (labelled validation images); PromptKD (unlabelled few-shot images, teacher)."
-    )
-    assert f"base names: {expected}" in notes
+    frame = results.load(tmp_path)
+    expected = "Linear probe, Tip-Adapter-F (validation images); PromptKD (unlabelled few-shot images, teacher)."
+    assert f"base names: {expected}" in " ".join(list_notes(run_tables(frame)[0]))
+    labelled = {"coop": "few-shot", "probe": "validation", "tipadapterf": "validation", "promptkd": "none"}
+    assert dict(zip(frame.method, frame.labelled, strict=True)) == labelled
+    assert str(data_use("tipadapterf")) == "few-shot images, class names, validation images"

@@ -80,7 +80,7 @@ class ChoiceFlags:
         str,
         flag(
             "A,B",
-            "names, or all, table1, adapters, prompts, probabilistic, test-time, unlabelled "
+            "names, or all, table1, adapters, local, prompts, probabilistic, test-time, unlabelled "
             "[default: probe, for your data with mini; in suites: the suite's]",
             "--methods",
             "--method",

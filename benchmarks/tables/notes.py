@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from benchmarks.console.output import plural
 from benchmarks.experiment.titles import describe_settings, find_differences, title_method
 from benchmarks.results.suite_results import SuiteResults
-from procap.methods import METHODS, data_use, describe_method, loading_error, method_source
+from procap.methods import METHODS, data_use, loading_error, method_source
 from procap.recipe import format_value
 from runner.config import RunConfig
 from shards.names import join_first
@@ -100,11 +100,7 @@ def describe_data_use(frame: pd.DataFrame) -> str:
     """Name the methods that look at data besides labelled few-shot images and names of the classes trained on."""
     titles: dict[str, dict[str, None]] = {}
     for name, options in zip(map(str, frame.method), frame.options, strict=True):
-        # Nothing is known of a plug-in that is not installed.
-        is_known = name in METHODS or not loading_error(name)
-        chosen_by = options.get("selection") or (describe_method(name)["selection"] if is_known else "")
-        validation = ["labelled validation images"] * chosen_by.startswith("validation")
-        if further := ", ".join((*validation, *data_use(name, options).further)):
+        if further := ", ".join(data_use(name, options).further):
             titles.setdefault(further, {})[title_method(name)] = None
     listed = "; ".join(f"{', '.join(names)} ({further})" for further, names in titles.items())
     return f"Data other than labelled few-shot images and base names: {listed}." if listed else ""

@@ -174,6 +174,8 @@ def data_use(name: str, options: Mapping[str, Any] | None = None) -> DataUse:
         return DataUse()
     facts, chosen = _read_facts(METHODS[name]) if name in METHODS else method_class(name), options or {}
     uses: DataUse = facts.uses
+    if facts.selection.startswith("validation"):
+        uses = replace(uses, labelled="validation")
     if (pool := chosen.get("unlabelled", "few-shot")) in ("base", "all"):
         uses = replace(uses, unlabelled="base" if pool == "base" else "train")
     return replace(uses, names="all") if chosen.get("new_names") or pool == "all" else uses
