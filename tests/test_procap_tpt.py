@@ -9,6 +9,7 @@ from public_code import draws, figures_of, near, near_condensed
 from procap.classifier import unit
 from procap.methods import build_method
 from procap.methods.tpt import choose_views, entropies, marginal_entropy
+from shards.catalogue import CATALOGUE
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,11 @@ def test_an_image_is_adapted_to_as_by_the_public_code(start, features):
     near_condensed(classifier.tune(images)[0, 0], theirs["after/ctx"])
     with torch.inference_mode():
         near(classifier.logits(features), theirs["final_logits"])
+
+
+def test_views_of_imagenet_and_its_variants_are_crops_alone():
+    method, plain = public_code.build("tpt"), {"imagenet", "imagenetv2", "imagenet-sketch", "imagenet-a", "imagenet-r"}
+    assert {name for name in CATALOGUE if method.test_views(name) == (64, False)} == plain
 
 
 def test_an_image_starts_from_the_same_context_whatever_the_images_beside_it(tiny_clip, tiny_space):

@@ -86,6 +86,11 @@ def test_stored_features_give_the_bits_of_encoded_images(
     assert second[1].images_per_second < 1.5 * first[1].images_per_second
 
 
+def test_features_of_a_tower_that_the_method_changes_are_not_stored(few_digits, short_checkpoint, folder, tmp_path):
+    run("prolip", few_digits, short_checkpoint, tmp_path)
+    assert not [*folder.glob("*")]
+
+
 def test_features_that_a_resumed_training_reads_again_count_once(few_digits, short_checkpoint, folder, tmp_path):
     fields = {"shots": 2, "backbone": str(short_checkpoint), "overrides": {"epochs": 2, "batch_size": 5}}
     config = plan_run(method="clipadapter", dataset="digits", **fields)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -11,7 +12,9 @@ from sessions import evaluate, load_trained, train
 from small_runs import make_runtime
 
 from procap.errors import UsageError, UserError
+from procap.methods.ipo import IPOOptions, make_request
 from procap.teacher import text_bank
+from procap.text import LabelSpace
 from runner.config import Target
 from runner.planning import plan_run
 
@@ -37,7 +40,7 @@ class Model(BaseHTTPRequestHandler):
             self.end_headers()
             return
         if body["model"] == "moved":
-            self.send_response(302)
+            self.send_response(307)
             self.send_header("Location", "/elsewhere")
             self.end_headers()
             return
@@ -100,6 +103,13 @@ def test_a_search_is_stored_with_the_run_and_replays_without_the_endpoint(
     features = torch.nn.functional.normalize(method.clip.encode_image(images))
     torch.testing.assert_close(method.classifier()(images), method.scale() * features @ text.t())
     assert evaluate(again, Target("digits", "novel"), runtime).total == 30
+
+
+@pytest.mark.parametrize(("threshold", "shown"), [(20, ["37", "38", "39"]), (38, ["38", "39"])])
+def test_a_request_shows_the_best_templates_from_the_threshold_on_and_the_best_last(threshold, shown):
+    scores = {f"{accuracy} {{}}": (float(accuracy), -1.0) for accuracy in reversed(range(40))}
+    request = make_request(LabelSpace(("cat", "dog")), scores, IPOOptions(threshold=threshold, shown=3))
+    assert re.findall(r"(\d+) <CLASS>\naccuracy", request) == shown
 
 
 def test_the_template_with_the_highest_accuracy_and_then_the_lowest_loss_is_kept(plan, few_digits, tmp_path):
