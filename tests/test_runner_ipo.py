@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from sessions import evaluate, load_trained, train
 from small_runs import make_runtime
 
 from procap.errors import UsageError, UserError
+from procap.methods import build_method
+from procap.methods.features import FeatureBank
 from procap.methods.ipo import IPOOptions, make_request
 from procap.teacher import text_bank
 from procap.text import LabelSpace
@@ -36,7 +39,6 @@ class Model(BaseHTTPRequestHandler):
         self.server.requests.append((self.path, self.headers["Authorization"], body))
         if len(self.server.requests) == 1:
             self.send_response(429)
-            self.send_header("Retry-After", "0")
             self.end_headers()
             return
         if body["model"] == "moved":
@@ -123,6 +125,20 @@ def test_the_template_with_the_highest_accuracy_and_then_the_lowest_loss_is_kept
     method = load_trained(config, make_runtime(few_digits, tmp_path)).method
     assert bytes(method.template_bytes.tolist()).decode() == best
     assert len({score["cross_entropy"] for score in scores.values()}) == 4
+
+
+def test_of_equal_accuracies_the_lower_loss_counts_and_one_process_asks(tiny_clip, tiny_space):
+    def built(**options):
+        return build_method("ipo", tiny_clip, tiny_space, options, torch.Generator())
+
+    method = built(proposals="templates")
+    method.scores |= {"a photo of a {}.": (50.0, -2.0), "the {}": (50.0, -1.0), "a {}": (40.0, -0.5)}
+    method.fit(FeatureBank(*[torch.empty(0)] * 4))
+    assert bytes(method.template_bytes.tolist()) == b"the {}"
+    asking = built(endpoint="http://host/v1", model="words")
+    asking.group = SimpleNamespace(size=2)
+    with pytest.raises(UsageError, match="one process asks an endpoint"):
+        asking.prepare_training()
 
 
 def test_what_is_no_source_of_templates_is_refused(server, plan, few_digits, tmp_path):
