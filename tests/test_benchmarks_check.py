@@ -68,6 +68,9 @@ def test_missing_and_limited_results_never_agree(tmp_path, capsys):
     put_score(tmp_path, gone.spec.config, "dtd:novel", 70, 100, of=400)
     assert check(tmp_path, *DTD) == 4
     assert "limited to 100 images, other seeds are whole" in capsys.readouterr().err
+    for entry in (entry for entry in done.runs if entry.variant.method == "procap"):
+        put_score(tmp_path, entry.spec.config, "dtd:novel", 70, 100, of=400)
+    assert check(tmp_path, *DTD) == 4 and f"{gone.path} (--limit)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("world", "chosen", "why"), [

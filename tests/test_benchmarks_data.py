@@ -248,6 +248,8 @@ def test_equal_images_in_train_and_test_are_a_warning_with_their_number(tmp_path
     code, _, err = run(capsys, "data", "pack", *at)
     assert code == 0, err
     assert "warning: test: 8 images are copies, byte for byte, of images in train (test/Ara/00.png = train/" in err
+    put(tmp_path / "birds" / "train" / "emu" / "copy.png", (77, 7, 8))
+    assert "train: 1 image is a copy, byte for byte, of images in train" in run(capsys, "data", "pack", *at)[2]
     (tmp_path / "birds/train/Ara/cut.png").write_bytes(b"x")
     err = run(capsys, "data", "pack", *at)[2]
     assert "Ara/cut.png is not a readable image" in err and "test: 8 images are copies" in err

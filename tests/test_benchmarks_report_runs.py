@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 from made_results import put_run, put_score
 from report_pages import Node, Page, every, tables, words_of
+from small_runs import make_runtime
 
 from benchmarks.cli import main
 from benchmarks.report.mistakes import IMAGES_OF_CLASS, MAX_IMAGES, MAX_PAIRS
 from benchmarks.results import load
+from cluster.sweep import Sweep
 from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
 from runner.inference import count_by_class
 from runner.results import Progress, write_json
 from runner.run_collection import Collection, write_collection
 from runner.run_folders import RunFolder
+from runner.session import Session
 from shards.image_selection import select_target_images
 from shards.reader import open_dataset
 
@@ -116,6 +119,12 @@ def test_the_score_of_a_sweep_is_that_of_its_results(made, tmp_path, capsys):
     put_score(root, config, "digits:base:val", 45, 45)
     assert main(["table", "rates", "--results", str(root), "--format", "csv"]) == 0
     assert ",0.01,100.0," in capsys.readouterr().out.splitlines()[1]
+    # A repeated sweep reads it as well, by the fields as it writes them.
+    settings = record.settings.model_copy(update={"space": {"recipe.lr": [0.01, 0.1]}})
+    folder, stored = SweepFolder(root / "sweeps/again"), record.configurations[0]
+    folder.save(settings, [stored.model_copy(update={"values": {"recipe.lr": 0.01}})])
+    [again] = Sweep(settings, Session(make_runtime(tmp_path, root)), folder).configurations.values()
+    assert (stored.score, again.score) == (50.0, 100.0)
 
 
 @pytest.mark.parametrize("damage", [

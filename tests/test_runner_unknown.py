@@ -81,6 +81,19 @@ def test_auroc_counts_ties_by_half_and_fpr95_keeps_all_known_images(made):
     assert [unknown[f"{name}:all:test"].limited for name in ("tiles", "shapes")] == [False, True]
 
 
+@pytest.mark.parametrize(("name", "changes"), [
+    ("tiles-all-test", {"checkpoint_sha256": "0" * 64}),
+    ("tiles-all-test.squash", {"settings": {"resize": "squash"}}),
+])  # fmt: skip
+def test_scores_of_other_weights_or_settings_are_compared_with_none(made, name, changes):
+    [file] = made.rglob("scores/tiles*")
+    file.with_name(f"{name}.json").write_text(json.dumps(json.loads(file.read_text()) | changes))
+    if "squash" in name:
+        file.unlink()
+    [unknown] = load(made).unknown
+    assert [*unknown] == ["shapes:all:test"]
+
+
 def test_the_table_and_the_page_show_them(made, capsys):
     code, text, _ = run(capsys, "table", "--results", made)
     assert code == 0 and "† --limit" in text.partition("**Unknown images**")[2]

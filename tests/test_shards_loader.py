@@ -1,5 +1,6 @@
 """Streams: the same batches and results by index and from start to end, and each test image exactly once."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -410,3 +411,15 @@ def test_crops_are_kept_between_evaluations_while_there_is_room(test_part, monke
     assert all(part.decode_pixels(i, data).flags.writeable for i, data in enumerate(part.stream([0, 1])))
     [(images, _, _)] = evaluation_batches(part, TRANSFORM, 2)
     assert torch.equal(images, plain[0][[3, 1]])
+
+
+def test_kept_crops_are_those_of_one_transform_and_split(few_digits):
+    dataset = open_dataset(few_digits, "digits")
+    kept, smaller = KeptCrops(), EvalTransform(6, MEAN, STD)
+    parts = [dataset.open_images(split) for split in ("test", "train")]
+    for images, transform in itertools.product(parts, (smaller, TRANSFORM)):
+        plain, wrapped = (
+            [pixels for pixels, _, _ in evaluation_batches(each, transform, 4)]
+            for each in (images, kept.wrap(images, transform))
+        )
+        assert all(map(torch.equal, wrapped, plain))

@@ -41,8 +41,11 @@ def put_table(folder, lines, header, name="birds.csv", delimiter=","):
         csv.writer(file, delimiter=delimiter).writerows([header, *lines])
 
 
-def test_class_folders_become_labels_sorted_by_code_point_and_are_split_by_the_rule(tmp_path):
+def test_class_folders_become_labels_sorted_by_code_point_and_are_split_by_the_rule(tmp_path, monkeypatch):
     put_classes(tmp_path / "images")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    assert user_source(sheet(tmp_path / "elsewhere", "folder: ~/images\n" + RULE)).classnames == SORTED
     source = user_source(sheet(tmp_path, "folder: images\n" + RULE))
     assert (source.name, source.classnames) == ("my-birds", SORTED)
     assert source.templates == ("a photo of a {}, a type of bird",)
