@@ -96,6 +96,7 @@ def test_own_photographs_are_told_apart_with_the_defaults(tmp_path, capsys):
     assert run(capsys, "train", *at)[0] == 0
     code, out, err = run(capsys, "eval", *at, "--json")
     assert code == 0 and json.loads(out.splitlines()[-1])["evaluated"][0]["accuracy"] > 80, err
+    assert err.splitlines()[-1] == "next: procap table; procap report"
 
 
 @pytest.mark.parametrize(("name", "trains"), [("digits", True), ("photos", True), ("unknown.yaml", False)])

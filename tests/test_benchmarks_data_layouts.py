@@ -209,6 +209,15 @@ def put_photograph(file: Path, size: tuple[int, int], orientation: int) -> None:
     Image.fromarray(left_is_red).save(file, exif=exif)
 
 
+def test_photographs_of_a_folder_are_stored_with_512_pixels_by_default(tmp_path, capsys):
+    for name, number in itertools.product(("finch", "parrot"), range(4)):
+        put_photograph(tmp_path / f"birds/{name}/{number}.jpg", (1200, 900), 1)
+    assert run(capsys, "data", "pack", tmp_path / "birds", "--data", tmp_path / "data")[0] == 0
+    dataset = open_dataset(tmp_path / "data", "birds")
+    assert "at most 512 pixels on the short side" in dataset.manifest.source
+    assert min(dataset.open_images("train").image(0).size) == 512
+
+
 def test_large_photographs_of_a_folder_are_stored_smaller_and_upright(tmp_path, capsys):
     """Orientation 6: the left half of what the sensor read is the upper half of the photograph."""
     for name, number in itertools.product(("finch", "parrot"), range(4)):
