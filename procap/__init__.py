@@ -37,7 +37,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = ATTRIBUTES[name].partition(":")
     # Each imports those before it.
-    packages = ("shards", "runner", "cluster", "benchmarks")
+    packages = ("shards", "runner", "benchmarks")
     for package in packages[: packages.index(module.partition(".")[0]) + 1]:
         file = Path(getattr(find_spec(package), "origin", None) or package).resolve()
         if Path(__file__).resolve().parents[1] not in file.parents:

@@ -23,6 +23,10 @@ T = TypeVar("T")
 WEB = ("http", "https")
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory")
 """Stores without folders; elsewhere the folder of a file is made before the file."""
+LOGGING_DRIVERS = dict.fromkeys(("gs", "gcs"), ("gcsfs", "google")) | dict.fromkeys(
+    ("abfs", "abfss", "az"), ("azure", "adlfs")
+)
+"""Loggers of drivers that log what their errors say, with tracebacks, by scheme."""
 CONNECT_SECONDS, SOCKET_SECONDS = 8.0, 30.0
 """Times without an answer, and without a byte of it, after which a web server counts as unreachable."""
 ATTEMPTS = 3
@@ -58,8 +62,7 @@ def filesystem(location: str) -> ResolvedPath:
     if redact(url) != url:
         reason = "a name, a password or a key in it would end up in logs: put credentials into the environment"
         raise UsageError(f"{redact(url)}: {reason} instead")
-    # The drivers of Google's and Azure's stores log what their errors say, with tracebacks.
-    for driver in ("gcsfs", "google", "azure", "adlfs"):
+    for driver in LOGGING_DRIVERS.get(scheme(url), ()):
         logging.getLogger(driver).setLevel(logging.CRITICAL)
     try:
         files, path_there = fsspec.url_to_fs(url)

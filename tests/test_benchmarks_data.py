@@ -429,6 +429,8 @@ def test_suites_on_own_data_leave_out_methods_whose_names_mini_does_not_know(one
         assert not parts or re.search(f"{parts}, .* are left out: no method reads images alone", err)
     code, _, err = run(capsys, "bench", "ablation", *at)
     assert code == 2 and "ablation cannot run: no method reads images alone" in err
+    code, _, err = run(capsys, "bench", "runtime", *at[:6], "--dry-run")
+    assert code == 0 and "left out" not in err
     # Options are of the methods that run.
     code, out, err = run(capsys, "bench", "few-shot", "--option", "probe.strength=10", *at)
     assert code == 0 and "/probe/" in out

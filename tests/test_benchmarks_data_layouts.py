@@ -1,6 +1,7 @@
 """`procap data pack` on folders without a YAML file: the layout that is guessed, and the layouts that are refused."""
 
 import itertools
+import os
 import re
 from pathlib import Path
 
@@ -159,6 +160,20 @@ def test_several_tables_that_name_no_splits_or_the_same_images_are_refused(tmp_p
     put_tables(tmp_path / "finches", train="images", test="images")
     code, _, err = run(capsys, "data", "pack", tmp_path / "finches", "--data", tmp_path / "data")
     assert code == 1 and "finches/train.csv lists 'images/0.png'" in err
+
+
+def test_a_table_of_a_split_may_divide_it_further_also_on_a_disk_that_cannot_be_written(tmp_path, capsys, monkeypatch):
+    root, access = tmp_path / "input/birds", os.access
+    put_tables(root, train="train", test="test")
+    lines = ["file_name,label,split", *(f"{i}.png,{'ab'[i % 2]},{'val' if i > 3 else 'train'}" for i in range(6))]
+    (root / "train.csv").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: "input" not in str(path) and access(path, mode))
+    code, _, err = run(capsys, "data", "pack", root, "--data", tmp_path / "data")
+    assert code == 0, err
+    dataset = open_dataset(tmp_path / "data", "birds")
+    sizes = {split: len(dataset.list_images(split).paths) for split in dataset.manifest.splits}
+    assert sizes == {"train": 4, "val": 2, "test": 6}
 
 
 @pytest.mark.parametrize(("name", "column", "cells"), [

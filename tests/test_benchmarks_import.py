@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -270,10 +271,16 @@ def test_rows_are_kept_on_a_stop_and_names_need_no_utf_8(run, photos, tmp_path, 
     assert "0000caf\\udce9.png" in capsys.readouterr().out
 
 
-def test_a_file_that_cannot_be_written_is_named_before_an_image_is_read(run, photos, capsys, monkeypatch):
+def test_a_file_that_cannot_be_written_is_named_before_an_image_is_read(run, photos, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("runner.session.Session.locate", None)
     assert main(["predict", str(run.path), str(photos), "--out", "/proc/p.csv"]) == 1
     assert "cannot write /proc/p.csv: No such file or directory; name another folder" in capsys.readouterr().err
+    # A program that runs cannot be written, even by root.
+    busy = shutil.copy(shutil.which("sleep"), tmp_path / "rows.csv")
+    with subprocess.Popen([busy, "600"]) as process:
+        assert main(["predict", str(run.path), str(photos), "--out", str(busy)]) == 1
+        process.kill()
+    assert f"cannot write {busy}: Text file busy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from small_runs import make_runtime
 
 from benchmarks.cli import main
 from benchmarks.report.mistakes import IMAGES_OF_CLASS, MAX_IMAGES, MAX_PAIRS
+from benchmarks.report.page import PageFiles
 from benchmarks.results import load
 from cluster.sweep import Sweep
 from cluster.sweep_record import Configuration, SweepFolder, SweepSettings
@@ -211,6 +213,10 @@ def test_misclassified_images_are_the_wrong_ones_of_the_test_set(tree, made, dig
         shown, whole = Image.open(io.BytesIO(jpeg)), digits.images.image(place)
         assert np.abs(np.asarray(shown, float) - np.asarray(whole.resize(shown.size), float)).mean() < 12
         assert Image.open(page / link.attributes["href"]).size == whole.size
+
+
+def test_the_file_of_a_photograph_has_a_name_that_file_systems_take():
+    assert len(Path(PageFiles().photo(f"{'a' * 200}/{'b' * 200}.jpg", b"")).name) < 255
 
 
 def test_mistakes_are_of_the_variant_of_each_method_with_the_most_shots(tmp_path):

@@ -117,7 +117,8 @@ def test_what_cannot_be_read_or_drawn_takes_nothing_else_with_it(small, tmp_path
     assert run(capsys, "report", file)[0] == 0
     [page] = (tmp_path / "results").rglob("index.html")
     head = page.read_text().partition("</header>")[0]
-    assert "1 of 1 run finished." in head and "<strong>mine</strong>: internal error: ZeroDivisionError" in head
+    assert "1 of 1 run finished." in head and "the plot curve: internal error: ZeroDivis" in head
+    assert head.count("ZeroDivisionError") == 1, "a failure is named once"
     [result] = (tmp_path / "results/base").rglob("eval/digits-novel-test.json")
     result.write_text("{")
     for _ in range(2):
@@ -129,6 +130,9 @@ def test_what_cannot_be_read_or_drawn_takes_nothing_else_with_it(small, tmp_path
     assert code == 1 and "is left out: results/base/digits" in err
     collection = read_collection(tmp_path / "results/collections/suite/mine")
     assert collection.status == "failed" and "digits-novel-test.json" in " ".join(collection.failed.values())
+    (tmp_path / "results/collections/suite/mine/collection.json").write_text("{")
+    assert run(capsys, "report", file)[0] == 0
+    assert "No run could be read." in page.read_text()
 
 
 @pytest.mark.usefixtures("without_plots")

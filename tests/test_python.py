@@ -81,7 +81,7 @@ def test_importing_costs_nothing_and_names_are_listed():
 
 
 @pytest.mark.parametrize(("hidden", "name"), [
-    ("runner", "train"), ("shards", "train"), ("cluster", "load_results"), ("benchmarks", "load_results"),
+    ("runner", "train"), ("shards", "train"), ("benchmarks", "load_results"),
 ])  # fmt: skip
 def test_a_file_of_the_user_that_hides_a_package_is_named(hidden, name, tmp_path):
     (tmp_path / f"{hidden}.py").touch()

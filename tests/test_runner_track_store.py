@@ -86,6 +86,12 @@ def test_metrics_of_methods_that_a_suite_has_no_longer_are_empty(store):
         assert parent.data.metrics["accuracy/maple"] == metrics["hm/maple"]
         assert math.isnan(parent.data.metrics["accuracy/coop"]) == empty
         assert not sync(store, print), "nothing is sent twice"
+    # Of a command that is repeated and has not ended; and of the user's own.
+    store.client.log_metric(parent.info.run_id, "mine", 1.0)
+    write_collection(store.results, collection)
+    assert sync(store, print)
+    kept = store.client.get_run(parent.info.run_id).data.metrics
+    assert kept["accuracy/maple"] == 61.0 and kept["mine"] == 1.0
 
 
 def test_a_description_that_a_user_has_written_is_kept(store):

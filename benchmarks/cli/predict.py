@@ -70,6 +70,8 @@ def predict(
             # A device has no place beside it, and a pipe must not be opened twice.
             if file is html or not file.exists():
                 TemporaryFile(dir=require_regular(file).parent).close()
+            elif file.is_file():
+                file.open("a").close()
     if out and _is_stdout(out):
         # A file that stdout is redirected to keeps what is in it.
         out = None

@@ -64,7 +64,7 @@ def ui(
     if suite:
         path = collections[suite].path
         if record := read_document(root / path / TRACKING_FILE, TrackingRecord):
-            # MLflow also keeps the metrics of methods that an earlier command compared, on other data sets.
+            # In MLflow, methods that only an earlier command compared have metrics without a value.
             metrics = read_contents(root, lambda *_: None, [path])[path].metrics
             page = _log_page(store, record.run_id, method_rows(metrics))
             links["table"] = f"{address}/#/experiments/{store.experiment_id}/runs/{record.run_id}{page}?{PAGES}"

@@ -259,10 +259,14 @@ class Suite:
         """The title with a capital letter."""
         return self.title[:1].upper() + self.title[1:]
 
+    @property
+    def has_default_methods(self) -> bool:
+        """Whether its methods are a default: a user's suite names its own, and what is timed need not be accurate."""
+        return self.trains and not self.source
+
     def with_image_methods(self, methods: tuple[str, ...]) -> Suite:
         """Compare `methods`, which read no class names, instead; none if the suite is about parts of its methods."""
-        # A user's suite names its methods, and what is timed need not be accurate.
-        if self.source or not self.trains:
+        if not self.has_default_methods:
             return self
         return replace(self, methods=methods if "zeroshot" in self.methods else ())
 

@@ -76,7 +76,7 @@ def _read_inside(folder: Path, file: Path) -> bytes:
 
 
 class PageFiles:
-    """Collect the files of tables and pictures, with unique names, and number both in the order of calls."""
+    """Collect files with unique names, and number tables and pictures in the order of calls."""
 
     def __init__(self) -> None:
         self.contents: dict[str, bytes] = {}
@@ -86,7 +86,8 @@ class PageFiles:
 
     def _make_name(self, title: str) -> str:
         """Return `title` as an id and file name, unique in the page."""
-        name = plain = re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-").lower() or "part"
+        # File systems take 255 letters, and a path of an image can have more.
+        name = plain = re.sub(r"[^A-Za-z0-9]+", "-", title)[-100:].strip("-").lower() or "part"
         while name in self.names:
             name = f"{plain}-{next(self.further_numbers)}"
         self.names.add(name)
@@ -146,7 +147,7 @@ def write_page(contents: Mapping[str, Any], folder: Path) -> list[Path]:
     environment.filters |= {"digest": _digest, "url": _to_url, "mark_code": lambda text: Markup(mark_code(text))}
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     files = PageFiles()
-    # The template calls `files.table` and `files.picture`, which collect the files and number them as they appear.
+    # The template calls the methods of `files`, which collect files and number tables and pictures as they appear.
     page = template.render(contents, files=files, generator=GENERATOR)
     # No line break between a number and its sign.
     page = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", page)

@@ -83,7 +83,7 @@ def count_images_left(run: RunSpec, state: RunState, runtime: RuntimeConfig) -> 
 def find_obstacle(suite: Suite, options: SuiteOptions, *, several: bool = False) -> str:
     """Explain why a suite cannot run on a user's data set; "" if it can. several: it may not need further data sets."""
     if not options.methods:
-        return "no method reads images alone"
+        return "no method reads images alone: name --methods"
     for name in (name for name in options.datasets if kind_of_name(name) == "own"):
         dataset, targets = resolve_dataset(name, options.data), suite.targets(options, name)
         further = sorted({target.dataset for target in targets} - {name, *options.datasets})

@@ -192,8 +192,11 @@ def _log_missing(client: MlflowClient, run: Run, content: Content) -> bool:
         # A user has written it in MLflow.
         tags.pop(DESCRIPTION, None)
     latest = {name: value for name, value, _, _ in content.curves} | content.metrics
-    # MLflow keeps metrics of methods that a suite has no longer; only runs of methods have parameters.
-    gone = [name for name in logged if not (content.params or name in latest or math.isnan(logged[name]))]
+    # MLflow keeps metrics of methods that a suite has no longer; only runs of methods have parameters. A command that
+    # has not ended has no metrics yet, and metrics of a user's have other names.
+    kinds = set() if content.params else {name.partition("/")[0] for name in content.metrics}
+    gone = [name for name in logged.keys() - latest.keys() if name.partition("/")[0] in kinds]
+    gone = [name for name in gone if not math.isnan(logged[name])]
     is_logged = not gone and latest.items() <= logged.items() and tags.items() <= run.data.tags.items()
     # The status is set last.
     if run.info.lifecycle_stage == "deleted" or (is_logged and run.info.status == content.status):

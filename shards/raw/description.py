@@ -51,7 +51,7 @@ class Description(BaseModel):
         description="an ordered list of text labels, or of names for 0, 1, ...; or a mapping, label: name; or `none`",
     )
     folder: StrictStr | None = Field(default=None, description="the folder of the class folders")
-    table: StrictStr | dict[Literal["train", "val", "test"], StrictStr] | None = Field(
+    table: StrictStr | Annotated[dict[Literal["train", "val", "test"], StrictStr], Field(min_length=1)] | None = Field(
         default=None,
         description="instead of `folder`: a CSV, TSV or JSON file of path, label and split; or {train: FILE, ...}",
     )

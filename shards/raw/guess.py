@@ -65,7 +65,14 @@ def find_description_file(folder: Path, max_side: int | None = None) -> tuple[Pa
         unread = _describe_files(folder)
         raise UserError(f"{folder} has one class, {first_few([*map(str, labels)])}{unread}: {layout}; or write {file}")
     if file.parent != folder.parent:
-        keys |= {key: str(folder.parent / keys[key]) for key in ("folder", "table", "images") if key in keys}
+
+        def locate(value: Any) -> Any:
+            is_table_per_split = isinstance(value, dict)
+            return (
+                {key: locate(name) for key, name in value.items()} if is_table_per_split else str(folder.parent / value)
+            )
+
+        keys |= {key: locate(keys[key]) for key in ("folder", "table", "images") if key in keys}
     # A name has at most 64 letters, and `my-` may come in front.
     name = re.sub(r"[^a-z0-9]+", "-", folder.name.lower())[:60].strip("-") or "images"
     name = f"my-{name}" if find_or_none(name) or name in GROUPS else name
@@ -93,9 +100,10 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
         listed = {image.path for image in images}
         unlisted = [path for path, entry in walk_files(folder / base) if entry == "image" and path not in listed]
         how += f", without {len(unlisted):,} images that it does not list ({first_few(unlisted)})" if unlisted else ""
-        if "" in tables:
-            how += _note_unread(Table(read_lines(folder / tables[""]), folder / base).unread_splits)
-        return keys, f"the table {' and '.join(tables.values())}, {how}", {image.label for image in images}
+        read = [Table(read_lines(folder / name), folder / base) for name in tables.values()]
+        how += _note_unread([column for table in read for column in table.unread_splits])
+        what = f"the table{'s' * (len(tables) > 1)} {' and '.join(tables.values())}"
+        return keys, f"{what}, {how}", {image.label for image in images}
     root = find_class_root(folder)
     names = list_class_folders(folder / root)
     keys = {"folder": posixpath.join(folder.name, root).rstrip("/")}
@@ -168,9 +176,9 @@ def _guess_split(labels: Iterable[str | int]) -> dict[str, Any]:
 
 
 def _find_tables(folder: Path) -> tuple[dict[str, str], str]:
-    """Find the table of labels in a folder, by the name "", or those of splits; also the folder of their files.
+    """Find the tables of labels in a folder by their splits, "" if it is one; also the folder that its paths are in.
 
-    Raises UserError for several others, and for a table alone that does not say which column labels the images.
+    Raises UserError for several that are not of splits, and if none says which column labels the images.
     """
     names = [name for name, entry in list_folder(folder).items() if entry == "file" and TABLE.fullmatch(name.lower())]
     # The Hub's tables lie next to the images.

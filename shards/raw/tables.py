@@ -135,7 +135,8 @@ def read_tables(files: Mapping[str, Path], root: Path) -> list[ListedImage]:
             continue
         base = find_base(read_lines(file), root, split)
         for image in _read_table(file, root / base):
-            images.append(image.model_copy(update={"path": posixpath.join(base, image.path), "split": split}))
+            changes = {"path": posixpath.join(base, image.path), "split": image.split or split}
+            images.append(image.model_copy(update=changes))
     # An image that is listed twice could be in the training and the test split, or have two labels.
     if repeated := [path for path, count in Counter(image.path for image in images).items() if count > 1]:
         listing = " and ".join(map(str, files.values()))
