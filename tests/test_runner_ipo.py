@@ -25,7 +25,7 @@ ANSWERS = [
     "a drawing of a <CLASS>",
     "I cannot do that.",
     'Sure!\n"the  number <CLASS>."',
-    "{} {}",
+    f"a {'very ' * 90}<CLASS>",
     "a photo of a <CLASS>.",
 ]
 KEY = "sk-of-this-test"
@@ -46,7 +46,7 @@ class Model(BaseHTTPRequestHandler):
             self.send_header("Location", "/elsewhere")
             self.end_headers()
             return
-        text = ANSWERS[(len(self.server.requests) - 2) % len(ANSWERS)]
+        text = "No." if body["model"] == "mute" else ANSWERS[(len(self.server.requests) - 2) % len(ANSWERS)]
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps({"choices": [{"message": {"content": text}}]}).encode())
@@ -98,6 +98,7 @@ def test_a_search_is_stored_with_the_run_and_replays_without_the_endpoint(
     methods = [load_trained(each, runtime).method for each in (config, again)]
     best = max(scores, key=lambda template: (scores[template]["accuracy"], -scores[template]["cross_entropy"]))
     assert [bytes(method.template_bytes.tolist()).decode() for method in methods] == [best, best]
+    assert round(scores[best]["accuracy"]) in range(20, 101, 20), "in percent, of five images"
     # What was found is zero-shot CLIP with that template, on new classes as well.
     method = methods[0]
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -148,6 +149,7 @@ def test_what_is_no_source_of_templates_is_refused(server, plan, few_digits, tmp
         ({"proposals": str(tmp_path / "wrong.txt")}, "'a photo' needs exactly one"),
         ({"proposals": str(tmp_path / "no.txt")}, "one template a line is needed"),
         ({"endpoint": f"{address}/v1", "model": "moved"}, "gives no answer of moved"),
+        ({"endpoint": f"{address}/v1", "model": "mute", "rounds": 1}, "mute at .* proposes no new template"),
     ):
         with pytest.raises(UserError, match=message):
             train(plan(**options), runtime)
