@@ -19,7 +19,7 @@ import psutil
 from hosts import Host
 from ports import free_port, is_listening
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[1]
 START_SECONDS = 900.0
 END_SECONDS = 600.0
 ATTEMPTS = 5
