@@ -78,7 +78,8 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
     assert (tmp_path / "results/collections/suite/mine/collection.json").exists()
     code, printed, _ = run(capsys, "table", file)
     assert code == 0 and "| digits" in printed and run(capsys, "report", file)[::2] == (0, "")
-    assert run(capsys, "table", file, "--format", "latex")[1].count("booktabs") >= 1
+    latex = run(capsys, "table", file, "--format", "latex")[1]
+    assert "booktabs" in latex and r"\label{tab:mine" in latex
     code, _, err = run(capsys, "table", "mine")
     assert code == 2 and "unknown suite 'mine'" in err
     other = tmp_path / "other.py"
