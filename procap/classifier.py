@@ -106,7 +106,10 @@ class OnlineClassifier(HeadClassifier):
 
     `logits` gets features [N, E] of a whole stream in its order, from the same initial state in each call: an
     evaluation calls it once with all images of a target, in an order that is drawn from the run's seed.
+    order: the positions of the images in the stream by their number, instead of that order.
     """
+
+    order: Callable[[int], Tensor] | None = None
 
 
 class AveragedClassifier(Classifier):

@@ -144,9 +144,12 @@ class Inference:
     def adapt(self, features: torch.Tensor, seed: int) -> torch.Tensor:
         """Compute logits [N, C] of the features [N, E] of all images by an online classifier.
 
-        Its stream has the images in the order of the stream of random numbers "test order" of the run's `seed`.
+        Its stream has the images in the classifier's own order, else in that of the stream of random numbers "test
+        order" of the run's `seed`.
         """
-        order = torch.randperm(len(features), generator=generator(seed, "test order"))
+        assert isinstance(self._classifier, OnlineClassifier)
+        draw_order = self._classifier.order or partial(torch.randperm, generator=generator(seed, "test order"))
+        order = draw_order(len(features))
         logits = self._classifier.logits(features[order].to(self.clip.device))
         return logits[order.argsort().to(logits.device)]
 

@@ -8,7 +8,7 @@ import torch
 from public_code import figures_of, images, near
 
 from procap.methods import method_class
-from procap.methods.tda import BLOCK, PUBLIC, TDAOptions, find_exits, tda_logits
+from procap.methods.tda import BLOCK, PUBLIC, TDAOptions, find_exits, public_order, tda_logits
 from shards.catalogue import CATALOGUE
 
 SCALE = torch.tensor(100.0)
@@ -47,6 +47,17 @@ def test_images_are_classified_as_by_the_public_code():
     figures = figures_of("tda")
     method = public_code.build("tda", dataset="imagenet", templates="ensemble")
     near(method.classifier()(images()), figures["clip/final_logits"])
+
+
+FIRST_ORDER = [
+    44, 43, 12, 18, 38, 32, 45, 29, 40, 16, 10, 17, 47, 4, 22, 30, 7, 24, 48, 20, 36, 49, 21, 27, 35, 2, 13,
+    15, 0, 41, 5, 37, 25, 23, 6, 9, 42, 34, 33, 11, 28, 14, 31, 46, 39, 8, 26, 1, 3, 19,
+]  # fmt: skip
+"""The order of 50 images in the public code's loader, of the first data set of a process."""
+
+
+def test_the_public_order_is_that_of_the_public_codes_loader():
+    assert public_order(50).tolist() == FIRST_ORDER
 
 
 def test_an_image_depends_on_those_before_it_alone_also_behind_a_block():

@@ -18,6 +18,7 @@ from benchmarks.experiment.profiles import MINI
 from benchmarks.suites import load_suite
 from benchmarks.tables.runs import title_runs
 from procap.errors import UsageError, UserError
+from procap.methods.tda import public_order
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.connect import init_process_group
 from runner.distributed.ranks import ranks_from_environment
@@ -32,9 +33,9 @@ from shards.transforms import EvalTransform
 TARGETS = [Target("digits", "base"), Target("digits", "all")]
 
 
-def plan(checkpoint: str, seed: int = 1, method: str = "tda") -> RunConfig:
+def plan(checkpoint: str, seed: int = 1, method: str = "tda", **options: object) -> RunConfig:
     # Of 60 test images there are four batches, of 30 two.
-    options = {"tda": {"negative_alpha": 1.0}, "tpt": {"views": 8}}.get(method, {})
+    options |= {"tda": {"negative_alpha": 1.0}, "tpt": {"views": 8}}.get(method, {})
     fields = {"backbone": checkpoint, "shots": 1, "overrides": {"test_batch_size": 16}, "options": options}
     return plan_run(method=method, dataset="digits", seed=seed, **fields)
 
@@ -54,16 +55,22 @@ def evaluated(few_digits, short_checkpoint, tmp_path_factory) -> RuntimeConfig:
     return runtime
 
 
-def test_the_stream_has_the_order_of_the_named_stream_of_the_seed(evaluated, short_checkpoint):
-    loaded = load_trained(config := plan(str(short_checkpoint)), evaluated)
+@pytest.mark.parametrize("order_by", ["seed", "public"])
+def test_the_stream_has_the_order_of_the_named_stream_of_the_seed_or_the_public_one(
+    few_digits, short_checkpoint, tmp_path, order_by
+):
+    config, runtime = plan(str(short_checkpoint), order=order_by), make_runtime(few_digits, tmp_path)
+    train(config, runtime)
+    loaded = load_trained(config, runtime)
     transform = EvalTransform(32, loaded.clip.preparation.mean, loaded.clip.preparation.std)
-    selection = select_target_images(open_dataset(evaluated.data, "digits"), "base")
+    selection = select_target_images(open_dataset(runtime.data, "digits"), "base")
     images = torch.stack([transform(selection.images.image(i)) for i in range(len(selection.images))])
-    order = torch.randperm(len(images), generator=generator(1, "test order"))
+    drawn = torch.randperm(len(images), generator=generator(1, "test order"))
+    order = public_order(len(images)) if order_by == "public" else drawn
     # A call of the classifier is one stream.
     probabilities = torch.empty(len(images), 5)
     probabilities[order] = loaded.method.classifier()(images[order]).softmax(dim=1)
-    result = evaluate(config, TARGETS[0], evaluated)
+    result = evaluate(config, TARGETS[0], runtime)
     assert result.predicted == probabilities.argmax(dim=1).tolist()
     assert result.confidence == pytest.approx(probabilities.amax(dim=1).tolist(), abs=2e-5)
     assert result.phases["adaptation"] > 0

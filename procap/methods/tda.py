@@ -52,6 +52,9 @@ class TDAOptions(ZeroShotOptions):
         description="none: the same constants on all data; test: the public code's alpha and beta of each data set, "
         "presumably those with the highest test accuracy",
     )
+    order: Literal["seed", "public"] = Field(
+        "seed", description="of the test images, by the run's seed; public: that of the public code's first data set"
+    )
     capacity: int = Field(3, ge=1, description="images per class in the positive cache")
     alpha: float = Field(2.0, ge=0, description="factor of the positive cache's votes")
     beta: float = Field(5.0, ge=0, description="how fast they fall with the distance")
@@ -69,6 +72,14 @@ class TDAOptions(ZeroShotOptions):
             return self
         alpha, beta = PUBLIC.get(dataset, PUBLIC["imagenet"])
         return self.model_copy(update={"alpha": alpha, "beta": beta})
+
+
+def public_order(count: int) -> Tensor:
+    """Draw the order [N] in which the public code's loader has the images of its first data set, by seed 1."""
+    stream = torch.Generator().manual_seed(1)
+    # The loader draws a seed for its workers before that of its sampler.
+    _, seed = torch.empty(2, dtype=torch.int64).random_(generator=stream).tolist()
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
 def find_exits(labels: Tensor, entropies: Tensor, admitted: Tensor, capacity: int) -> Tensor:
@@ -141,4 +152,6 @@ class TDA(ZeroShot):
         space = space or self.space
         text, options = super().classifier(space).class_features, self.options.for_dataset(space.dataset)
         head = partial(tda_logits, text=text, scale=self.scale(), options=options)
-        return OnlineClassifier(self.clip, head, len(text))
+        classifier = OnlineClassifier(self.clip, head, len(text))
+        classifier.order = public_order if self.options.order == "public" else None
+        return classifier
