@@ -106,10 +106,10 @@ class OnlineClassifier(HeadClassifier):
 
     `logits` gets features [N, E] of a whole stream in its order, from the same initial state in each call: an
     evaluation calls it once with all images of a target, in an order that is drawn from the run's seed.
-    order: the positions of the images in the stream by their number, instead of that order.
+    order: draws the positions of the images in the stream, by their number and the run's seed, in a different way.
     """
 
-    order: Callable[[int], Tensor] | None = None
+    order: Callable[[int, int], Tensor] | None = None
 
 
 class AveragedClassifier(Classifier):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from procap.geometry import Geometry
 from procap.plan import NO_CHANGE, Plan
 from procap.prompt_packing import PromptSet
-from procap.towers import FrozenTower, TextTower, VisionTower
+from procap.towers import OpenClipTower, TextTower, VisionTower
 from procap.weights.architectures import check_towers
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -42,7 +42,7 @@ class CLIP(nn.Module):
 
     geometry, name, pretrained: what was loaded.
     preparation: how its images are resized and normalised.
-    visual, text: towers of `procap.towers`, or open_clip's own modules (`FrozenTower`), which no method changes.
+    visual, text: towers of `procap.towers`, or open_clip's own modules (`OpenClipTower`), which no method changes.
     optimized: whether encoding takes the exact shortcuts of `procap.towers`.
     fused_kernels: whether ProCAP compiles its cross-attention; `runner.acceleration` decides.
     """
@@ -55,8 +55,8 @@ class CLIP(nn.Module):
         name: str = "custom",
         pretrained: str = "random",
         preparation: ImagePreparation = ImagePreparation(),
-        visual: FrozenTower | None = None,
-        text: FrozenTower | None = None,
+        visual: OpenClipTower | None = None,
+        text: OpenClipTower | None = None,
     ) -> None:
         super().__init__()
         self.geometry, self.name, self.pretrained = geometry, name, pretrained
@@ -109,7 +109,7 @@ class CLIP(nn.Module):
     def plain_towers(self) -> tuple[str, ...]:
         """The towers ("image", "text") that methods can change."""
         towers = {"image": self.visual, "text": self.text}
-        return tuple(name for name, tower in towers.items() if not isinstance(tower, FrozenTower))
+        return tuple(name for name, tower in towers.items() if not isinstance(tower, OpenClipTower))
 
     @property
     def device(self) -> torch.device:
@@ -124,7 +124,7 @@ class CLIP(nn.Module):
     def encode_image(self, images: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode images [B, 3, H, W] to features [B, E], not normalised."""
         features = self.visual(images, plan, self.optimized)
-        # A `FrozenTower` returns features alone, a `VisionTower` also the rows of `read_op`.
+        # A `OpenClipTower` returns features alone, a `VisionTower` also the rows of `read_op`.
         return features if isinstance(features, Tensor) else features[0]
 
     def encode_image_rows(self, images: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -169,7 +169,7 @@ class CLIP(nn.Module):
         """Tokenize texts to ids [C, context_length] on this model's device; UserError names a text that is too long."""
         from procap.tokenizer import model_tokenizer, tokenize
 
-        if isinstance(self.text, FrozenTower) and self.text.tokenizer:
+        if isinstance(self.text, OpenClipTower) and self.text.tokenizer:
             return model_tokenizer(self.text.tokenizer)(list(texts)).to(self.device)
         return tokenize(texts, self.geometry.context_length).to(self.device)
 
@@ -178,7 +178,7 @@ class CLIP(nn.Module):
 
         `mini` gives all words that it was not trained on one embedding, and so cannot distinguish such classes.
         """
-        if isinstance(self.text, FrozenTower):
+        if isinstance(self.text, OpenClipTower):
             return []
         # Without the start token, padding (0), and the end token, which has the largest id.
         spelled = [set(row) - {0, max(row)} for row in self.tokenize(names)[:, 1:].tolist()]

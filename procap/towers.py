@@ -292,7 +292,7 @@ class TextTower(nn.Module):
         return sequence.x[:, :context]
 
 
-class FrozenTower(nn.Module):
+class OpenClipTower(nn.Module):
     """A tower of open_clip that is none of the two above, computed by open_clip's own module; no plan changes it.
 
     num_tokens: unknown. tokenizer: open_clip's name of the model, for a vocabulary other than CLIP's.
@@ -308,7 +308,7 @@ class FrozenTower(nn.Module):
     def forward(self, inputs: Tensor | PromptSet, plan: Plan = NO_CHANGE, optimized: bool = True) -> Tensor:
         """Encode images [B, 3, H, W] or token ids [C, T] to joint features [B, E] or [C, E], not normalised."""
         if plan:
-            raise ValueError("a frozen tower takes no plan")
+            raise ValueError("a tower of open_clip takes no plan")
         ids = inputs.ids if isinstance(inputs, PromptSet) else inputs
         # The prompts of all classes are encoded in parts; callers choose how many images are in a batch.
         is_text = ids.dim() == 2

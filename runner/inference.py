@@ -148,8 +148,10 @@ class Inference:
         order" of the run's `seed`.
         """
         assert isinstance(self._classifier, OnlineClassifier)
-        draw_order = self._classifier.order or partial(torch.randperm, generator=generator(seed, "test order"))
-        order = draw_order(len(features))
+        if draw := self._classifier.order:
+            order = draw(len(features), seed)
+        else:
+            order = torch.randperm(len(features), generator=generator(seed, "test order"))
         logits = self._classifier.logits(features[order].to(self.clip.device))
         return logits[order.argsort().to(logits.device)]
 

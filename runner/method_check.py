@@ -286,11 +286,13 @@ def check_processes(case: CheckCase) -> str:
     _require(not cause, f"{cause}; {hint}")
     one, two = (read_checkpoint(run.folder.checkpoint_file)[0] for run in (case.run, two_processes))
     initial = set_up(case.run, teacher=load_teacher(case.run)).method.state_dict()
-    for name, mine in one.items():
+    for name in one:
+        # Some are of integers.
+        mine, theirs, at_first = (tensors[name].double() for tensors in (one, two, initial))
         # Tensors of features are empty at first.
-        change = mine - initial[name] if initial[name].shape == mine.shape else mine
+        change = mine - at_first if at_first.shape == mine.shape else mine
         # Of all elements: AdamW makes a whole step of a gradient that is nearly zero, whose sign rounding decides.
-        distance, learned, size = (tensor.norm() for tensor in (mine - two[name], change, mine))
+        distance, learned, size = (tensor.norm() for tensor in (mine - theirs, change, mine))
         is_rounding = bool(distance <= TOLERANCE * learned + ROUNDING * size)
         _require(is_rounding, f"{name} differs by {distance:.2g} after a change of {learned:.2g}; {hint}")
     return ""

@@ -189,7 +189,7 @@ def test_an_operation_that_stops_a_cuda_graph_is_named_with_its_line(check):
 
 @pytest.mark.slow
 def test_two_processes_are_those_of_one_unless_a_loss_encodes_images_itself(check):
-    for name in ("own-tokens", "steep"):
+    for name in ("own-tokens", "steep", "tipadapter"):
         code, checks = check(name, "processes")
         assert code == 0, checks
     for name, why in (("alone", "method 'alone' (plug-in) fails in "), ("uneven", "context differs by ")):

@@ -16,7 +16,7 @@ from procap.errors import UsageError
 from procap.methods.plotpp import COMMON, SENTENCES, transport_plan
 from procap.methods.public import public_parameters
 from procap.plan import INPUT, Plan, TokenOp
-from procap.towers import FrozenTower
+from procap.towers import OpenClipTower
 from runner.engine import Batch, Engine
 from runner.planning import plan_run
 from runner.step_schedule import StepSchedule
@@ -92,7 +92,7 @@ def test_patches_leave_out_what_a_plan_inserts_and_need_a_plain_tower():
     near(patches, plain_patches)
     near(features, plain_features)
     with torch.device("meta"):
-        other = CLIP(clip.geometry, name="RN50", visual=FrozenTower(torch.nn.Identity()))
+        other = CLIP(clip.geometry, name="RN50", visual=OpenClipTower(torch.nn.Identity()))
     with pytest.raises(UsageError, match="encode_patches needs a plain ViT as image tower, which RN50 does not have"):
         other.encode_patches(images())
 

@@ -18,7 +18,7 @@ from procap.methods import METHODS, build_method, method_class
 from procap.methods.features import FeatureMethod
 from procap.plan import NO_CHANGE
 from procap.teacher import text_features
-from procap.towers import FrozenTower
+from procap.towers import OpenClipTower
 from procap.weights.architectures import model_configs, plain_towers
 from procap.weights.loading import load_clip
 from runner.setup import make_eval_transform
@@ -70,7 +70,7 @@ def test_a_frozen_tower_encodes_texts_in_parts_and_a_batch_of_images_as_it_is():
             sizes.append(len(part))
             return part.flatten(1)
 
-    tower = FrozenTower(Counting())
+    tower = OpenClipTower(Counting())
     assert tower(torch.zeros(3000, 3, 2, 2)).shape == (3000, 12) and sizes == [3000]
     assert tower(torch.zeros(300, 77)).shape == (300, 77) and sizes[1:] == [106, 106, 88]
 

@@ -57,7 +57,7 @@ FIRST_ORDER = [
 
 
 def test_the_public_order_is_that_of_the_public_codes_loader():
-    assert public_order(50).tolist() == FIRST_ORDER
+    assert public_order(50, 1).tolist() == FIRST_ORDER
 
 
 def test_an_image_depends_on_those_before_it_alone_also_behind_a_block():

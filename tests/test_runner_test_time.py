@@ -66,7 +66,7 @@ def test_the_stream_has_the_order_of_the_named_stream_of_the_seed_or_the_public_
     selection = select_target_images(open_dataset(runtime.data, "digits"), "base")
     images = torch.stack([transform(selection.images.image(i)) for i in range(len(selection.images))])
     drawn = torch.randperm(len(images), generator=generator(1, "test order"))
-    order = public_order(len(images)) if order_by == "public" else drawn
+    order = public_order(len(images), 1) if order_by == "public" else drawn
     # A call of the classifier is one stream.
     probabilities = torch.empty(len(images), 5)
     probabilities[order] = loaded.method.classifier()(images[order]).softmax(dim=1)

@@ -198,7 +198,7 @@ class EvalFlags:
 
 @dataclass(frozen=True)
 class SuiteFlags(EvalFlags, ChoiceFlags):
-    """Flags that choose a part of a suite; suite, profile, and recipes set the rest, as a suite's variants do `lr`."""
+    """Flags that choose a part of a suite; suite, profile and the method's recipe set the rest, such as `lr`."""
 
     heading: ClassVar[str] = "Recipe"
     profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper if packed]")] = ""

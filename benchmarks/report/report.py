@@ -91,9 +91,13 @@ def build_report(results: Path, choices: ReportChoices) -> dict[str, Any]:
     for section in sections:
         is_detailed = section is lead or section.name == "runs" or bool(section.suite_results and choices.names)
         parts.append(_make_part(section, choices, problems, detailed=is_detailed))
+
     # What failed when a suite ended may fail here again, with more words.
-    texts = [f"{name}: {why}" for name, why in problems]
-    problems = [(name, why) for name, why in problems if sum(name in text and why in text for text in texts) == 1]
+    def is_repeated(name: str, why: str) -> bool:
+        others = " ".join(text for other, text in problems if other == name and text != why)
+        return bool(others) and all(part in others for part in why.split("; "))
+
+    problems = [*dict.fromkeys(problem for problem in problems if not is_repeated(*problem))]
     state = count_finished(paths, unfinished) if sections else "No run could be read"
     complete = not (unfinished or problems)
     return {"shown": shown, "sections": parts, "problems": problems, "complete": complete, "state": state}

@@ -53,7 +53,7 @@ class TDAOptions(ZeroShotOptions):
         "presumably those with the highest test accuracy",
     )
     order: Literal["seed", "public"] = Field(
-        "seed", description="of the test images, by the run's seed; public: that of the public code's first data set"
+        "seed", description="of test images, by the run's seed; public: the public code's (seed 1, first data set)"
     )
     capacity: int = Field(3, ge=1, description="images per class in the positive cache")
     alpha: float = Field(2.0, ge=0, description="factor of the positive cache's votes")
@@ -74,9 +74,9 @@ class TDAOptions(ZeroShotOptions):
         return self.model_copy(update={"alpha": alpha, "beta": beta})
 
 
-def public_order(count: int) -> Tensor:
-    """Draw the order [N] in which the public code's loader has the images of its first data set, by seed 1."""
-    stream = torch.Generator().manual_seed(1)
+def public_order(count: int, seed: int) -> Tensor:
+    """Draw the order [N] in which the public code's loader has the images of its first data set; its seed is 1."""
+    stream = torch.Generator().manual_seed(seed)
     # The loader draws a seed for its workers before that of its sampler.
     _, seed = torch.empty(2, dtype=torch.int64).random_(generator=stream).tolist()
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))

@@ -21,7 +21,7 @@ from torch import Tensor
 from procap.clip import CLIP, ImagePreparation, describe_differences
 from procap.errors import UsageError, UserError, unknown_name
 from procap.hub import hub_file
-from procap.towers import FrozenTower
+from procap.towers import OpenClipTower
 from procap.weights.architectures import (
     HUB,
     geometry_from_config,
@@ -194,10 +194,10 @@ def load_clip(name: str = "mini", pretrained: str | None = None) -> CLIP:
             model = _build(source, state, quick_gelu)
             state = model.state_dict()
             if "image" not in plain:
-                about["visual"] = FrozenTower(model.visual)
+                about["visual"] = OpenClipTower(model.visual)
             if "text" not in plain:
                 has_tokenizer = config["text_cfg"].get("hf_tokenizer_name")
-                about["text"] = FrozenTower(model.text, source.model if has_tokenizer else "")
+                about["text"] = OpenClipTower(model.text, source.model if has_tokenizer else "")
         elif source.file is None:
             return CLIP.random(geometry, **about)
         # CoCa's decoder writes captions.

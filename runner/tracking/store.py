@@ -25,7 +25,7 @@ from runner.environment_defaults import set_environment_defaults
 from runner.results import read_document, write_json
 from runner.run_collection import LOCK_SECONDS
 from runner.run_folders import TRACKING_FILE, OnError
-from runner.tracking.content import DESCRIPTION, TABLE_START, Content, read_contents
+from runner.tracking.content import DESCRIPTION, DIGITS, TABLE_START, Content, read_contents
 from shards.credentials import mask, mask_urls
 from shards.files import file_lock
 from shards.urls import redact
@@ -192,9 +192,10 @@ def _log_missing(client: MlflowClient, run: Run, content: Content) -> bool:
         # A user has written it in MLflow.
         tags.pop(DESCRIPTION, None)
     latest = {name: value for name, value, _, _ in content.curves} | content.metrics
-    # MLflow keeps metrics of methods that a suite has no longer; only runs of methods have parameters. A command that
-    # has not ended has no metrics yet, and metrics of a user's have other names.
-    kinds = set() if content.params else {name.partition("/")[0] for name in content.metrics}
+    # MLflow keeps metrics of methods that a suite has no longer. Before a suite has ended it may have no metrics, and
+    # those that a user has logged have other names.
+    has_ended = "runs_failed" in content.metrics
+    kinds = {*DIGITS, *(name.partition("/")[0] for name in content.metrics)} if has_ended else set()
     gone = [name for name in logged.keys() - latest.keys() if name.partition("/")[0] in kinds]
     gone = [name for name in gone if not math.isnan(logged[name])]
     is_logged = not gone and latest.items() <= logged.items() and tags.items() <= run.data.tags.items()

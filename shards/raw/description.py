@@ -106,7 +106,7 @@ class Description(BaseModel):
         return {str(split): file for split, file in tables.items()}
 
     @property
-    def prompts(self) -> tuple[str, ...]:
+    def token_templates(self) -> tuple[str, ...]:
         """The templates that initialise learned tokens, by default the template, without their full stops."""
         return tuple(text.removesuffix(".").rstrip() for text in self.templates or (self.template,))
 

@@ -100,8 +100,8 @@ def guess_keys(folder: Path) -> tuple[dict[str, Any], str, set[str | int]]:
         listed = {image.path for image in images}
         unlisted = [path for path, entry in walk_files(folder / base) if entry == "image" and path not in listed]
         how += f", without {len(unlisted):,} images that it does not list ({first_few(unlisted)})" if unlisted else ""
-        read = [Table(read_lines(folder / name), folder / base) for name in tables.values()]
-        how += _note_unread([column for table in read for column in table.unread_splits])
+        if "" in tables:
+            how += _note_unread(Table(read_lines(folder / tables[""]), folder / base).unread_splits)
         what = f"the table{'s' * (len(tables) > 1)} {' and '.join(tables.values())}"
         return keys, f"{what}, {how}", {image.label for image in images}
     root = find_class_root(folder)

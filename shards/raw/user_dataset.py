@@ -83,13 +83,13 @@ def _image_source(file: Path, description: Description, skip_broken: bool, worke
             problems += [f"class {name!r} has no {split} image: add some, or remove the class" for name in absent]
         elif rows and absent:
             notes.append(f"val has no image of {first_few(absent)}: settings chosen on it ignore such classes")
-    listing = Listing(root, names, splits, origin, scanned=True, max_side=description.max_side)
+    listing = Listing(root, names, splits, origin, max_side=description.max_side)
     # A user's data has no version.
     details = f", sizes {hashlib.sha256(' '.join(map(str, listing.sizes)).encode()).hexdigest()[:16]}, "
     if description.max_side:
         details += f"at most {description.max_side} pixels on the short side, "
     # `Manifest.upright` looks for UPRIGHT: whether images are turned as their EXIF orientation says.
-    source = listing.make_source(description.name, description.template, description.prompts, details + UPRIGHT)
+    source = listing.make_source(description.name, description.template, description.token_templates, details + UPRIGHT)
     return replace(source, problems=tuple(problems), notes=tuple(notes))
 
 
