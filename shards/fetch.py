@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import tarfile
@@ -214,6 +215,9 @@ def unpack(archive: Path, folder: Path) -> None:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as zipped:
                 zipped.extractall(folder)
+        elif not hasattr(tarfile, "data_filter"):
+            needed = "names in it could lead anywhere; 3.11.4 or newer is needed"
+            raise UserError(f"{archive.name} is not unpacked by Python {platform.python_version()}: {needed}")
         else:
             with tarfile.open(archive) as tar:
                 tar.extractall(folder, filter="data")

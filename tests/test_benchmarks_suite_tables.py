@@ -197,7 +197,7 @@ def test_methods_that_look_at_unlabelled_images_are_marked_and_ranked_apart(tmp_
         put_halves(tmp_path, method, "tiles", (base, 100), (base, 100))
     assert main(["table", "--results", str(tmp_path)]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("|", "-"))]
-    names = ["CoOp", "MaPLe", "KDPL (CoOp)", "ProCAP (reference)", "", "Seeing", "Streaming"]
+    names = ["CoOp", "MaPLe", "KDPL (CoOp)", "ProCAP", "", "Seeing", "Streaming"]
     assert [line.split("|")[2].strip() for line in lines[2:9]] == names
     # KDPL reads no labels of the few-shot images, and sees no further ones.
     assert ["**80.00**" in lines[2], "**99.00** §" in lines[7], "<u>98.00</u> §" in lines[8]] == [True] * 3

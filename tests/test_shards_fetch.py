@@ -191,6 +191,10 @@ def test_a_disk_without_room_is_an_error_before_the_download(hub, tmp_path, caps
     assert code == 1 and "GB free; name another --data folder" in err and not hub.paths(".zip")
 
 
+UNPACKS = pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="needs Python 3.11.4")
+
+
+@UNPACKS
 @pytest.mark.parametrize("ranges", [True, False])
 def test_official_archives_are_continued_or_begun_again_and_packed(miniature, tmp_path, capsys, monkeypatch, ranges):
     """The official DTD is a tar without the split file; some servers send every file from its start."""
@@ -221,6 +225,7 @@ def test_official_archives_are_continued_or_begun_again_and_packed(miniature, tm
     assert read_manifest(tmp_path / "data" / "dtd").counts == small.counts
 
 
+@UNPACKS
 def test_names_of_an_archive_stay_in_its_folder(tmp_path):
     (tmp_path / "evil").write_text("x")
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
@@ -228,6 +233,14 @@ def test_names_of_an_archive_stay_in_its_folder(tmp_path):
     with pytest.raises(UserError, match=r"a\.tar is no whole archive .* it was deleted"):
         unpack(tmp_path / "a.tar", tmp_path / "in")
     assert not (tmp_path / "outside").exists()
+
+
+def test_an_old_python_unpacks_no_archive_that_it_could_not_keep_in_its_folder(tmp_path, monkeypatch):
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    tarfile.open(tmp_path / "a.tar", "w").close()
+    with pytest.raises(UserError, match=r"a\.tar is not unpacked by Python .*; 3\.11\.4 or newer is needed"):
+        unpack(tmp_path / "a.tar", tmp_path / "in")
+    assert (tmp_path / "a.tar").exists()
 
 
 def test_what_cannot_be_fetched_is_an_error_of_one_line(tmp_path, capsys):
