@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from rank_processes import run_ranks
+from tiny_geometry import SHORT_OPTIONS, needed_options
 
 from benchmarks.cli import main
 from benchmarks.experiment.profiles import MINI
@@ -19,6 +20,7 @@ from benchmarks.runtime.benchmark import measure, measure_suite, suite_settings,
 from benchmarks.runtime.case import load_case_data
 from benchmarks.runtime.settings import METHOD_OPTIONS, Settings, make_settings
 from benchmarks.suites import load_suite
+from procap.errors import UsageError
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
 from runner.provenance import cpu_name, describe_environment
@@ -70,6 +72,23 @@ def test_whole_trainings_of_both_modes_agree(report):
     assert trained[1]["flops"]["step"] < trained[0]["flops"]["step"]
     for row in trained:
         assert 0 < row["steps"] * row["step_seconds"]["median"] <= row["train_seconds"] * 1.01
+
+
+def test_methods_of_several_views_and_of_a_teacher_are_measured_beside_others(runtime, short_checkpoint):
+    session, methods = Session(runtime), ("coprompt", "procap", "promptkd")
+    options = {name: SHORT_OPTIONS.get(name, {}) | needed_options(name, short_checkpoint) for name in methods}
+    options["coprompt"] |= METHOD_OPTIONS["coprompt"]
+    chosen = {"backbone": str(short_checkpoint), "epochs": 1, "repeats": 1, "classes": "base"}
+    report = measure(make_settings(session, methods=methods, options=options, **chosen), session)
+    last = {(row["method"], row["mode"]): row["last_loss"] for row in report["rows"]}
+    for method in methods:
+        assert last[method, "reference"] == pytest.approx(last[method, "fast"], rel=1e-3)
+
+
+@pytest.mark.parametrize(("method", "why"), [("tpt", "sees several views"), ("rebapl", "takes different steps from")])
+def test_methods_whose_speed_would_be_that_of_another_one_are_refused(runtime, method, why):
+    with pytest.raises(UsageError, match=f"{method} {why}"):
+        make_settings(Session(runtime), methods=(method,))
 
 
 def test_base_classes_are_trained_and_tested_unless_others_are_chosen(report, runtime):

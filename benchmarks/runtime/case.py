@@ -70,6 +70,7 @@ class Case:
         self.evaluation = Evaluation(self.method, config, mode, settings.accelerations)
         self.training: Training | None = None
         if self.trains:
+            self.method.prepare_training()
             self.training = Training(self.method, config, mode, settings.accelerations, self.meter)
             images, recipe, clip = data.selection.train, config.recipe, self.method.clip
             if mode == "fast":
@@ -183,13 +184,13 @@ def _train(cases: Sequence[Case]) -> None:
     if not cases:
         return
     first, recipe = cases[0], cases[0].config.recipe
-    # A separate loader, so that no case has decoded images before it is timed.
-    augment = train_augment(recipe, first.method.clip, first.method.views)
-    loader = TrainLoader(first.data.selection.train, recipe.batch_size, augment, first.config.seed)
-    with closing(loader.batches(0)) as batches:
-        images, labels = (tensor.to(first.device) for tensor in next(batches))
     for case in cases:
         assert case.training is not None
+        # A separate loader, so that no case has decoded images before it is timed.
+        augment = train_augment(recipe, case.method.clip, case.method.views)
+        loader = TrainLoader(case.data.selection.train, recipe.batch_size, augment, case.config.seed)
+        with closing(loader.batches(0)) as batches:
+            images, labels = (tensor.to(case.device) for tensor in next(batches))
         case.training.prepare(images, labels)
     for number, case in enumerate(rotate(cases, recipe.epochs), 1):
         case.train_round(first.loader.steps_per_pass)

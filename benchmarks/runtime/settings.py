@@ -45,15 +45,18 @@ class Settings:
 
 
 def make_settings(session: Session, *, backbone: str = "mini", pretrained: str | None = None, **more: Any) -> Settings:
-    """Make the settings of a session, with `more` fields of `Settings`. Raises UsageError for a method like TPT."""
+    """Make the settings of a session, with `more` fields of `Settings`. Raises UsageError for TPT or ReBaPL."""
     from procap.methods import method_class
-    from procap.methods.hooks import ViewedMethod
+    from procap.methods.hooks import TrainingHooks, ViewedMethod
     from procap.weights.architectures import canonical_name
 
     for method in more.get("methods", ()):
         if issubclass(method_class(method), ViewedMethod):
             # The speed of one view would be taken for that of an image.
             raise UsageError(f"{method} sees several views of a test image: `procap eval` shows its images per second")
+        if method_class(method).begin_epoch is not TrainingHooks.begin_epoch:
+            # Its first epochs have neither the noise nor the samples that the later ones have.
+            raise UsageError(f"{method} takes different steps from epoch to epoch: `procap train` shows its seconds")
     backbone, pretrained = canonical_name(backbone, pretrained or None)
     return Settings(backbone, pretrained, session.decoders, session.acceleration, **more)
 
