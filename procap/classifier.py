@@ -106,7 +106,7 @@ class OnlineClassifier(HeadClassifier):
 
     `logits` gets features [N, E] of a whole stream in its order, from the same initial state in each call: an
     evaluation calls it once with all images of a target, in an order that is drawn from the run's seed.
-    order: draws the positions of the images in the stream, by their number and the run's seed, in a different way.
+    order: makes a different order, positions [N], from the number of images and the run's seed.
     """
 
     order: Callable[[int, int], Tensor] | None = None

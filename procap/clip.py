@@ -124,7 +124,7 @@ class CLIP(nn.Module):
     def encode_image(self, images: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode images [B, 3, H, W] to features [B, E], not normalised."""
         features = self.visual(images, plan, self.optimized)
-        # A `OpenClipTower` returns features alone, a `VisionTower` also the rows of `read_op`.
+        # An `OpenClipTower` returns features alone, a `VisionTower` also the rows of `read_op`.
         return features if isinstance(features, Tensor) else features[0]
 
     def encode_image_rows(self, images: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ def predict(
         raise UsageError(f"--html {html}: name another file than that of the rows and of stdout")
     for file in filter(None, (html, out)):
         with explain_writing(file):
-            # A device has no place beside it, and a pipe must not be opened twice.
+            # No file can be made next to a device, and a pipe must not be opened twice.
             if file is html or not file.exists():
                 TemporaryFile(dir=require_regular(file).parent).close()
             elif file.is_file():

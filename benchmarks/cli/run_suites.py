@@ -125,8 +125,8 @@ def plan_suites(names: Sequence[str], suite_flags: flags.SuiteFlags, runtime: Ru
     profile = find_profile(suite_flags.profile) if suite_flags.profile else PAPER if is_paper else MINI
     if "methods" not in changes and any(suite.has_default_methods for suite in suites):
         backbone = suite_flags.backbone or profile.backbone
-        if own := default_methods(changes.get("datasets", ()), backbone, runtime.data):
-            suites = [suite.with_image_methods(own) for suite in suites]
+        if image_methods := default_methods(changes.get("datasets", ()), backbone, runtime.data):
+            suites = [suite.with_image_methods(image_methods) for suite in suites]
     methods = changes.get("methods") or dict.fromkeys(method for suite in suites for method in suite.methods)
     parsed = parse_options(flags.given_options(suite_flags.option, suite_flags.unlabelled), methods)
     if "methods" in changes:

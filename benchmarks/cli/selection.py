@@ -68,10 +68,9 @@ def plan_selected_runs(
     selection: SelectionFlags, recipe_flags: RecipeFlags, data: Path | None = None, task: str | None = None
 ) -> list[RunConfig]:
     """Make the runs that the flags describe: by data set, then method, then seed. task: see `plan_run`."""
-    given = selection.methods and parse_methods(selection.methods, table1_methods())
+    methods = parse_methods(selection.methods, table1_methods()) if selection.methods else []
     datasets = parse_datasets(selection.datasets, data)
-    default = given or default_methods(datasets, selection.backbone or "mini", data)[:1]
-    methods = [*default] or parse_methods("")
+    methods = methods or [*default_methods(datasets, selection.backbone or "mini", data)[:1]] or parse_methods("")
     named_architecture(selection.backbone or "mini", selection.pretrained or None)
     options = parse_options(given_options(recipe_flags.option, recipe_flags.unlabelled), methods)
     kept, overrides = trainable_methods(selection.methods, methods, options), recipe_overrides(recipe_flags)
@@ -101,8 +100,7 @@ def plan_selected_runs(
 
 def default_methods(datasets: Iterable[str], backbone: str, data: Path | None) -> tuple[str, ...]:
     """Return methods that read images alone for a user's own data under `mini`, with a note; others have no default."""
-    own = [resolve_dataset(name, data).images_from == "own" for name in datasets]
-    if backbone != "mini" or not own or not all(own):
+    if backbone != "mini" or {resolve_dataset(name, data).images_from for name in datasets} != {"own"}:
         return ()
     note(
         "procap: note: mini knows few class names: methods that read them are left out on your data; to have them, "

@@ -102,8 +102,8 @@ def make_settings(
     is_listed = all(isinstance(domain, list) for domain in space.values())
     names = [methods, datasets, [field.rpartition(".")[2] for field in space]]
     chosen = {**asdict(search), **asdict(selection), "recipe": recipe_flags.recipe}
-    given = {name: value for name, value in chosen.items() if name != "param" and value not in (None, "")}
-    fields: dict[str, Any] = given | {
+    fields: dict[str, Any] = {
+        **{name: value for name, value in chosen.items() if name != "param" and value not in (None, "")},
         "name": search.name or "-".join("-".join(part) for part in names if part)[:100],
         "space": space,
         "methods": methods,

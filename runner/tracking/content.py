@@ -37,6 +37,7 @@ class Content:
     started, ended: in milliseconds since 1970. metrics: accuracies, FPS and seconds.
     curves: name, value, milliseconds since the start and epoch of each metric of an epoch.
     inputs: name, digest and context of data sets. parent: path of the collection that a run is nested below.
+    replaces_metrics: those of an earlier command, as a collection does whose command has ended with results.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Content:
     curves: list[tuple[str, float, int, int]] = field(default_factory=list)
     inputs: list[tuple[str, str, str]] = field(default_factory=list)
     parent: str = ""
+    replaces_metrics: bool = False
 
 
 def read_contents(results: Path, on_error: OnError, only: Iterable[str] | None = None) -> dict[str, Content]:
@@ -191,4 +193,5 @@ def collection_content(collection: Collection, folder: Path, runs: Iterable[Cont
         table = [COLUMNS, ("---", *["---:"] * len(DIGITS)), *method_rows(metrics)]
         tags[DESCRIPTION] = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
     name, status = f"{collection.kind} · {collection.name}", STATUS[collection.status]
-    return Content(name, status, tags, collection.started, collection.ended, metrics)
+    replaces = bool(collection.metrics)
+    return Content(name, status, tags, collection.started, collection.ended, metrics, replaces_metrics=replaces)

@@ -6,7 +6,6 @@ experiment, however often it is interrupted, and the next export logs what is mi
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import os
@@ -192,10 +191,8 @@ def _log_missing(client: MlflowClient, run: Run, content: Content) -> bool:
         # A user has written it in MLflow.
         tags.pop(DESCRIPTION, None)
     latest = {name: value for name, value, _, _ in content.curves} | content.metrics
-    # MLflow keeps metrics of methods that a suite has no longer. Before a suite has ended it may have no metrics, and
-    # those that a user has logged have other names.
-    has_ended = "runs_failed" in content.metrics
-    kinds = {*DIGITS, *(name.partition("/")[0] for name in content.metrics)} if has_ended else set()
+    # MLflow keeps metrics of methods that a suite has no longer; those that a user has logged have other names.
+    kinds = {*DIGITS, *(name.partition("/")[0] for name in content.metrics)} if content.replaces_metrics else set()
     gone = [name for name in logged.keys() - latest.keys() if name.partition("/")[0] in kinds]
     gone = [name for name in gone if not math.isnan(logged[name])]
     is_logged = not gone and latest.items() <= logged.items() and tags.items() <= run.data.tags.items()
@@ -204,19 +201,17 @@ def _log_missing(client: MlflowClient, run: Run, content: Content) -> bool:
         return False
     # An epoch that a killed training repeats took a different time: it would be a second point of the curve.
     curves = logged.keys() & {name for name, *_ in content.curves}
-    epochs = {name: _logged_epochs(client, run_id, name) for name in curves}
+    steps = {name: {point.step for point in client.get_metric_history(run_id, name)} for name in curves}
     metrics = [
         Metric(name, value, run.info.start_time + at, epoch)
         for name, value, at, epoch in content.curves
-        if epoch not in epochs.get(name, ())
+        if epoch not in steps.get(name, ())
     ]
     now = time.time_ns() // 1_000_000
     metrics += [Metric(name, value, now, 0) for name, value in content.metrics.items() if logged.get(name) != value]
     metrics += [Metric(name, math.nan, now, 0) for name in gone]
     params = [Param(*param) for param in content.params.items()]
     client.log_batch(run_id, metrics, params, [RunTag(*tag) for tag in tags.items()])
-    for name, _, _, epoch in content.curves:
-        epochs.get(name, set()).add(epoch)
     if content.inputs:
         inputs = [
             DatasetInput(Dataset(name, digest, "procap", name), [InputTag("mlflow.data.context", context)])
@@ -228,12 +223,6 @@ def _log_missing(client: MlflowClient, run: Run, content: Content) -> bool:
     else:
         client.update_run(run_id, content.status)
     return True
-
-
-@functools.cache
-def _logged_epochs(client: MlflowClient, run_id: str, name: str) -> set[int]:
-    """Ask once for the epochs of a curve in MLflow; the caller adds those that it logs."""
-    return {point.step for point in client.get_metric_history(run_id, name)}
 
 
 def format_error(error: BaseException) -> str:

@@ -67,10 +67,9 @@ def find_description_file(folder: Path, max_side: int | None = None) -> tuple[Pa
     if file.parent != folder.parent:
 
         def locate(value: Any) -> Any:
-            is_table_per_split = isinstance(value, dict)
-            return (
-                {key: locate(name) for key, name in value.items()} if is_table_per_split else str(folder.parent / value)
-            )
+            if isinstance(value, dict):
+                return {split: locate(table) for split, table in value.items()}
+            return str(folder.parent / value)
 
         keys |= {key: locate(keys[key]) for key in ("folder", "table", "images") if key in keys}
     # A name has at most 64 letters, and `my-` may come in front.
